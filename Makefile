@@ -150,7 +150,7 @@ engine-bench: fetch
 	@tests/bench/setup.sh peer
 
 .PHONY: bench-engine
-bench-engine: engine-bench ## Compare the speed of the engine with openvino_genai. ARGS are passed to the program.
+bench-engine: engine-bench ## Compare the speed of the engine with that of openvino_genai. ARGS are passed to the program.
 	@.deps/venv-peer/bin/python tests/bench/bench_engine.py $(ARGS)
 
 .PHONY: bench-engine-1b
@@ -168,7 +168,7 @@ bench-http: engine-bench build ## Compare the server over HTTP with the engine w
 	@.deps/venv-peer/bin/python tests/bench/bench_http.py $(ARGS)
 
 .PHONY: bench-images
-bench-images: fetch build ## Compare requests with images with openvino_genai. Installs PyTorch (5 GB) the first time. ARGS are passed to the program.
+bench-images: fetch build ## Compare the engine with openvino_genai on requests with images. Installs PyTorch (5 GB) the first time. ARGS are passed to the program.
 	@tests/bench/setup.sh peer
 	@tests/conformance/images/setup.sh environment
 	@.deps/venv-peer/bin/python tests/bench/bench_images.py $(ARGS)

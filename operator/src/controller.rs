@@ -25,10 +25,10 @@ use crate::apply::{Applier, ApplyResult, ReplicaTokens};
 use crate::desired::desired;
 use crate::desired::release::{UpgradePermission, UpgradeStep, available_release};
 use crate::events::transitions;
-use crate::fleet::{CacheSampling, Fleet, PodClient, PodReports};
 use crate::metrics::Metrics;
 use crate::names::FIELD_MANAGER;
 use crate::observe::{ObservedState, observe};
+use crate::pod_reports::{CacheSampling, PodClient, PodReports, ReportCollector};
 use crate::status::{invalid_status, is_same_except_times, refused_status, status};
 use crate::trace::ReconcileSpan;
 use crate::upgrades::UpgradeLimiter;
@@ -71,7 +71,7 @@ struct Context {
     config: Config,
     stores: Arc<Stores>,
     applier: Applier,
-    fleet: Fleet,
+    report_collector: ReportCollector,
     upgrades: UpgradeLimiter,
     recorder: Recorder,
     metrics: Metrics,
@@ -156,7 +156,7 @@ pub async fn run(
         None => Api::all(client.clone()),
     };
     let (reader, writer) = reflector::store();
-    let fleet = Fleet::new(pods, watches.sender.clone());
+    let report_collector = ReportCollector::new(pods, watches.sender.clone());
     let resources = watcher(api, watcher::Config::default())
         .default_backoff()
         // Managed fields take as much memory as the rest of the object.
@@ -180,7 +180,7 @@ pub async fn run(
         config,
         stores,
         applier,
-        fleet,
+        report_collector,
         upgrades,
         recorder,
         metrics,
@@ -325,7 +325,7 @@ impl Context {
     fn retain(&self, present: &Store<StoredDeployment>) {
         let present: HashSet<String> = present.state().iter().filter_map(|object| object.uid()).collect();
         self.memory().retain(|uid, _| present.contains(uid));
-        self.fleet.retain(&present);
+        self.report_collector.retain(&present);
         self.applier.replica_tokens.retain(&present);
     }
 
@@ -333,7 +333,7 @@ impl Context {
         let mut observed = observe(object, &self.stores, PodReports::default());
         let (owner, uid) = (ObjectRef::from_obj(object), object.uid().unwrap_or_default());
         let sampling = self.cache_sampling(object);
-        observed.pod_reports = self.fleet.reports(&owner, &uid, &observed.pods, sampling);
+        observed.pod_reports = self.report_collector.reports(&owner, &uid, &observed.pods, sampling);
         observed
     }
 

@@ -67,8 +67,8 @@ pub fn desired(
     manifests.extend(service_monitor::manifest(valid));
     let is_fetching = fetch_job.as_ref().is_some_and(|job| !observed.is_job_complete(job));
     let model = if is_fetching { ModelState::Fetching } else { ModelState::Available };
-    let rollout = release::rollout(valid, observed, model, permission);
-    manifests.extend(rollout.manifests);
+    let plan = release::plan_upgrade(valid, observed, model, permission);
+    manifests.extend(plan.manifests);
     manifests.sort_by(|a, b| (a.kind, &a.name).cmp(&(b.kind, &b.name)));
     for manifest in &mut manifests {
         let digest = digest(&manifest.body);
@@ -77,9 +77,9 @@ pub fn desired(
     DesiredState {
         manifests,
         replica_token: replica_token::secret(valid),
-        template_hash: rollout.template_hash,
-        upgrade: rollout.step,
-        available_release: rollout.available,
+        template_hash: plan.template_hash,
+        upgrade: plan.step,
+        available_release: plan.available,
         fetch_job,
         model_revision,
     }

@@ -59,7 +59,7 @@ impl Default for Metrics {
             reconciles: metrics.zero("reconciles", "Reconciles, by outcome"),
             reconcile_duration: metrics.seconds("reconcile_duration", "Duration of a reconcile", duration),
             api_calls: metrics
-                .zero("api_calls", "Requests to the API server, without watches, by verb and kind"),
+                .zero("api_calls", "Requests to the API server, excluding watches, by verb and kind"),
             events: metrics.zero("events", "Published Kubernetes events"),
             deployments: metrics.zero("deployments", "LLMDeployments, by phase"),
             releases: metrics.zero(

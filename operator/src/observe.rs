@@ -8,10 +8,10 @@ use kube::ResourceExt as _;
 use kube::api::DynamicObject;
 use operator_api::LlmDeployment;
 
-use crate::fleet::PodReports;
 use crate::manifest::Kind;
 use crate::names::{Component, FETCHED, RETRY, UPGRADE};
 use crate::pod::{FetchReport, PodState, Problem};
+use crate::pod_reports::PodReports;
 use crate::watch::Stores;
 
 /// The observed state of a resource.

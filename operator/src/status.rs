@@ -7,8 +7,8 @@ use kube::{Resource as _, ResourceExt as _};
 use operator_api::{LlmDeployment, LlmDeploymentStatus, Phase, conditions as types};
 
 use crate::apply::ApplyResult;
-use crate::fleet::CacheUsage;
 use crate::names::Component;
+use crate::pod_reports::CacheUsage;
 use crate::validate::ValidationError;
 
 mod conditions;

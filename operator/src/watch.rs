@@ -187,7 +187,7 @@ impl Follower {
                 Err(error) => tracing::warn!(%error, "failed to list the kinds of the Prometheus operator"),
             }
         }
-        tracing::info!("the cluster has the kind ServiceMonitor now");
+        tracing::info!("the kind ServiceMonitor has become available");
         for owner in self.stores.add_service_monitors() {
             self.send(Some(owner)).await;
         }

@@ -88,16 +88,20 @@ impl Admin {
     /// # Errors
     /// The model that `path` names is not served.
     pub(crate) fn models(&self, app: &App, path: &str) -> Result<http::Response<Bytes>, Error> {
-        let fleets = app.dispatch().replicas.fleets();
+        let served_models = app.dispatcher().replicas.served_models();
         let describe = |name: &str| {
             let created = self.created;
             let mut model = json!({"id": name, "object": "model", "created": created, "owned_by": "ovfleet"});
-            if let Some(length) = fleets.get(name).and_then(|fleet| fleet.max_model_len()) {
+            if let Some(length) =
+                served_models.get(name).and_then(|served_model| served_model.max_model_len())
+            {
                 model["max_model_len"] = length.into();
             }
             model
         };
-        let served = |name: &&String| fleets.get(*name).is_some_and(|fleet| !fleet.replicas().is_empty());
+        let served = |name: &&String| {
+            served_models.get(*name).is_some_and(|served_model| !served_model.replicas().is_empty())
+        };
         let body = match path.split_once("/models/") {
             Some((_, id)) => {
                 let id = decoded(id);
@@ -107,7 +111,8 @@ impl Admin {
                 describe(&id)
             }
             None => {
-                let data: Vec<Value> = fleets.keys().filter(served).map(|name| describe(name)).collect();
+                let data: Vec<Value> =
+                    served_models.keys().filter(served).map(|name| describe(name)).collect();
                 json!({"object": "list", "data": data})
             }
         };
@@ -164,14 +169,14 @@ async fn replicas(State(app): State<App>, headers: HeaderMap) -> Response {
     if let Err(error) = app.access().client(&headers) {
         return reject(error);
     }
-    let dispatch = app.dispatch();
+    let dispatcher = app.dispatcher();
     let replicas: Vec<Value> =
-        dispatch.replicas.all().iter().map(|replica| describe(&app, replica)).collect();
+        dispatcher.replicas.all().iter().map(|replica| describe(&app, replica)).collect();
     axum::Json(json!({
         "policy": app.settings().policy.name(),
         "requests_in_flight": app.requests_in_flight(),
-        "requests_queued": dispatch.queued(),
-        "requests_without_replica": dispatch.in_waiting_room(),
+        "requests_queued": dispatcher.queued(),
+        "requests_without_replica": dispatcher.in_waiting_room(),
         "replicas": replicas,
     }))
     .into_response()
@@ -179,8 +184,8 @@ async fn replicas(State(app): State<App>, headers: HeaderMap) -> Response {
 
 fn describe(app: &App, replica: &Replica) -> Value {
     let now = Instant::now();
-    let view = replica.ledger.view(now, app.settings().report_ttl);
-    let health_state = match app.dispatch().health().state(replica.identity, now) {
+    let snapshot = replica.ledger.snapshot(now, app.settings().report_ttl);
+    let health_state = match app.dispatcher().health().state(replica.identity, now) {
         HealthState::Trusted => "trusted",
         HealthState::Probing => "probing",
         HealthState::Ejected => "ejected",
@@ -191,7 +196,7 @@ fn describe(app: &App, replica: &Replica) -> Value {
         "name": replica.discovered.name,
         "address": replica.discovered.http.to_string(),
         "models": status.models,
-        "state": view.state.map_or("unknown", |state| match state {
+        "state": snapshot.state.map_or("unknown", |state| match state {
             proto::v1alpha1::State::Unspecified => "unknown",
             proto::v1alpha1::State::Starting => "starting",
             proto::v1alpha1::State::Serving => "serving",
@@ -201,11 +206,11 @@ fn describe(app: &App, replica: &Replica) -> Value {
         "health_state": health_state,
         "is_connected": status.is_connected,
         "problem": status.problem,
-        "report_age_seconds": view.report_age.map(|age| age.as_secs_f64()),
+        "report_age_seconds": snapshot.report_age.map(|age| age.as_secs_f64()),
         "answered": replica.answered.load(std::sync::atomic::Ordering::Relaxed),
         "failed": replica.failed.load(std::sync::atomic::Ordering::Relaxed),
-        "in_flight": view.booked.in_flight,
-        "unreported": view.booked.unreported,
+        "in_flight": snapshot.booked.in_flight,
+        "unreported": snapshot.booked.unreported,
         "load": {
             "blocks_total": load.blocks_total,
             "blocks_active": load.blocks_active,
@@ -231,7 +236,7 @@ async fn picks(State(app): State<App>, headers: HeaderMap) -> Response {
     if let Err(error) = app.access().client(&headers) {
         return reject(error);
     }
-    let log = app.dispatch().pick_log();
+    let log = app.dispatcher().pick_log();
     // List the most recent pick first.
     let picks: Vec<Value> = log.iter().rev().map(explain).collect();
     drop(log);
@@ -257,7 +262,7 @@ fn explain(pick: &Pick) -> Value {
     };
     json!({
         "at": unix_seconds(pick.at),
-        "model": pick.fleet.model,
+        "model": pick.served_model.name,
         "prompt_tokens": pick.demand.prompt_tokens,
         "output_tokens": pick.demand.output_tokens,
         "sequences": pick.demand.sequences,

@@ -8,7 +8,7 @@ use arc_swap::ArcSwap;
 use crate::access::Access;
 use crate::args::{Args, Settings};
 use crate::body_budget::BodyBudget;
-use crate::dispatch::Dispatch;
+use crate::dispatch::Dispatcher;
 use crate::error::Error;
 use crate::metrics::{GaugeSources, Metrics};
 use process::trace::Tracer;
@@ -20,7 +20,7 @@ pub struct App(Arc<Inner>);
 #[derive(Debug)]
 struct Inner {
     settings: Settings,
-    dispatch: Arc<Dispatch>,
+    dispatcher: Arc<Dispatcher>,
     access: Access,
     bodies: Arc<BodyBudget>,
     metrics: Metrics,
@@ -35,7 +35,7 @@ impl App {
         let settings: Settings = Arc::new(ArcSwap::from_pointee(args));
         let metrics = Metrics::default();
         Self(Arc::new(Inner {
-            dispatch: Dispatch::new(Arc::clone(&settings), metrics.clone()),
+            dispatcher: Dispatcher::new(Arc::clone(&settings), metrics.clone()),
             settings,
             access: Access::default(),
             bodies: Arc::default(),
@@ -54,12 +54,12 @@ impl App {
     /// Replaces the settings and applies the changes.
     pub fn set_settings(&self, args: Args) {
         self.0.settings.store(Arc::new(args));
-        self.0.dispatch.reconfigure();
+        self.0.dispatcher.reconfigure();
     }
 
     /// The dispatch that assigns replicas to requests.
-    pub fn dispatch(&self) -> &Arc<Dispatch> {
-        &self.0.dispatch
+    pub fn dispatcher(&self) -> &Arc<Dispatcher> {
+        &self.0.dispatcher
     }
 
     /// The API keys and their rate limits.
@@ -99,14 +99,14 @@ impl App {
 
     /// All metrics, as OpenMetrics text.
     pub fn scrape(&self) -> String {
-        let dispatch = self.dispatch();
+        let dispatcher = self.dispatcher();
         self.metrics().scrape(&GaugeSources {
             is_ready: self.is_ready(),
             requests_in_flight: self.requests_in_flight(),
-            requests_queued: dispatch.queued(),
-            requests_without_replica: dispatch.in_waiting_room(),
-            replicas: &dispatch.replicas.all(),
-            health: &dispatch.health(),
+            requests_queued: dispatcher.queued(),
+            requests_without_replica: dispatcher.in_waiting_room(),
+            replicas: &dispatcher.replicas.all(),
+            health: &dispatcher.health(),
             report_ttl: self.settings().report_ttl,
         })
     }
@@ -119,7 +119,13 @@ impl App {
     /// Whether clients should send requests: a replica accepts requests, and the router is not stopping.
     pub fn is_ready(&self) -> bool {
         !self.0.is_stopping.load(Ordering::Relaxed)
-            && self.0.dispatch.replicas.fleets().values().any(|fleet| self.0.dispatch.is_available(fleet))
+            && self
+                .0
+                .dispatcher
+                .replicas
+                .served_models()
+                .values()
+                .any(|served_model| self.0.dispatcher.is_available(served_model))
     }
 }
 

@@ -3,7 +3,7 @@
 //!
 //! ```text
 //! place ─► Picker::book ─► a Placement (RAII) ─► the proxy sends the request
-//!   └► queue (all replicas are full, or there is none) ─► pump, when there may be room ─► a Placement
+//!   └► queue (all replicas are full, or there is none) ─► place_waiting, when there may be room ─► a Placement
 //! ```
 //!
 //! Requests that are waiting because all replicas are full and requests that are waiting because the model has no
@@ -12,8 +12,8 @@
 //!
 //! A load report, or the end of a request, frees room at one replica. Only this replica is then offered to the waiting
 //! requests, so the work of an event does not grow with the number of replicas. Room that no event announces (for
-//! example, because a report has become too old or an ejection has ended) is used by [`Dispatch::pump_all`], which runs
-//! periodically.
+//! example, because a report has become too old or an ejection has ended) is used by
+//! [`Dispatcher::place_all_waiting`], which runs periodically.
 //!
 //! The module `backfill` decides which waiting request gets the room, and `picker` decides which replica a request
 //! gets.
@@ -27,20 +27,20 @@ use tokio::sync::oneshot;
 use tokio::time::timeout_at;
 
 use crate::args::Settings;
-use crate::fleet::Fleet;
 use crate::health::{Health, RetryBudget, SentRequest};
 use crate::ledger::BookingGuard;
 use crate::metrics::Metrics;
 use crate::queue::{QueueConfig, QueueFull, QueuedRequest, Ticket};
 use crate::replica::Replica;
 use crate::replicas::Replicas;
+use crate::served_model::ServedModel;
 use crate::waiting::{Assignment, PlacementRequest, Waiter};
 
 mod backfill;
 mod pick_log;
 mod picker;
 
-use backfill::{Backfill, Offer};
+use backfill::{Backfill, BackfillResult};
 pub use pick_log::{Pick, PickLog, ScoredCandidate};
 use picker::{Picker, Search, SearchResult};
 
@@ -52,9 +52,9 @@ const SAVED_RETRIES_MAX: u32 = 256;
 /// replica.
 const FAILED_REPLICA_PAUSE: Duration = Duration::from_millis(200);
 
-/// Assigns replicas to requests. The process has one dispatch.
+/// Assigns replicas to requests. The process has one dispatcher.
 #[derive(Debug)]
-pub struct Dispatch {
+pub struct Dispatcher {
     /// The replicas among which the dispatch chooses.
     pub replicas: Replicas,
     /// The secret seed for the hashes of prompts.
@@ -87,11 +87,22 @@ pub enum PlacementError {
     },
     /// The model has no replica, and either none appeared in time or the waiting room is full.
     NoReplica,
+    /// No replica became available within the time that the client has set.
+    ClientTimeout(WaitTarget),
     /// The only replica that could answer the request is gone, or does not serve the model.
     ReplicaGone,
 }
 
-impl Dispatch {
+/// The replicas that a request without a replica waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WaitTarget {
+    /// The replicas of the model.
+    Model,
+    /// The replica that has the stored object.
+    StoredObject,
+}
+
+impl Dispatcher {
     /// A dispatch without replicas.
     pub fn new(settings: Settings, metrics: Metrics) -> Arc<Self> {
         // The standard library seeds the hash from the random numbers of the operating system.
@@ -159,12 +170,12 @@ impl Dispatch {
     pub fn reconfigure(self: &Arc<Self>) {
         let retry_budget_percent = self.settings.load().retry_budget_percent;
         self.lock_retries().configure(retry_budget_percent);
-        self.pump_all();
+        self.place_all_waiting();
     }
 
     /// Whether any replica of a model accepts requests, as far as the router knows.
-    pub fn is_available(&self, fleet: &Fleet) -> bool {
-        self.picker.is_available(fleet)
+    pub fn is_available(&self, served_model: &ServedModel) -> bool {
+        self.picker.is_available(served_model)
     }
 
     /// Books a replica for a request, after waiting for one if necessary.
@@ -177,90 +188,94 @@ impl Dispatch {
     /// request gets that replica.
     pub async fn place(
         self: &Arc<Self>,
-        fleet: &Arc<Fleet>,
+        served_model: &Arc<ServedModel>,
         request: PlacementRequest,
         queued: QueuedRequest,
     ) -> Result<Placement, PlacementError> {
-        if let Some(replica) = request.only.clone() {
-            return self.place_at(fleet, &replica, &request).await;
+        if let Some(replica) = request.required_replica.clone() {
+            return self.place_at(served_model, &replica, &request).await;
         }
         // A new request queues behind those that wait. A retried request, which has waited already, does not.
-        if fleet.waiters() == 0 || !request.tried.is_empty() {
-            match self.picker.book(Search::everywhere(fleet, &request), Instant::now()) {
-                SearchResult::Booked(assignment) => return Ok(Placement::new(self, fleet, assignment)),
-                SearchResult::NoReplica => return self.await_replica(fleet, request, queued).await,
+        if served_model.waiters() == 0 || !request.failed_replicas.is_empty() {
+            match self.picker.book(Search::everywhere(served_model, &request), Instant::now()) {
+                SearchResult::Booked(assignment) => {
+                    return Ok(Placement::new(self, served_model, assignment));
+                }
+                SearchResult::NoReplica => return self.await_replica(served_model, request, queued).await,
                 SearchResult::Full => {}
             }
-        } else if !self.is_available(fleet) {
-            return self.await_replica(fleet, request, queued).await;
+        } else if !self.is_available(served_model) {
+            return self.await_replica(served_model, request, queued).await;
         }
-        self.await_room(fleet, request, queued).await
+        self.await_room(served_model, request, queued).await
     }
 
     /// Books the only replica that can answer the request. If the replica has just failed to answer, it may be about to
     /// restart.
     async fn place_at(
         self: &Arc<Self>,
-        fleet: &Arc<Fleet>,
+        served_model: &Arc<ServedModel>,
         replica: &Arc<Replica>,
         request: &PlacementRequest,
     ) -> Result<Placement, PlacementError> {
-        if request.tried.contains(&replica.identity) {
+        if request.failed_replicas.contains(&replica.identity) {
             tokio::time::sleep(FAILED_REPLICA_PAUSE).await;
         }
         if replica.is_removed() {
             return Err(PlacementError::ReplicaGone);
         }
-        let assignment = self.picker.book_only(fleet, request, Instant::now());
+        let assignment = self.picker.book_required(served_model, request, Instant::now());
         let assignment = assignment.ok_or(PlacementError::ReplicaGone)?;
-        Ok(Placement::new(self, fleet, assignment))
+        Ok(Placement::new(self, served_model, assignment))
     }
 
     /// Waits in the queue until a replica has room.
     async fn await_room(
         self: &Arc<Self>,
-        fleet: &Arc<Fleet>,
+        served_model: &Arc<ServedModel>,
         request: PlacementRequest,
         queued: QueuedRequest,
     ) -> Result<Placement, PlacementError> {
         let config = self.queue_config();
-        let mut queue_guard = self.enqueue(fleet, request, queued, config, WaitReason::Full)?;
-        queue_guard.wait(deadline(queued, config.queue_timeout)).await;
-        queue_guard.leave()
+        let mut queue_guard = self.enqueue(served_model, request, queued, config, WaitReason::Full)?;
+        let deadline = Deadline::after(config.queue_timeout, queued);
+        queue_guard.wait(deadline).await;
+        queue_guard.leave(deadline)
     }
 
     /// Waits in the queue while no replica accepts requests. When a replica appears, the request is served before later
     /// ones; if that replica is full, the request continues to wait as in [`Self::await_room`].
     async fn await_replica(
         self: &Arc<Self>,
-        fleet: &Arc<Fleet>,
+        served_model: &Arc<ServedModel>,
         mut request: PlacementRequest,
         queued: QueuedRequest,
     ) -> Result<Placement, PlacementError> {
         let entered = Instant::now();
-        let replica_deadline = deadline(queued, self.settings.load().waiting_room_timeout);
+        let mut deadline = Deadline::after(self.settings.load().waiting_room_timeout, queued);
         let room = self.enter_waiting_room()?;
-        if !request.tried.is_empty() {
+        if !request.failed_replicas.is_empty() {
             // Only replicas that have just failed are left. Pause before they are tried again.
             let mut changes = self.replicas.changes();
             let _ = tokio::time::timeout(FAILED_REPLICA_PAUSE, changes.changed()).await;
-            request.tried.clear();
+            request.failed_replicas.clear();
         }
         let config = self.queue_config();
         // The limit of the waiting room applies instead of the limits of the queue.
         let unlimited = QueueConfig { queue_requests: usize::MAX, queue_tokens: u64::MAX, ..config };
-        let mut queue_guard = self.enqueue(fleet, request, queued, unlimited, WaitReason::NoReplica(room))?;
-        if !queue_guard.wait(replica_deadline).await && self.is_available(fleet) {
+        let mut queue_guard =
+            self.enqueue(served_model, request, queued, unlimited, WaitReason::NoReplica(room))?;
+        if !queue_guard.wait(deadline).await && self.is_available(served_model) {
             queue_guard.set_full();
-            let queue_deadline = deadline(queued, config.queue_timeout).min(entered + config.queue_timeout);
-            queue_guard.wait(queue_deadline).await;
+            deadline = Deadline::at(entered + config.queue_timeout, queued);
+            queue_guard.wait(deadline).await;
         }
-        queue_guard.leave()
+        queue_guard.leave(deadline)
     }
 
     fn enqueue<'a>(
         self: &'a Arc<Self>,
-        fleet: &'a Arc<Fleet>,
+        served_model: &'a Arc<ServedModel>,
         request: PlacementRequest,
         queued: QueuedRequest,
         config: QueueConfig,
@@ -268,7 +283,7 @@ impl Dispatch {
     ) -> Result<QueueGuard<'a>, PlacementError> {
         let since = Instant::now();
         let (wake, woken) = oneshot::channel();
-        let pushed = fleet.with_waiting(|waiting| {
+        let pushed = served_model.with_waiting(|waiting| {
             waiting.queue.configure(config);
             let ticket = waiting.queue.push(queued, since)?;
             waiting.waiters.insert(ticket, Waiter { request, wake, since });
@@ -278,8 +293,8 @@ impl Dispatch {
         self.queued.fetch_add(1, Ordering::AcqRel);
         self.queued_without_replica.fetch_add(usize::from(reason.is_no_replica()), Ordering::AcqRel);
         let queue_guard = QueueGuard {
-            dispatch: self,
-            fleet,
+            dispatcher: self,
+            served_model,
             ticket,
             woken,
             placement: None,
@@ -288,7 +303,7 @@ impl Dispatch {
             has_left: false,
         };
         // Room may have appeared between the search and the moment when the request entered the queue.
-        self.pump_newcomer(fleet, ticket);
+        self.place_newcomer(served_model, ticket);
         Ok(queue_guard)
     }
 
@@ -313,18 +328,19 @@ impl Dispatch {
         &self,
         model: Option<&str>,
         queued: QueuedRequest,
-    ) -> Result<Option<Arc<Fleet>>, PlacementError> {
+    ) -> Result<Option<Arc<ServedModel>>, PlacementError> {
         let find = |replicas: &Replicas| match model {
-            Some(model) => replicas.fleet(model),
-            None => replicas.only_fleet(),
+            Some(model) => replicas.served_model(model),
+            None => replicas.only_served_model(),
         };
-        if let Some(fleet) = find(&self.replicas) {
-            return Ok(Some(fleet));
+        if let Some(served_model) = find(&self.replicas) {
+            return Ok(Some(served_model));
         }
-        let deadline = deadline(queued, self.settings.load().waiting_room_timeout);
-        let is_set_by_client = queued.deadline == Some(deadline);
-        match self.await_known(deadline, find).await {
-            Err(PlacementError::NoReplica) if !is_set_by_client && self.replicas.has_any_reported() => {
+        let deadline = Deadline::after(self.settings.load().waiting_room_timeout, queued);
+        match self.await_known(WaitTarget::Model, deadline, find).await {
+            Err(PlacementError::NoReplica)
+                if !deadline.is_set_by_client && self.replicas.has_any_reported() =>
+            {
                 Ok(None)
             }
             result => result,
@@ -341,8 +357,8 @@ impl Dispatch {
         store_id: u64,
         queued: QueuedRequest,
     ) -> Result<Option<Arc<Replica>>, PlacementError> {
-        let deadline = deadline(queued, self.settings.load().waiting_room_timeout);
-        self.await_known(deadline, |replicas| replicas.by_store(store_id)).await
+        let deadline = Deadline::after(self.settings.load().waiting_room_timeout, queued);
+        self.await_known(WaitTarget::StoredObject, deadline, |replicas| replicas.by_store(store_id)).await
     }
 
     /// Waits until `find` returns a result, or every replica has reported.
@@ -351,7 +367,8 @@ impl Dispatch {
     /// Not every replica has reported by the deadline, or the waiting room is full.
     async fn await_known<T>(
         &self,
-        deadline: Instant,
+        target: WaitTarget,
+        deadline: Deadline,
         find: impl Fn(&Replicas) -> Option<T>,
     ) -> Result<Option<T>, PlacementError> {
         let mut changes = self.replicas.changes();
@@ -366,8 +383,8 @@ impl Dispatch {
             if room.is_none() {
                 room = Some(self.enter_waiting_room()?);
             }
-            if timeout_at(deadline.into(), changes.changed()).await.is_err() {
-                return Err(PlacementError::NoReplica);
+            if timeout_at(deadline.at.into(), changes.changed()).await.is_err() {
+                return Err(deadline.no_replica(target));
             }
         }
     }
@@ -380,65 +397,92 @@ impl Dispatch {
     }
 
     /// Assigns replicas with room to the waiting requests of all models.
-    pub fn pump_all(self: &Arc<Self>) {
+    pub fn place_all_waiting(self: &Arc<Self>) {
         if self.queued.load(Ordering::Acquire) == 0 {
             return;
         }
-        for fleet in self.replicas.fleets().values() {
-            self.pump(fleet, None);
+        for served_model in self.replicas.served_models().values() {
+            self.place_waiting(served_model, None);
         }
     }
 
     /// Assigns the room that has appeared at `replica` to the requests that wait for a model that it serves.
-    pub fn pump_at(self: &Arc<Self>, replica: &Arc<Replica>) {
+    pub fn place_waiting_at(self: &Arc<Self>, replica: &Arc<Replica>) {
         if self.queued.load(Ordering::Acquire) == 0 || replica.is_removed() {
             return;
         }
-        for fleet in self.replicas.fleets_of(replica) {
-            self.pump(&fleet, Some(replica));
+        for served_model in self.replicas.served_models_of(replica) {
+            self.place_waiting(&served_model, Some(replica));
         }
     }
 
     /// Assigns replicas to the requests that wait for a model until no room is left. Considers all replicas, or only
     /// `at`.
-    fn pump(self: &Arc<Self>, fleet: &Arc<Fleet>, at: Option<&Arc<Replica>>) {
-        while fleet.waiters() > 0 && self.pump_once(fleet, at, Instant::now()) {}
+    fn place_waiting(self: &Arc<Self>, served_model: &Arc<ServedModel>, at: Option<&Arc<Replica>>) {
+        while served_model.waiters() > 0 && self.place_next_waiting(served_model, at, Instant::now()) {}
     }
 
     /// Tries to place the next requests until one of them leaves the queue. Returns whether more room may be available.
-    fn pump_once(self: &Arc<Self>, fleet: &Arc<Fleet>, at: Option<&Arc<Replica>>, now: Instant) -> bool {
-        let backfill = Backfill { picker: &self.picker, fleet, now };
-        let offer = fleet.with_waiting(|waiting| backfill.offer_room(waiting, at));
-        self.settle(fleet, offer)
+    fn place_next_waiting(
+        self: &Arc<Self>,
+        served_model: &Arc<ServedModel>,
+        at: Option<&Arc<Replica>>,
+        now: Instant,
+    ) -> bool {
+        let backfill = Backfill { picker: &self.picker, served_model, now };
+        let result = served_model.with_waiting(|waiting| backfill.place_next(waiting, at));
+        self.settle(served_model, result)
     }
 
     /// Tries to place a request that has just entered the queue.
-    fn pump_newcomer(self: &Arc<Self>, fleet: &Arc<Fleet>, ticket: Ticket) {
-        let backfill = Backfill { picker: &self.picker, fleet, now: Instant::now() };
-        let offer = fleet.with_waiting(|waiting| backfill.offer_newcomer(waiting, ticket));
-        if self.settle(fleet, offer) {
-            self.pump(fleet, None);
+    fn place_newcomer(self: &Arc<Self>, served_model: &Arc<ServedModel>, ticket: Ticket) {
+        let backfill = Backfill { picker: &self.picker, served_model, now: Instant::now() };
+        let result = served_model.with_waiting(|waiting| backfill.place_newcomer(waiting, ticket));
+        if self.settle(served_model, result) {
+            self.place_waiting(served_model, None);
         }
     }
 
-    /// Completes an offer outside of the lock of the queue. Returns whether the queue has changed.
-    fn settle(self: &Arc<Self>, fleet: &Arc<Fleet>, offer: Offer) -> bool {
-        match offer {
-            Offer::Left { unclaimed } => {
+    /// Completes a placement outside of the lock of the queue. Returns whether the queue has changed.
+    fn settle(self: &Arc<Self>, served_model: &Arc<ServedModel>, result: BackfillResult) -> bool {
+        match result {
+            BackfillResult::Dequeued { unclaimed } => {
                 // Dropping an unclaimed placement frees the room for the next request.
-                drop(unclaimed.map(|assignment| Placement::new(self, fleet, assignment)));
+                drop(unclaimed.map(|assignment| Placement::new(self, served_model, assignment)));
                 true
             }
-            Offer::TryAgain => true,
-            Offer::Full | Offer::NoReplica => false,
+            BackfillResult::TryAgain => true,
+            BackfillResult::Full | BackfillResult::NoReplica => false,
         }
     }
 }
 
-/// The deadline of a request that begins to wait now.
-fn deadline(queued: QueuedRequest, timeout: Duration) -> Instant {
-    let latest = Instant::now() + timeout;
-    queued.deadline.map_or(latest, |deadline| deadline.min(latest))
+/// The time until which a request waits.
+#[derive(Clone, Copy, Debug)]
+struct Deadline {
+    at: Instant,
+    /// Whether the timeout of the client ends the wait, and not a timeout of the router.
+    is_set_by_client: bool,
+}
+
+impl Deadline {
+    /// The deadline of a request that begins to wait now and has this timeout.
+    fn after(timeout: Duration, queued: QueuedRequest) -> Self {
+        Self::at(Instant::now() + timeout, queued)
+    }
+
+    /// The deadline of a request that waits until `latest`, or until its client does not wait any longer.
+    fn at(latest: Instant, queued: QueuedRequest) -> Self {
+        match queued.deadline {
+            Some(deadline) if deadline <= latest => Self { at: deadline, is_set_by_client: true },
+            _ => Self { at: latest, is_set_by_client: false },
+        }
+    }
+
+    /// The error of a request for which no replica was available until the deadline.
+    fn no_replica(self, target: WaitTarget) -> PlacementError {
+        if self.is_set_by_client { PlacementError::ClientTimeout(target) } else { PlacementError::NoReplica }
+    }
 }
 
 /// The reason why a request is in the queue.
@@ -459,8 +503,8 @@ impl WaitReason<'_> {
 
 /// A request in the queue. Dropping it removes the request.
 struct QueueGuard<'a> {
-    dispatch: &'a Arc<Dispatch>,
-    fleet: &'a Arc<Fleet>,
+    dispatcher: &'a Arc<Dispatcher>,
+    served_model: &'a Arc<ServedModel>,
     ticket: Ticket,
     woken: oneshot::Receiver<Assignment>,
     placement: Option<Placement>,
@@ -471,11 +515,11 @@ struct QueueGuard<'a> {
 
 impl QueueGuard<'_> {
     /// Waits for a replica until `deadline`. Returns whether the request has one.
-    async fn wait(&mut self, deadline: Instant) -> bool {
+    async fn wait(&mut self, deadline: Deadline) -> bool {
         if self.placement.is_none() {
-            let assignment = timeout_at(deadline.into(), &mut self.woken).await.ok().and_then(Result::ok);
+            let assignment = timeout_at(deadline.at.into(), &mut self.woken).await.ok().and_then(Result::ok);
             self.placement =
-                assignment.map(|assignment| Placement::new(self.dispatch, self.fleet, assignment));
+                assignment.map(|assignment| Placement::new(self.dispatcher, self.served_model, assignment));
         }
         self.placement.is_some()
     }
@@ -483,22 +527,23 @@ impl QueueGuard<'_> {
     /// Records that the request now waits because all replicas are full.
     fn set_full(&mut self) {
         if self.reason.is_no_replica() {
-            self.dispatch.queued_without_replica.fetch_sub(1, Ordering::AcqRel);
+            self.dispatcher.queued_without_replica.fetch_sub(1, Ordering::AcqRel);
             self.reason = WaitReason::Full;
         }
     }
 
-    /// Leaves the queue, and returns the assignment if the request got a replica.
-    fn leave(mut self) -> Result<Placement, PlacementError> {
+    /// Leaves the queue, and returns the assignment if the request got a replica before `deadline`.
+    fn leave(mut self, deadline: Deadline) -> Result<Placement, PlacementError> {
         self.remove();
         let placement = self.placement.take().or_else(|| self.late_placement());
-        self.dispatch.metrics.record_queue_time(self.since.elapsed());
+        self.dispatcher.metrics.record_queue_time(self.since.elapsed());
         placement.ok_or_else(|| {
-            let retry_after = self.fleet.with_waiting(|waiting| waiting.queue.retry_after(Instant::now()));
-            if self.dispatch.is_available(self.fleet) {
+            let retry_after =
+                self.served_model.with_waiting(|waiting| waiting.queue.retry_after(Instant::now()));
+            if self.dispatcher.is_available(self.served_model) {
                 PlacementError::QueueTimeout { retry_after }
             } else {
-                PlacementError::NoReplica
+                deadline.no_replica(WaitTarget::Model)
             }
         })
     }
@@ -507,24 +552,24 @@ impl QueueGuard<'_> {
         if std::mem::replace(&mut self.has_left, true) {
             return;
         }
-        let (waiter, was_first) = self.fleet.with_waiting(|waiting| {
+        let (waiter, was_first) = self.served_model.with_waiting(|waiting| {
             let was_first = waiting.queue.head() == Some(self.ticket);
             (waiting.cancel(self.ticket, Instant::now()), was_first)
         });
-        self.dispatch.queued.fetch_sub(1, Ordering::AcqRel);
+        self.dispatcher.queued.fetch_sub(1, Ordering::AcqRel);
         let without_replica = usize::from(self.reason.is_no_replica());
-        self.dispatch.queued_without_replica.fetch_sub(without_replica, Ordering::AcqRel);
+        self.dispatcher.queued_without_replica.fetch_sub(without_replica, Ordering::AcqRel);
         drop(waiter);
         if was_first {
             // The requests behind this one may have waited only because it was first.
-            self.dispatch.pump(self.fleet, None);
+            self.dispatcher.place_waiting(self.served_model, None);
         }
     }
 
     /// The assignment that arrived after the last wait. No assignment arrives after [`Self::remove`].
     fn late_placement(&mut self) -> Option<Placement> {
         let assignment = self.woken.try_recv().ok()?;
-        Some(Placement::new(self.dispatch, self.fleet, assignment))
+        Some(Placement::new(self.dispatcher, self.served_model, assignment))
     }
 }
 
@@ -565,8 +610,8 @@ pub struct Placement {
     /// The replica that the request is booked at.
     pub replica: Arc<Replica>,
     /// The model that the request is for.
-    pub fleet: Arc<Fleet>,
-    dispatch: Arc<Dispatch>,
+    pub served_model: Arc<ServedModel>,
+    dispatcher: Arc<Dispatcher>,
     /// `None` only while the placement is being dropped.
     booking: Option<BookingGuard>,
     sent: SentRequest,
@@ -575,12 +620,12 @@ pub struct Placement {
 }
 
 impl Placement {
-    fn new(dispatch: &Arc<Dispatch>, fleet: &Arc<Fleet>, assignment: Assignment) -> Self {
+    fn new(dispatcher: &Arc<Dispatcher>, served_model: &Arc<ServedModel>, assignment: Assignment) -> Self {
         let Assignment { replica, booking, sent } = assignment;
         Self {
             replica,
-            fleet: Arc::clone(fleet),
-            dispatch: Arc::clone(dispatch),
+            served_model: Arc::clone(served_model),
+            dispatcher: Arc::clone(dispatcher),
             booking: Some(booking),
             sent,
             at: Instant::now(),
@@ -603,7 +648,7 @@ impl Placement {
 
     /// Records that the client receives the answer from now on.
     pub(crate) fn record_answer_began(&mut self) {
-        self.dispatch.health().answer_began(self.replica.identity, &mut self.sent);
+        self.dispatcher.health().answer_began(self.replica.identity, &mut self.sent);
     }
 
     /// Sets the outcome to report when the placement is dropped.
@@ -614,7 +659,7 @@ impl Placement {
 
 impl Drop for Placement {
     fn drop(&mut self) {
-        let Self { replica, fleet, dispatch, sent, .. } = self;
+        let Self { replica, served_model, dispatcher, sent, .. } = self;
         let outcome = match self.outcome {
             Outcome::TimedOut if replica.has_progressed_since(self.at) => Outcome::Unknown,
             Outcome::TimedOut => Outcome::Failed,
@@ -623,25 +668,25 @@ impl Drop for Placement {
         match outcome {
             Outcome::Answered => {
                 replica.answered.fetch_add(1, Ordering::Relaxed);
-                dispatch.health().succeeded(replica.identity, *sent);
+                dispatcher.health().succeeded(replica.identity, *sent);
             }
             Outcome::Failed => {
                 replica.failed.fetch_add(1, Ordering::Relaxed);
-                let replicas = fleet.replicas();
-                let fleet = replicas.iter().map(|replica| replica.identity);
-                if dispatch.health().failed(replica.identity, *sent, fleet, Instant::now()) {
-                    dispatch.metrics().record_ejection();
+                let replicas = served_model.replicas();
+                let identities = replicas.iter().map(|replica| replica.identity);
+                if dispatcher.health().failed(replica.identity, *sent, identities, Instant::now()) {
+                    dispatcher.metrics().record_ejection();
                     tracing::warn!(
                         replica = replica.discovered.name,
                         "ejected the replica: its requests fail"
                     );
                 }
             }
-            Outcome::Unknown | Outcome::TimedOut => dispatch.health().unknown(replica.identity, *sent),
+            Outcome::Unknown | Outcome::TimedOut => dispatcher.health().unknown(replica.identity, *sent),
         }
         // End the booking first, so that the waiting requests can use the freed room.
         self.booking = None;
-        dispatch.pump_at(replica);
+        dispatcher.place_waiting_at(replica);
     }
 }
 

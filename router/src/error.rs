@@ -7,7 +7,7 @@ use bytes::Bytes;
 use http::{HeaderName, HeaderValue, Response, StatusCode, header};
 use serde::Serialize;
 
-use crate::dispatch::PlacementError;
+use crate::dispatch::{PlacementError, WaitTarget};
 use crate::limits::{RateExceeded, RateKind};
 use crate::proxy::fields::MalformedBody;
 use crate::queue::RETRY_AFTER_MIN;
@@ -55,6 +55,8 @@ pub(crate) enum Error {
     QueueTimeout { retry_after: Duration },
     #[error("no replica is available")]
     NoReplica,
+    #[error("the time given by x-ovfleet-timeout expired while no replica {} was available", awaited(.0))]
+    ClientTimeout(WaitTarget),
     /// The limit of attempts or the budget of retries is exhausted.
     #[error("all replicas failed to answer the request (attempts: {attempts}, last failure: {last})")]
     AllFailed { attempts: u32, last: &'static str },
@@ -83,6 +85,13 @@ fn rate_problem(exceeded: &RateExceeded) -> String {
     match exceeded.retry_after {
         Some(_) => format!("the API key has reached its limit of {kind} per minute"),
         None => format!("the request alone exceeds the API key's limit of {kind} per minute"),
+    }
+}
+
+fn awaited(target: &WaitTarget) -> &'static str {
+    match target {
+        WaitTarget::Model => "of the model",
+        WaitTarget::StoredObject => "with the stored object",
     }
 }
 
@@ -131,7 +140,9 @@ impl Error {
             Self::TooManyRequests(_) => (StatusCode::TOO_MANY_REQUESTS, RATE, "too_many_requests", None),
             Self::QueueFull { .. } => (StatusCode::TOO_MANY_REQUESTS, RATE, "queue_full", None),
             Self::QueueTimeout { .. } => (StatusCode::TOO_MANY_REQUESTS, RATE, "queue_timeout", None),
-            Self::NoReplica => (StatusCode::SERVICE_UNAVAILABLE, SERVER, "no_replica", None),
+            Self::NoReplica | Self::ClientTimeout(_) => {
+                (StatusCode::SERVICE_UNAVAILABLE, SERVER, "no_replica", None)
+            }
             Self::AllFailed { .. } => (StatusCode::BAD_GATEWAY, SERVER, "replicas_failed", None),
             Self::BrokeReplicas(_) => (StatusCode::BAD_GATEWAY, SERVER, "replicas_failed", None),
             Self::OutcomeUnknown => (StatusCode::BAD_GATEWAY, SERVER, "outcome_unknown", None),
@@ -163,7 +174,7 @@ impl Error {
             Self::TooManyRequests(_) => "too_many_requests",
             Self::QueueFull { .. } => "queue_full",
             Self::QueueTimeout { .. } => "queue_timeout",
-            Self::NoReplica => "no_replica",
+            Self::NoReplica | Self::ClientTimeout(_) => "no_replica",
             Self::AllFailed { .. } => "replicas_failed",
             Self::BrokeReplicas(_) => "broke_replicas",
             Self::OutcomeUnknown => "outcome_unknown",
@@ -188,6 +199,7 @@ impl Error {
             Self::TooManyRequests(_)
             | Self::BodyBufferFull(_)
             | Self::NoReplica
+            | Self::ClientTimeout(_)
             | Self::AllFailed { .. }
             | Self::AllTimedOut { .. } => Some(RETRY_AFTER_MIN),
             _ => None,
@@ -242,6 +254,7 @@ impl From<PlacementError> for Error {
             PlacementError::QueueFull { retry_after } => Self::QueueFull { retry_after },
             PlacementError::QueueTimeout { retry_after } => Self::QueueTimeout { retry_after },
             PlacementError::NoReplica => Self::NoReplica,
+            PlacementError::ClientTimeout(target) => Self::ClientTimeout(target),
             PlacementError::ReplicaGone => Self::ReplicaGone,
         }
     }

@@ -19,7 +19,7 @@ impl Default for Estimates {
 }
 
 impl Estimates {
-    /// Updates the bytes per token with a prompt that has this number of bytes and tokens. An empty prompt is ignored.
+    /// Updates the bytes per token with a prompt of `bytes` bytes and `tokens` tokens. An empty prompt is ignored.
     pub fn observe_prompt(&mut self, bytes: usize, tokens: u32) {
         if bytes > 0 && tokens > 0 {
             let ratio = (bytes as f64 / f64::from(tokens)).clamp(0.5, 16.0);
@@ -40,7 +40,7 @@ impl Estimates {
         }
     }
 
-    /// The estimated number of tokens in this number of events.
+    /// The estimated number of tokens in a stream of `events` events.
     #[must_use]
     pub fn tokens_of_events(&self, events: u32) -> u32 {
         (f64::from(events) * self.tokens_per_event).ceil().min(f64::from(u32::MAX)) as u32

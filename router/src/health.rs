@@ -1,10 +1,10 @@
 //! Tracks the health of replicas by the outcomes of their requests.
 //!
 //! A replica that fails several times in a row, or for a large fraction of its requests, is ejected for a while. Then a
-//! few requests probe it (the circuit breaker is half open), and if they succeed it is trusted again. A probe succeeds
-//! when its answer begins, because a stream can take minutes; if the answer breaks later, it counts like that of any
-//! other request. Only a fraction of the replicas of a model can be ejected at the same time: if most of them fail, the
-//! cause is probably elsewhere.
+//! few requests probe it (the circuit breaker is half open), and the replica is trusted again if they succeed. A probe
+//! succeeds when its answer begins, because a stream can take minutes; a later failure counts like that of any other
+//! request. Only a fraction of the replicas of a model can be ejected at the same time: if most of them fail, the cause
+//! is probably elsewhere.
 //! If too few replicas remain anyway (because healthy ones were removed), ejections are ignored for that model, as
 //! Envoy does below its panic threshold. The module also manages the retry budget. It reads no clock.
 
@@ -216,16 +216,16 @@ impl Health {
     }
 
     /// Records that the request failed: no connection, no answer in time, a 5xx status other than 503, or a broken
-    /// stream. Returns whether the failure ejected the replica. `fleet` lists all replicas of the request's model;
+    /// stream. Returns whether the failure ejected the replica. `model_replicas` lists all replicas of the request's model;
     /// their number limits how many can be ejected.
     pub fn failed(
         &mut self,
         replica: u64,
         sent: SentRequest,
-        fleet: impl IntoIterator<Item = u64>,
+        model_replicas: impl IntoIterator<Item = u64>,
         now: Instant,
     ) -> bool {
-        let may_eject = self.may_eject(replica, fleet, now);
+        let may_eject = self.may_eject(replica, model_replicas, now);
         let config = self.config;
         let Some(record) = self.replicas.get_mut(&replica) else { return false };
         record.count(true);
@@ -257,10 +257,10 @@ impl Health {
         }
     }
 
-    /// Whether `replica` may be ejected in addition to the ejected replicas of `fleet`.
-    fn may_eject(&self, replica: u64, fleet: impl IntoIterator<Item = u64>, now: Instant) -> bool {
+    /// Whether `replica` may be ejected in addition to the ejected replicas of `model_replicas`.
+    fn may_eject(&self, replica: u64, model_replicas: impl IntoIterator<Item = u64>, now: Instant) -> bool {
         let (mut others, mut ejected) = (0_usize, 0_usize);
-        for other in fleet.into_iter().filter(|&other| other != replica) {
+        for other in model_replicas.into_iter().filter(|&other| other != replica) {
             others += 1;
             ejected += usize::from(self.state(other, now) != HealthState::Trusted);
         }

@@ -1,11 +1,11 @@
-//! Combines the dispatches of this router to one replica and the load reports of the replica into one consistent view.
+//! Combines the dispatches of this router to one replica and the load reports of the replica into one consistent snapshot.
 //!
 //! A dispatch is booked when its replica is picked, before anything is sent, so that the next pick sees it. Once the
 //! figures of a load report include the dispatch (the report lists the numbers), the booking stops counting as load. So
 //! no dispatch is counted twice, and none is missing between two reports. The booking is an RAII guard: however a
 //! request ends, its booking ends with it.
 //!
-//! Reports and bookings share one lock, which is held only for the few instructions of each call: a view never contains
+//! Reports and bookings share one lock, which is held only for the few instructions of each call: a snapshot never contains
 //! a report without the dispatches that it acknowledges. The module reads no clock; time is a parameter.
 
 use std::collections::BTreeMap;
@@ -107,7 +107,7 @@ pub struct ReportedLoad {
 
 /// The state of a replica at a point in time: its last report, and the requests that the report does not include.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct View {
+pub struct LoadSnapshot {
     /// The last report, or `None` if there is no report or it is too old.
     pub reported: Option<ReportedLoad>,
     /// The age of the last report, even if it is too old.
@@ -200,7 +200,7 @@ impl Ledger {
         BookingGuard { ledger: Arc::clone(self), number }
     }
 
-    /// Books a dispatch unless another one was booked since the view with this `version`. This prevents two threads
+    /// Books a dispatch unless another one was booked since the snapshot with this `version`. This prevents two threads
     /// that pick at the same time from both choosing the same idle replica.
     pub fn book_if(self: &Arc<Self>, version: u64, cost: Cost, now: Instant) -> Option<BookingGuard> {
         let mut inner = self.lock();
@@ -217,17 +217,17 @@ impl Ledger {
         self.lock().observe(self.router, load, now)
     }
 
-    /// The view of the replica at `now`. A report older than `ttl` is ignored. The uncomputed tokens exclude the
+    /// The snapshot of the replica at `now`. A report older than `ttl` is ignored. The uncomputed tokens exclude the
     /// prompts whose first token has arrived since the report.
     #[must_use]
-    pub fn view(&self, now: Instant, ttl: Duration) -> View {
+    pub fn snapshot(&self, now: Instant, ttl: Duration) -> LoadSnapshot {
         let inner = self.lock();
         let since = |at: fn(&LastReport) -> Instant| {
             inner.last.as_ref().map(|last| now.saturating_duration_since(at(last)))
         };
         let report_age = since(|last| last.at);
         let last = inner.last.as_ref().filter(|_| report_age.is_some_and(|age| age <= ttl));
-        View {
+        LoadSnapshot {
             reported: last.map(|last| inner.figures_since(last)),
             state: last.map(|last| last.state),
             report_age,

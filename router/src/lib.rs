@@ -1,9 +1,9 @@
 //! The router, which sends each request to the replica that is expected to answer it first.
 //!
 //! ```text
-//! load reports ─► ledger ─► View ─┐
-//! prompts ──────► prefix ─────────┼─► Candidate ─► policy::pick ─► booking (RAII) ─► the request is sent
-//! outcomes ─────► health ─────────┘
+//! load reports ─► ledger ─► LoadSnapshot ─┐
+//! prompts ──────► prefix ─────────────────┼─► Candidate ─► policy::pick ─► booking (RAII) ─► the request is sent
+//! outcomes ─────► health ─────────────────┘
 //! ```
 //!
 //! `policy`, `ledger`, `prefix`, `queue`, `health`, `limits` and `estimate` are pure: time and random numbers are
@@ -24,7 +24,6 @@ pub mod dispatch;
 mod endpoint;
 mod error;
 pub mod estimate;
-pub mod fleet;
 pub mod health;
 pub mod ledger;
 pub mod limits;
@@ -38,6 +37,7 @@ pub mod queue;
 pub mod replica;
 pub mod replicas;
 mod run;
+pub mod served_model;
 mod sync;
 pub mod tenant;
 pub mod trace;

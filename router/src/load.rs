@@ -17,7 +17,7 @@ use tokio::time::MissedTickBehavior;
 use tonic::transport::Endpoint;
 
 use crate::discovery::DiscoveredReplica;
-use crate::dispatch::Dispatch;
+use crate::dispatch::Dispatcher;
 use crate::proxy::request_body::RequestBody;
 use crate::proxy::upstream::{ReplicaConnection, rejects_router};
 use crate::replica::Replica;
@@ -48,23 +48,23 @@ const REPORT_BYTES_MAX: usize = 256 * 1024;
 /// The interval at which lost dispatches are removed from the ledgers.
 const EXPIRE_INTERVAL: Duration = Duration::from_secs(5);
 /// The interval at which waiting requests are compared with all replicas, to find room that no report announces.
-const PUMP_INTERVAL: Duration = Duration::from_millis(100);
+const PLACE_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Follows discovery, and receives the reports of each replica until the replica is removed.
 ///
 /// # Cancel safety
 /// Dropping the future ends all tasks that it has started.
-pub async fn run(dispatch: Arc<Dispatch>, mut discovered: watch::Receiver<Vec<DiscoveredReplica>>) {
+pub async fn run(dispatcher: Arc<Dispatcher>, mut discovered: watch::Receiver<Vec<DiscoveredReplica>>) {
     let mut tasks = JoinSet::new();
     let mut listening: Vec<(Arc<Replica>, AbortHandle)> = Vec::new();
     let mut expiries = interval(EXPIRE_INTERVAL);
-    let mut pumps = interval(PUMP_INTERVAL);
+    let mut place_ticks = interval(PLACE_INTERVAL);
     loop {
         let present = discovered.borrow_and_update().clone();
-        let ReplicasUpdate { added, removed } = dispatch.replicas.update(&present);
+        let ReplicasUpdate { added, removed } = dispatcher.replicas.update(&present);
         for replica in &removed {
             tracing::info!(replica = replica.discovered.name, "a replica was removed");
-            dispatch.health().remove(replica.identity);
+            dispatcher.health().remove(replica.identity);
         }
         listening.retain(|(replica, task)| {
             let stays = !replica.is_removed();
@@ -75,12 +75,12 @@ pub async fn run(dispatch: Arc<Dispatch>, mut discovered: watch::Receiver<Vec<Di
         });
         for replica in added {
             tracing::info!(replica = replica.discovered.name, "a replica was added");
-            dispatch.health().add(replica.identity);
-            let (dispatch, reporter) = (Arc::clone(&dispatch), Arc::clone(&replica));
-            let task = tasks.spawn(async move { listen(&dispatch, &reporter).await });
+            dispatcher.health().add(replica.identity);
+            let (dispatcher, reporter) = (Arc::clone(&dispatcher), Arc::clone(&replica));
+            let task = tasks.spawn(async move { listen(&dispatcher, &reporter).await });
             listening.push((replica, task));
         }
-        dispatch.pump_all();
+        dispatcher.place_all_waiting();
         loop {
             tokio::select! {
                 changed = discovered.changed() => match changed {
@@ -88,8 +88,8 @@ pub async fn run(dispatch: Arc<Dispatch>, mut discovered: watch::Receiver<Vec<Di
                     Err(_) => return,
                 },
                 Some(_) = tasks.join_next() => {}
-                _ = expiries.tick() => expire(&dispatch),
-                _ = pumps.tick() => dispatch.pump_all(),
+                _ = expiries.tick() => expire(&dispatcher),
+                _ = place_ticks.tick() => dispatcher.place_all_waiting(),
             }
         }
     }
@@ -101,11 +101,11 @@ fn interval(period: Duration) -> tokio::time::Interval {
     interval
 }
 
-fn expire(dispatch: &Dispatch) {
-    for replica in dispatch.replicas.all().iter() {
+fn expire(dispatcher: &Dispatcher) {
+    for replica in dispatcher.replicas.all().iter() {
         let expired = replica.ledger.expire(Instant::now());
         if expired > 0 {
-            dispatch.metrics().record_expired_dispatches(expired);
+            dispatcher.metrics().record_expired_dispatches(expired);
             tracing::debug!(
                 replica = replica.discovered.name,
                 expired,
@@ -116,13 +116,13 @@ fn expire(dispatch: &Dispatch) {
 }
 
 /// Receives the reports of a replica until the task is aborted.
-async fn listen(dispatch: &Arc<Dispatch>, replica: &Arc<Replica>) {
+async fn listen(dispatcher: &Arc<Dispatcher>, replica: &Arc<Replica>) {
     let mut backoff = BACKOFF_MIN;
     loop {
         let started = Instant::now();
         let ended = match replica.discovered.grpc {
-            Some(address) => receive_reports(dispatch, replica, address).await,
-            None => poll_models(dispatch, replica).await,
+            Some(address) => receive_reports(dispatcher, replica, address).await,
+            None => poll_models(dispatcher, replica).await,
         };
         let problem = ended.err().map_or_else(|| "the stream ended".to_owned(), |error| format!("{error:#}"));
         {
@@ -155,7 +155,7 @@ fn jitter(moment: Instant) -> f64 {
 
 /// Receives a stream of reports until it breaks.
 async fn receive_reports(
-    dispatch: &Arc<Dispatch>,
+    dispatcher: &Arc<Dispatcher>,
     replica: &Arc<Replica>,
     address: SocketAddr,
 ) -> anyhow::Result<()> {
@@ -165,8 +165,8 @@ async fn receive_reports(
         .http2_keep_alive_interval(SILENCE_MAX);
     let channel = endpoint.connect().await.context("failed to connect")?;
     let mut client = ReplicaClient::new(channel).max_decoding_message_size(REPORT_BYTES_MAX);
-    let mut request = tonic::Request::new(WatchLoadRequest { router: dispatch.replicas.router() });
-    dispatch.replicas.authenticate(request.metadata_mut().as_mut());
+    let mut request = tonic::Request::new(WatchLoadRequest { router: dispatcher.replicas.router() });
+    dispatcher.replicas.authenticate(request.metadata_mut().as_mut());
     let opened = tokio::time::timeout(CONNECT_TIMEOUT, client.watch_load(request)).await;
     let mut stream = opened
         .context("the replica did not answer in time")?
@@ -177,7 +177,7 @@ async fn receive_reports(
         status.is_connected = true;
         status.problem = None;
     }
-    let mut lengths = std::pin::pin!(request_model_lengths(dispatch, replica));
+    let mut lengths = std::pin::pin!(request_model_lengths(dispatcher, replica));
     loop {
         let message = tokio::select! {
             message = tokio::time::timeout(SILENCE_MAX, stream.message()) => message,
@@ -187,11 +187,11 @@ async fn receive_reports(
         else {
             return Ok(());
         };
-        let Some(changes) = dispatch.replicas.observe(replica, load, Instant::now()) else { continue };
+        let Some(changes) = dispatcher.replicas.observe(replica, load, Instant::now()) else { continue };
         if changes.is_new_process {
-            dispatch.health().reset(replica.identity);
+            dispatcher.health().reset(replica.identity);
         }
-        dispatch.pump_at(replica);
+        dispatcher.place_waiting_at(replica);
     }
 }
 
@@ -213,9 +213,9 @@ fn max_model_lens(models: &[Model]) -> BTreeMap<String, u64> {
 
 /// Requests the maximum lengths of the models of a replica, which its load reports do not contain, and retries until
 /// the replica has answered. The future never completes.
-async fn request_model_lengths(dispatch: &Dispatch, replica: &Replica) {
+async fn request_model_lengths(dispatcher: &Dispatcher, replica: &Replica) {
     loop {
-        let answer = tokio::time::timeout(CONNECT_TIMEOUT, request_models(dispatch, replica)).await;
+        let answer = tokio::time::timeout(CONNECT_TIMEOUT, request_models(dispatcher, replica)).await;
         if let Ok(Ok((models, _))) = answer
             && !models.is_empty()
         {
@@ -227,14 +227,14 @@ async fn request_model_lengths(dispatch: &Dispatch, replica: &Replica) {
 }
 
 /// Requests the models periodically.
-async fn poll_models(dispatch: &Arc<Dispatch>, replica: &Arc<Replica>) -> anyhow::Result<()> {
+async fn poll_models(dispatcher: &Arc<Dispatcher>, replica: &Arc<Replica>) -> anyhow::Result<()> {
     loop {
-        let answer = tokio::time::timeout(CONNECT_TIMEOUT, request_models(dispatch, replica)).await;
+        let answer = tokio::time::timeout(CONNECT_TIMEOUT, request_models(dispatcher, replica)).await;
         let (models, store_id) = answer.context("the replica did not answer in time")??;
         replica.status().max_model_lens = max_model_lens(&models);
         let names = models.into_iter().map(|model| model.id).collect();
-        dispatch.replicas.observe_models(replica, names, store_id);
-        dispatch.pump_at(replica);
+        dispatcher.replicas.observe_models(replica, names, store_id);
+        dispatcher.place_waiting_at(replica);
         tokio::time::sleep(MODELS_INTERVAL).await;
     }
 }
@@ -243,14 +243,14 @@ async fn poll_models(dispatch: &Arc<Dispatch>, replica: &Arc<Replica>) -> anyhow
 const STORE_ID: &str = "x-ovfleet-store-id";
 
 /// Requests the models of a replica, and the number of its store, which is 0 if it has none.
-async fn request_models(dispatch: &Dispatch, replica: &Replica) -> anyhow::Result<(Vec<Model>, u64)> {
+async fn request_models(dispatcher: &Dispatcher, replica: &Replica) -> anyhow::Result<(Vec<Model>, u64)> {
     let mut connection = ReplicaConnection::connect(replica.discovered.http, CONNECT_TIMEOUT)
         .await
         .context("failed to connect")?;
     let mut request = Request::new(RequestBody::default());
     *request.uri_mut() = Uri::from_static("/v3/models");
     request.headers_mut().insert(header::HOST, replica.authority.clone());
-    dispatch.replicas.authenticate(request.headers_mut());
+    dispatcher.replicas.authenticate(request.headers_mut());
     let head = connection.send(request).await.context("failed to list the models")?;
     anyhow::ensure!(!rejects_router(&head), "the replica rejected the replica token of this router");
     anyhow::ensure!(head.status.is_success(), "the replica answered {}", head.status);

@@ -325,12 +325,12 @@ impl ReplicaGauges {
             let set = |family: &Family<ReplicaLabels, Gauge>, value: i64| {
                 family.get_or_create(&labels).set(value);
             };
-            let view = replica.ledger.view(now, sources.report_ttl);
+            let snapshot = replica.ledger.snapshot(now, sources.report_ttl);
             let state = sources.health.state(replica.identity, now);
-            set(&self.in_flight, view.booked.in_flight.into());
-            set(&self.unreported, view.booked.unreported.into());
+            set(&self.in_flight, snapshot.booked.in_flight.into());
+            set(&self.unreported, snapshot.booked.unreported.into());
             set(&self.ejected, i64::from(state != HealthState::Trusted));
-            if let Some(reported) = view.reported {
+            if let Some(reported) = snapshot.reported {
                 let empty = replica.status().load.blocks_free;
                 set(&self.sequences_running, reported.running.into());
                 set(&self.sequences_waiting, reported.waiting.into());
@@ -339,7 +339,7 @@ impl ReplicaGauges {
                 set(&self.blocks_free, empty.into());
                 set(&self.sleeping, reported.is_asleep.into());
             }
-            if let Some(age) = view.report_age {
+            if let Some(age) = snapshot.report_age {
                 self.report_age.get_or_create(&labels).set(age.as_secs_f64());
             }
         }

@@ -16,7 +16,7 @@ use xxhash_rust::xxh3::xxh3_64_with_seed;
 /// Number of blocks of a prompt that the router compares with the prefix caches of replicas.
 ///
 /// If exceeded: the rest of the prompt counts as not cached.
-pub const CHAIN_BLOCKS_MAX: usize = 4096;
+pub const PREFIX_BLOCKS_MAX: usize = 4096;
 
 /// Number of cached blocks that the router tracks for each replica, regardless of the size of its cache.
 ///
@@ -25,16 +25,16 @@ pub const INDEX_BLOCKS_MAX: usize = 1 << 15;
 
 /// The hashes of the leading full blocks of a prompt. Each hash includes all blocks before it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Chain {
+pub struct PrefixHashes {
     hashes: Vec<u64>,
-    /// The length of a block in the unit of the chain.
+    /// The length of a block in the unit of the prompt.
     block_len: usize,
-    unit: Unit,
+    unit: LengthUnit,
 }
 
 /// The unit of the length of a prompt.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Unit {
+pub enum LengthUnit {
     /// The prompt is text, counted in bytes.
     #[default]
     Bytes,
@@ -56,7 +56,7 @@ pub struct PromptContext<'a> {
 }
 
 impl PromptContext<'_> {
-    /// The seed of the chains of prompts with this context. `secret` is a random number of the router, so that clients
+    /// The seed of the hashes of prompts with this context. `secret` is a random number of the router, so that clients
     /// cannot construct prompts whose hashes collide.
     #[must_use]
     pub fn seed(&self, secret: u64) -> u64 {
@@ -67,35 +67,35 @@ impl PromptContext<'_> {
     }
 }
 
-impl Chain {
-    /// The chain of a text, in blocks of `block_bytes` (see [`BlockBytes`]), with a seed from [`PromptContext`].
+impl PrefixHashes {
+    /// The hashes of a text, in blocks of `block_bytes` (see [`BlockBytes`]), with a seed from [`PromptContext`].
     ///
     /// # Panics
     /// Panics if `block_bytes` is 0.
     #[must_use]
     pub fn of_text(text: &[u8], block_bytes: usize, seed: u64) -> Self {
-        let blocks = text.chunks_exact(block_bytes).take(CHAIN_BLOCKS_MAX);
+        let blocks = text.chunks_exact(block_bytes).take(PREFIX_BLOCKS_MAX);
         let hashes = linked(seed, blocks.map(|block| move |parent| xxh3_64_with_seed(block, parent)));
-        Self { hashes, block_len: block_bytes, unit: Unit::Bytes }
+        Self { hashes, block_len: block_bytes, unit: LengthUnit::Bytes }
     }
 
-    /// The chain of a prompt of tokens.
+    /// The hashes of a prompt of tokens.
     ///
     /// # Panics
     /// Panics if `block_tokens` is 0.
     #[must_use]
     pub fn of_tokens(tokens: &[u32], block_tokens: usize, seed: u64) -> Self {
         let mut bytes = Vec::with_capacity(block_tokens * size_of::<u32>());
-        let mut hashes = Vec::with_capacity((tokens.len() / block_tokens).min(CHAIN_BLOCKS_MAX));
+        let mut hashes = Vec::with_capacity((tokens.len() / block_tokens).min(PREFIX_BLOCKS_MAX));
         // Tokens and text with the same bytes are different prompts.
         let mut parent = !seed;
-        for block in tokens.chunks_exact(block_tokens).take(CHAIN_BLOCKS_MAX) {
+        for block in tokens.chunks_exact(block_tokens).take(PREFIX_BLOCKS_MAX) {
             bytes.clear();
             bytes.extend(block.iter().flat_map(|token| token.to_le_bytes()));
             parent = xxh3_64_with_seed(&bytes, parent);
             hashes.push(parent);
         }
-        Self { hashes, block_len: block_tokens, unit: Unit::Tokens }
+        Self { hashes, block_len: block_tokens, unit: LengthUnit::Tokens }
     }
 
     /// The number of full blocks.
@@ -106,7 +106,7 @@ impl Chain {
 
     /// The length of the first `blocks` blocks, and its unit.
     #[must_use]
-    pub fn len_of(&self, blocks: usize) -> (usize, Unit) {
+    pub fn len_of(&self, blocks: usize) -> (usize, LengthUnit) {
         (blocks * self.block_len, self.unit)
     }
 
@@ -115,8 +115,8 @@ impl Chain {
     pub fn tokens_of(&self, blocks: usize, bytes_per_token: f64) -> u32 {
         let (length, unit) = self.len_of(blocks);
         let tokens = match unit {
-            Unit::Tokens => length as f64,
-            Unit::Bytes => length as f64 / bytes_per_token,
+            LengthUnit::Tokens => length as f64,
+            LengthUnit::Bytes => length as f64 / bytes_per_token,
         };
         tokens.min(f64::from(u32::MAX)) as u32
     }
@@ -195,20 +195,20 @@ impl Default for PrefixIndex {
 }
 
 impl PrefixIndex {
-    /// The number of leading blocks of `chain` that are expected to be cached.
+    /// The number of leading blocks of `prompt` that are expected to be cached.
     #[must_use]
-    pub fn cached_blocks(&self, chain: &Chain) -> usize {
-        // A block is never evicted before the blocks that follow it, so the cached blocks are a prefix of the chain.
-        chain.hashes.partition_point(|hash| self.slots.contains_key(hash))
+    pub fn cached_blocks(&self, prompt: &PrefixHashes) -> usize {
+        // A block is never evicted before the blocks that follow it, so the cached blocks are a prefix of the prompt.
+        prompt.hashes.partition_point(|hash| self.slots.contains_key(hash))
     }
 
-    /// Records that a prompt with this chain was sent to the replica. Its answer is expected to fill `output_blocks`.
-    pub fn record(&mut self, chain: &Chain, output_blocks: usize) {
+    /// Records that a prompt with these hashes was sent to the replica. Its answer is expected to fill `output_blocks`.
+    pub fn record(&mut self, prompt: &PrefixHashes, output_blocks: usize) {
         for _ in 0..output_blocks.min(self.capacity) {
             self.insert(None);
         }
         // Insert the blocks from the end of the prompt, so that its beginning is evicted last.
-        for &hash in chain.hashes.iter().rev() {
+        for &hash in prompt.hashes.iter().rev() {
             match self.slots.get(&hash) {
                 Some(&slot) => {
                     self.unlink(slot);

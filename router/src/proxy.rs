@@ -2,9 +2,9 @@
 //! forwarded to the client as it arrives.
 //!
 //! ```text
-//! client ─► receive ─► Fields ─► Dispatch::place ─► attempt ─► Relay ─► client
-//!                                      ▲               │
-//!                                      └─── retry ◄────┘  only until the client has received the first byte
+//! client ─► receive ─► Fields ─► Dispatcher::place ─► attempt ─► Relay ─► client
+//!                                      ▲                 │
+//!                                      └──── retry ◄─────┘  only until the client has received the first byte
 //! ```
 //!
 //! Bodies are forwarded unchanged, with two exceptions. A stream that breaks ends with an error event. If a token
@@ -27,11 +27,11 @@ use crate::app::App;
 use crate::deferred::run_deferred;
 use crate::endpoint::Endpoint;
 use crate::error::Error;
-use crate::fleet::Fleet;
 use crate::limits::Rates;
 use crate::policy::Demand;
-use crate::prefix::{Chain, PromptContext};
+use crate::prefix::{PrefixHashes, PromptContext};
 use crate::queue::{NO_TENANT, PriorityClass, QueuedRequest, UnknownPriorityClass};
+use crate::served_model::ServedModel;
 use crate::tenant;
 use crate::waiting::PlacementRequest;
 
@@ -88,10 +88,10 @@ pub(crate) async fn serve(
     };
     let request_id = worker.request_ids.of(request.headers());
     let mut record = RequestRecord::new(&worker.app, endpoint, &request_id, request.headers());
-    let arrival = Arrival { endpoint, client_address, request_id };
+    let head = RequestHead { endpoint, client_address, request_id };
     let (parts, body) = request.into_parts();
     let mut body = Some(UnreadBody::new(&parts.headers, body));
-    let mut answer = match forward(&worker, &arrival, parts, &mut body, &mut record).await {
+    let mut answer = match forward(&worker, &head, parts, &mut body, &mut record).await {
         Ok(answer) => answer,
         Err(error) => {
             record.rejected(&error);
@@ -101,12 +101,12 @@ pub(crate) async fn serve(
             error.into_response().map(Body::whole)
         }
     };
-    answer.headers_mut().insert(headers::REQUEST_ID, arrival.request_id);
+    answer.headers_mut().insert(headers::REQUEST_ID, head.request_id);
     Ok(answer)
 }
 
 /// The information about a request that is known before its body is read.
-struct Arrival {
+struct RequestHead {
     endpoint: Endpoint,
     client_address: IpAddr,
     request_id: HeaderValue,
@@ -114,12 +114,12 @@ struct Arrival {
 
 async fn forward(
     worker: &Arc<Worker>,
-    arrival: &Arrival,
+    head: &RequestHead,
     mut parts: Parts,
     body: &mut Option<UnreadBody>,
     record: &mut RequestRecord,
 ) -> Result<Response<Body>, Error> {
-    let (app, endpoint) = (&worker.app, arrival.endpoint);
+    let (app, endpoint) = (&worker.app, head.endpoint);
     let client = app.access().client(&parts.headers)?;
     if worker.via.has_passed(&parts.headers) {
         return Err(Error::Loop);
@@ -138,17 +138,19 @@ async fn forward(
         None => Bytes::new(),
     };
     let fields = routing_fields(endpoint, &parts, &body)?;
-    let (fleet, only) = match stored_object::referenced(parts.uri.path(), &fields) {
+    let (served_model, required_replica) = match stored_object::referenced(parts.uri.path(), &fields) {
         Some(object) => {
             let model = fields.model.as_deref();
-            let (fleet, replica) = stored_object::locate(app, object, model, queued).await?;
-            (fleet, Some(replica))
+            let (served_model, replica) = stored_object::locate(app, object, model, queued).await?;
+            (served_model, Some(replica))
         }
-        None => (fleet_of(app, &fields, queued).await?, None),
+        None => (served_model_of(app, &fields, queued).await?, None),
     };
     let prompt = images::without_images(fields.prompt);
-    let placement_request =
-        PlacementRequest { only, ..placement_request(app, &fleet, &parts, &fields, &prompt) };
+    let placement_request = PlacementRequest {
+        required_replica,
+        ..placement_request(app, &served_model, &parts, &fields, &prompt)
+    };
     let demand = placement_request.demand;
     let is_computed = is_computed(&parts.method, endpoint, parts.uri.path());
     let has_token_quota = match &client {
@@ -167,8 +169,8 @@ async fn forward(
     drop(prompt);
     let queued = QueuedRequest { tenant: demand.tenant, tokens: demand.prompt_tokens, ..queued };
     let forwarding = ForwardingContext {
-        client_address: arrival.client_address,
-        request_id: &arrival.request_id,
+        client_address: head.client_address,
+        request_id: &head.request_id,
         via: &worker.via,
         hides_key: client.is_some(),
         trace: record.trace(),
@@ -177,7 +179,7 @@ async fn forward(
     let retry_safety = RetrySafety::of(&parts.method, parts.uri.path(), &fields);
     let outgoing = OutgoingRequest {
         endpoint,
-        request_id: arrival.request_id.clone(),
+        request_id: head.request_id.clone(),
         retry_safety,
         is_stream: fields.is_stream,
         hides_usage: metered.is_some(),
@@ -189,7 +191,7 @@ async fn forward(
         method: parts.method,
         body: metered.unwrap_or_else(|| RequestBody::whole(body)),
     };
-    let destination = Destination { fleet, request: placement_request, queued };
+    let destination = Destination { served_model, request: placement_request, queued };
     retry::send_until_answered(worker, destination, &outgoing, record).await
 }
 
@@ -251,10 +253,14 @@ fn is_computed(method: &Method, endpoint: Endpoint, path: &str) -> bool {
 }
 
 /// The replicas of the model that the request names.
-async fn fleet_of(app: &App, fields: &Fields<'_>, queued: QueuedRequest) -> Result<Arc<Fleet>, Error> {
+async fn served_model_of(
+    app: &App,
+    fields: &Fields<'_>,
+    queued: QueuedRequest,
+) -> Result<Arc<ServedModel>, Error> {
     let model = fields.model.as_deref();
-    let fleet = app.dispatch().await_model(model, queued).await?;
-    fleet.ok_or_else(|| {
+    let served_model = app.dispatcher().await_model(model, queued).await?;
+    served_model.ok_or_else(|| {
         model.map_or(Error::MissingModel, |model| {
             Error::UnknownModel(model.chars().take(fields::MODEL_SHOWN_MAX).collect())
         })
@@ -263,12 +269,12 @@ async fn fleet_of(app: &App, fields: &Fields<'_>, queued: QueuedRequest) -> Resu
 
 fn placement_request(
     app: &App,
-    fleet: &Fleet,
+    served_model: &ServedModel,
     parts: &Parts,
     fields: &Fields<'_>,
     prompt: &RoutingPrompt<'_>,
 ) -> PlacementRequest {
-    let expectations = fleet.expectations();
+    let expectations = served_model.expectations();
     let estimates = &expectations.estimates;
     let session = parts.headers.get(SESSION).map(HeaderValue::as_bytes).or(fields.user);
     let tenant = parts.headers.get(tenant::HEADER);
@@ -284,15 +290,28 @@ fn placement_request(
         tenant: tenant.map_or(NO_TENANT, |tenant| xxh3_64(tenant.as_bytes())),
     };
     app.metrics().record_prompt(demand.prompt_tokens);
-    let chain = if app.settings().policy.uses_prefixes() {
+    let prefix_hashes = if app.settings().policy.uses_prefixes() {
         let tenant = tenant.map_or(&[][..], HeaderValue::as_bytes);
-        let context =
-            PromptContext { model: &fleet.model, tenant, cache_salt: fields.cache_salt, tools: fields.tools };
-        Chain::of_text(&prompt.text, expectations.block_bytes.get(), context.seed(app.dispatch().seed))
+        let context = PromptContext {
+            model: &served_model.name,
+            tenant,
+            cache_salt: fields.cache_salt,
+            tools: fields.tools,
+        };
+        PrefixHashes::of_text(
+            &prompt.text,
+            expectations.block_bytes.get(),
+            context.seed(app.dispatcher().seed),
+        )
     } else {
-        Chain::default()
+        PrefixHashes::default()
     };
-    PlacementRequest { demand, chain: Arc::new(chain), tried: Vec::new(), only: None }
+    PlacementRequest {
+        demand,
+        prefix_hashes: Arc::new(prefix_hashes),
+        failed_replicas: Vec::new(),
+        required_replica: None,
+    }
 }
 
 /// The length of the prompt, from which the bytes per token are estimated; 0 if the number of tokens does not depend on

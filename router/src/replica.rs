@@ -35,7 +35,7 @@ pub struct Replica {
     pub ledger: Arc<Ledger>,
     /// The prefixes of prompts that are expected to be in the replica's cache.
     pub prefixes: Mutex<PrefixIndex>,
-    /// The number of the pick that chose this replica last.
+    /// The sequence number of the last pick that chose this replica.
     pub last_pick: AtomicU64,
     /// The number of requests that the replica has answered.
     pub answered: AtomicU64,
@@ -205,7 +205,7 @@ impl Replica {
                 prefixes.set_capacity(load.blocks_total as usize);
             }
             // Requests that wait at the replica have no blocks yet, but will have some.
-            let expected = self.ledger.view(now, Duration::MAX).booked.blocks_without_token;
+            let expected = self.ledger.snapshot(now, Duration::MAX).booked.blocks_without_token;
             prefixes.trim(blocks.saturating_add(usize::try_from(expected).unwrap_or(usize::MAX)));
         }
         self.store_id.store(load.store_id, Ordering::Relaxed);

@@ -13,8 +13,8 @@ use proto::v1alpha1::Load;
 use tokio::sync::watch;
 
 use crate::discovery::DiscoveredReplica;
-use crate::fleet::Fleet;
 use crate::replica::{Replica, ReportChanges};
+use crate::served_model::ServedModel;
 
 /// Number of models that the router knows, including those that no replica serves any more.
 ///
@@ -27,8 +27,8 @@ pub const MODELS_MAX: usize = 4096;
 pub struct Replicas {
     router: u64,
     all: ArcSwap<Vec<Arc<Replica>>>,
-    fleets: ArcSwap<BTreeMap<String, Arc<Fleet>>>,
-    fleets_by_replica: ArcSwap<HashMap<SocketAddr, Vec<Arc<Fleet>>>>,
+    served_models: ArcSwap<BTreeMap<String, Arc<ServedModel>>>,
+    served_models_by_replica: ArcSwap<HashMap<SocketAddr, Vec<Arc<ServedModel>>>>,
     /// Serializes the changes of the three lists.
     writing: Mutex<()>,
     changes: watch::Sender<u64>,
@@ -52,8 +52,8 @@ impl Replicas {
         Self {
             router,
             all: ArcSwap::default(),
-            fleets: ArcSwap::default(),
-            fleets_by_replica: ArcSwap::default(),
+            served_models: ArcSwap::default(),
+            served_models_by_replica: ArcSwap::default(),
             writing: Mutex::default(),
             changes: watch::Sender::new(0),
             token_file: OnceLock::new(),
@@ -90,8 +90,8 @@ impl Replicas {
     }
 
     /// The replicas of a model, or `None` if no replica has ever served it.
-    pub fn fleet(&self, model: &str) -> Option<Arc<Fleet>> {
-        self.fleets.load().get(model).cloned()
+    pub fn served_model(&self, model: &str) -> Option<Arc<ServedModel>> {
+        self.served_models.load().get(model).cloned()
     }
 
     /// The replica whose store has this number.
@@ -101,27 +101,27 @@ impl Replicas {
     }
 
     /// The first model that a replica serves.
-    pub fn fleet_of(&self, replica: &Arc<Replica>) -> Option<Arc<Fleet>> {
-        self.fleets.load().values().find(|fleet| fleet.contains(replica)).cloned()
+    pub fn served_model_of(&self, replica: &Arc<Replica>) -> Option<Arc<ServedModel>> {
+        self.served_models.load().values().find(|served_model| served_model.contains(replica)).cloned()
     }
 
     /// The models that a replica serves.
-    pub(crate) fn fleets_of(&self, replica: &Replica) -> Vec<Arc<Fleet>> {
-        self.fleets_by_replica.load().get(&replica.discovered.http).cloned().unwrap_or_default()
+    pub(crate) fn served_models_of(&self, replica: &Replica) -> Vec<Arc<ServedModel>> {
+        self.served_models_by_replica.load().get(&replica.discovered.http).cloned().unwrap_or_default()
     }
 
     /// The model that is served, if there is exactly one.
-    pub fn only_fleet(&self) -> Option<Arc<Fleet>> {
-        let fleets = self.fleets.load();
-        let mut served = fleets.values().filter(|fleet| !fleet.replicas().is_empty());
+    pub fn only_served_model(&self) -> Option<Arc<ServedModel>> {
+        let served_models = self.served_models.load();
+        let mut served = served_models.values().filter(|served_model| !served_model.replicas().is_empty());
         let first = served.next()?;
         // Several names that are served by the same replicas are one model.
         served.all(|other| have_same_replicas(other, first)).then(|| Arc::clone(first))
     }
 
     /// All models that a replica has ever served.
-    pub fn fleets(&self) -> Arc<BTreeMap<String, Arc<Fleet>>> {
-        self.fleets.load_full()
+    pub fn served_models(&self) -> Arc<BTreeMap<String, Arc<ServedModel>>> {
+        self.served_models.load_full()
     }
 
     /// Whether any replica has reported its models.
@@ -201,34 +201,37 @@ impl Replicas {
                 members.entry(model.clone()).or_default().push(Arc::clone(replica));
             }
         }
-        let mut fleets = BTreeMap::clone(&self.fleets.load());
-        for (model, fleet) in &fleets {
+        let mut served_models = BTreeMap::clone(&self.served_models.load());
+        for (model, served_model) in &served_models {
             if !members.contains_key(model) {
-                fleet.set_replicas(Vec::new());
+                served_model.set_replicas(Vec::new());
             }
         }
         for (model, replicas) in members {
-            if !fleets.contains_key(&model) && fleets.len() >= MODELS_MAX {
-                // A fleet that is forgotten gets no new replica, so its waiting requests would time out.
-                fleets.retain(|_, fleet| !fleet.replicas().is_empty() || fleet.waiters() > 0);
-                if fleets.len() >= MODELS_MAX {
+            if !served_models.contains_key(&model) && served_models.len() >= MODELS_MAX {
+                // A model that is forgotten gets no new replica, so its waiting requests would time out.
+                served_models.retain(|_, served_model| {
+                    !served_model.replicas().is_empty() || served_model.waiters() > 0
+                });
+                if served_models.len() >= MODELS_MAX {
                     tracing::warn!(model, "the model is not served: too many models (limit: {MODELS_MAX})");
                     continue;
                 }
             }
-            let fleet = fleets.entry(model.clone()).or_insert_with(|| Arc::new(Fleet::new(model)));
-            fleet.set_replicas(replicas);
+            let served_model =
+                served_models.entry(model.clone()).or_insert_with(|| Arc::new(ServedModel::new(model)));
+            served_model.set_replicas(replicas);
         }
-        let mut fleets_by_replica = HashMap::new();
+        let mut served_models_by_replica = HashMap::new();
         let mut listed = Vec::new();
         for replica in all.iter() {
             let models = replica.status().models.clone();
-            let served = models.iter().filter_map(|model| fleets.get(model)).cloned().collect();
-            fleets_by_replica.insert(replica.discovered.http, served);
+            let served = models.iter().filter_map(|model| served_models.get(model)).cloned().collect();
+            served_models_by_replica.insert(replica.discovered.http, served);
             listed.push((replica, !models.is_empty()));
         }
-        self.fleets.store(Arc::new(fleets));
-        self.fleets_by_replica.store(Arc::new(fleets_by_replica));
+        self.served_models.store(Arc::new(served_models));
+        self.served_models_by_replica.store(Arc::new(served_models_by_replica));
         // Mark the replicas only now: a replica that can be found by its store must also be found by its model.
         for (replica, has_models) in listed {
             replica.set_listed(has_models);
@@ -236,7 +239,7 @@ impl Replicas {
     }
 }
 
-fn have_same_replicas(a: &Fleet, b: &Fleet) -> bool {
+fn have_same_replicas(a: &ServedModel, b: &ServedModel) -> bool {
     let (a, b) = (a.replicas(), b.replicas());
     a.len() == b.len() && a.iter().zip(b.iter()).all(|(a, b)| Arc::ptr_eq(a, b))
 }
@@ -264,15 +267,15 @@ mod tests {
     fn replicas_are_found_by_the_models_that_they_report() {
         let replicas = Replicas::new(1);
         let new = replicas.update(&[discovered(1), discovered(2)]).added;
-        assert!(replicas.fleet("a").is_none() && !replicas.have_all_reported());
+        assert!(replicas.served_model("a").is_none() && !replicas.have_all_reported());
         let now = Instant::now();
         replicas.observe(&new[0], load(1, 1, &["a", "alias"]), now).unwrap();
         assert!(!replicas.have_all_reported());
-        assert!(replicas.only_fleet().is_some(), "two names of one replica");
+        assert!(replicas.only_served_model().is_some(), "two names of one replica");
         let changed = replicas.observe(&new[1], load(2, 1, &["b"]), now).unwrap();
         assert!(changed.affects_routing && replicas.have_all_reported());
-        assert!(replicas.only_fleet().is_none());
-        assert_eq!(replicas.fleet("a").unwrap().replicas().len(), 1);
+        assert!(replicas.only_served_model().is_none());
+        assert_eq!(replicas.served_model("a").unwrap().replicas().len(), 1);
         assert!(!replicas.observe(&new[1], load(2, 2, &["b"]), now).unwrap().affects_routing);
         assert!(replicas.observe(&new[1], load(2, 2, &["c"]), now).is_none(), "outdated");
         assert!(replicas.observe(&new[1], load(3, 1, &["b"]), now).unwrap().is_new_process);
@@ -308,7 +311,7 @@ mod tests {
         // The other replica has no store, or has not reported it.
         replicas.observe(&new[1], with_store(2, 0), Instant::now()).unwrap();
         assert!(Arc::ptr_eq(&replicas.by_store(7).unwrap(), &new[0]));
-        assert_eq!(replicas.fleet_of(&new[0]).unwrap().model, "a");
+        assert_eq!(replicas.served_model_of(&new[0]).unwrap().name, "a");
         assert!(replicas.by_store(8).is_none() && replicas.by_store(0).is_none());
         replicas.observe(&new[0], with_store(3, 9), Instant::now()).unwrap();
         assert!(replicas.by_store(7).is_none() && replicas.by_store(9).is_some());
@@ -327,12 +330,12 @@ mod tests {
                 let stored = loop {
                     let have_all_reported = replicas.have_all_reported();
                     let stored = replicas.by_store(7);
-                    assert!(!have_all_reported || stored.is_some() && replicas.fleet("a").is_some());
+                    assert!(!have_all_reported || stored.is_some() && replicas.served_model("a").is_some());
                     if let Some(stored) = stored {
                         break stored;
                     }
                 };
-                assert!(replicas.fleet_of(&stored).is_some());
+                assert!(replicas.served_model_of(&stored).is_some());
             });
         }
     }
@@ -373,7 +376,7 @@ mod tests {
         assert_eq!((added[0].discovered.http.port(), removed[0].discovered.http.port()), (3, 1));
         assert!(removed[0].is_removed() && !new[1].is_removed());
         assert!(Arc::ptr_eq(&replicas.all()[0], &new[1]));
-        assert!(replicas.fleet("a").unwrap().replicas().is_empty());
+        assert!(replicas.served_model("a").unwrap().replicas().is_empty());
     }
 
     #[test]
@@ -388,14 +391,14 @@ mod tests {
         };
         let last = (MODELS_MAX / MODELS_PER_REPORT) as u64;
         (1..=last).for_each(&report);
-        assert_eq!(replicas.fleets().len(), MODELS_MAX);
-        let awaited = replicas.fleet(&name(1, 0)).unwrap();
+        assert_eq!(replicas.served_models().len(), MODELS_MAX);
+        let awaited = replicas.served_model(&name(1, 0)).unwrap();
         let class = PriorityClass::Standard;
         let request = QueuedRequest { tenant: NO_TENANT, class, tokens: 1, arrived: now, deadline: None };
         awaited.with_waiting(|waiting| waiting.queue.push(request, now)).unwrap();
         report(last + 1);
-        assert!(Arc::ptr_eq(&replicas.fleet(&name(1, 0)).unwrap(), &awaited));
-        assert!(replicas.fleet(&name(1, 1)).is_none(), "no request waits for it");
-        assert_eq!(replicas.fleets().len(), MODELS_PER_REPORT + 1);
+        assert!(Arc::ptr_eq(&replicas.served_model(&name(1, 0)).unwrap(), &awaited));
+        assert!(replicas.served_model(&name(1, 1)).is_none(), "no request waits for it");
+        assert_eq!(replicas.served_models().len(), MODELS_PER_REPORT + 1);
     }
 }

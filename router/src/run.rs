@@ -75,7 +75,7 @@ async fn run(mut files: Files, args: Args) -> anyhow::Result<()> {
     let app = App::new(args, tracer);
     files.read_keys(&app)?;
     if let Some(path) = &app.settings().replica_token_file {
-        app.dispatch().replicas.set_token_file(ReplicaTokenFile::open(path)?);
+        app.dispatcher().replicas.set_token_file(ReplicaTokenFile::open(path)?);
     }
     let address_of = |searched| {
         side_listeners.iter().find(|(kind, _)| *kind == searched).map(|(_, port)| port.local_addr())
@@ -96,7 +96,7 @@ async fn run(mut files: Files, args: Args) -> anyhow::Result<()> {
     let mut services = JoinSet::new();
     let (discovered, replicas) = watch::channel(Vec::new());
     services.spawn(discovery::run(sources_receiver, discovered));
-    services.spawn(load::run(std::sync::Arc::clone(app.dispatch()), replicas));
+    services.spawn(load::run(std::sync::Arc::clone(app.dispatcher()), replicas));
     services.spawn(watch_files(files, app.clone(), sources));
     services.spawn(log_when_ready(app.clone()));
     tokio::select! {
@@ -104,7 +104,7 @@ async fn run(mut files: Files, args: Args) -> anyhow::Result<()> {
         () = &mut side_servers => {}
         () = signals.next() => {}
         Some(ended) = services.join_next() => {
-            return Err(ended.map_or_else(anyhow::Error::from, |()| anyhow!("a background task of the router ended")));
+            return Err(ended.map_or_else(anyhow::Error::from, |()| anyhow!("a background task of the router ended unexpectedly")));
         }
     }
     app.stop();
@@ -168,7 +168,7 @@ impl Sources {
 
 /// Logs when the first model is served.
 async fn log_when_ready(app: App) {
-    let mut changes = app.dispatch().replicas.changes();
+    let mut changes = app.dispatcher().replicas.changes();
     while !app.is_ready() {
         // Waiting cannot fail, because `app` owns the sender.
         let _ = changes.changed().await;
@@ -209,7 +209,7 @@ struct Files {
 impl Files {
     fn read_keys(&mut self, app: &App) -> anyhow::Result<()> {
         let Some(path) = app.settings().api_keys.clone() else { return Ok(()) };
-        // If the file changes after this line, it is read again soon.
+        // Record the content before reading the keys, so that the next check notices a change in between.
         self.keys = config::read(&path).ok();
         let keys = app
             .access()
@@ -286,7 +286,7 @@ async fn watch_files(mut files: Files, app: App, sources: watch::Sender<Sources>
 
 /// Reloads the file of replica tokens if it has changed.
 fn reload_replica_token(app: &App) {
-    let Some(file) = app.dispatch().replicas.token_file() else { return };
+    let Some(file) = app.dispatcher().replicas.token_file() else { return };
     match file.reload() {
         Ok(Some(tokens)) => tracing::info!(tokens, "the replica token has changed"),
         Ok(None) => {}

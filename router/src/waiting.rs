@@ -9,7 +9,7 @@ use tokio::sync::oneshot;
 use crate::health::SentRequest;
 use crate::ledger::BookingGuard;
 use crate::policy::Demand;
-use crate::prefix::Chain;
+use crate::prefix::PrefixHashes;
 use crate::queue::{Queue, QueueConfig, Ticket};
 use crate::replica::{Replica, Reservation};
 
@@ -19,11 +19,11 @@ pub struct PlacementRequest {
     /// The estimated size of the request, in tokens and sequences.
     pub demand: Demand,
     /// The hashes of the leading blocks of its prompt.
-    pub chain: Arc<Chain>,
+    pub prefix_hashes: Arc<PrefixHashes>,
     /// The identities of the replicas that have failed to answer the request.
-    pub tried: Vec<u64>,
+    pub failed_replicas: Vec<u64>,
     /// The only replica that can answer the request, because it stores an object that the request refers to.
-    pub only: Option<Arc<Replica>>,
+    pub required_replica: Option<Arc<Replica>>,
 }
 
 /// A booking of a replica for a request, on its way to the task that handles the request.

@@ -100,19 +100,20 @@ fn differs(before: &RouterReplicas, after: &RouterReplicas) -> bool {
 }
 
 fn snapshot(app: &App, now: Instant) -> RouterReplicas {
-    let dispatch = app.dispatch();
-    let mut replicas: Vec<_> = dispatch.replicas.all().iter().cloned().collect();
+    let dispatcher = app.dispatcher();
+    let mut replicas: Vec<_> = dispatcher.replicas.all().iter().cloned().collect();
     replicas.sort_by_key(|replica| replica.discovered.http);
     RouterReplicas {
-        router: dispatch.replicas.router(),
+        router: dispatcher.replicas.router(),
         replicas: replicas.iter().map(|replica| describe(app, replica, now)).collect(),
-        requests_waiting: u32::try_from(dispatch.queued() + dispatch.in_waiting_room()).unwrap_or(u32::MAX),
+        requests_waiting: u32::try_from(dispatcher.queued() + dispatcher.in_waiting_room())
+            .unwrap_or(u32::MAX),
     }
 }
 
 fn describe(app: &App, replica: &Arc<Replica>, now: Instant) -> RouterReplica {
-    let view = replica.ledger.view(now, app.settings().report_ttl);
-    let reported = view.reported.unwrap_or_default();
+    let snapshot = replica.ledger.snapshot(now, app.settings().report_ttl);
+    let reported = snapshot.reported.unwrap_or_default();
     let pod = replica.discovered.pod.as_ref().map(|pod| PodReference {
         namespace: pod.namespace.clone(),
         name: pod.name.clone(),
@@ -122,8 +123,8 @@ fn describe(app: &App, replica: &Arc<Replica>, now: Instant) -> RouterReplica {
         address: replica.discovered.http.to_string(),
         name: replica.discovered.name.clone(),
         pod,
-        state: routing_state(app, replica, view.state, now).into(),
-        requests_in_flight: view.booked.in_flight,
+        state: routing_state(app, replica, snapshot.state, now).into(),
+        requests_in_flight: snapshot.booked.in_flight,
         models: replica.status().models.clone(),
         blocks_total: reported.blocks_total,
         blocks_active: reported.blocks_active,
@@ -144,10 +145,10 @@ fn routing_state(app: &App, replica: &Arc<Replica>, reported: Option<State>, now
     if replica.hangs(now, app.settings().hang_timeout) {
         return RoutingState::Silent;
     }
-    let health = app.dispatch().health();
+    let health = app.dispatcher().health();
     let is_ejected = health.state(replica.identity, now) == HealthState::Ejected
-        && !app.dispatch().replicas.fleets_of(replica).iter().any(|fleet| {
-            let replicas = fleet.replicas();
+        && !app.dispatcher().replicas.served_models_of(replica).iter().any(|served_model| {
+            let replicas = served_model.replicas();
             health.is_panicking(replicas.iter().map(|replica| replica.identity), now)
         });
     if is_ejected { RoutingState::Ejected } else { RoutingState::Ready }
@@ -179,9 +180,9 @@ mod tests {
     fn app(count: u16) -> (App, Vec<Arc<Replica>>) {
         let app = App::new(Args::try_parse_from(["router"]).unwrap(), None);
         let discovered: Vec<DiscoveredReplica> = (1..=count).map(discovered).collect();
-        let replicas = app.dispatch().replicas.update(&discovered).added;
+        let replicas = app.dispatcher().replicas.update(&discovered).added;
         for replica in &replicas {
-            app.dispatch().health().add(replica.identity);
+            app.dispatcher().health().add(replica.identity);
         }
         (app, replicas)
     }
@@ -189,7 +190,7 @@ mod tests {
     fn report(app: &App, replica: &Arc<Replica>, report: u64, state: State) {
         let models = if state == State::Starting { Vec::new() } else { vec!["m".to_owned()] };
         let load = Load { epoch: 1, report, state: state.into(), models, blocks_total: 9, ..Load::default() };
-        app.dispatch().replicas.observe(replica, load, Instant::now());
+        app.dispatcher().replicas.observe(replica, load, Instant::now());
     }
 
     fn states(app: &App, now: Instant) -> Vec<RoutingState> {
@@ -212,7 +213,7 @@ mod tests {
         }
         let ejected = replicas[4].identity;
         for _ in 0..3 {
-            let mut health = app.dispatch().health();
+            let mut health = app.dispatcher().health();
             let sent = health.sent(ejected, now);
             health.failed(ejected, sent, replicas.iter().map(|replica| replica.identity), now);
         }

@@ -32,8 +32,8 @@ fn the_metrics_are_described() {
         name: "replica".to_owned(),
         pod: None,
     };
-    let new = app.dispatch().replicas.update(&[found]).added;
-    app.dispatch().replicas.observe(&new[0], Load { report: 1, ..Load::default() }, Instant::now());
+    let new = app.dispatcher().replicas.update(&[found]).added;
+    app.dispatcher().replicas.observe(&new[0], Load { report: 1, ..Load::default() }, Instant::now());
     app.metrics().record_request("models", "ok", http::StatusCode::OK);
     app.metrics().record_retry("connect");
     let mut text = String::from(

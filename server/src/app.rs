@@ -14,14 +14,14 @@ use crate::dispatches::Dispatches;
 use crate::error::{Error, MediaReference, Resource};
 use crate::lifecycle::{Lifecycle, Phase};
 use crate::limits::{
-    Admission, BudgetExhausted, ByteBudget, ByteClaim, HttpLimits, PreparationSlots,
+    Admission, BudgetExhausted, ByteBudget, ByteReservation, HttpLimits, PreparationSlots,
     STORED_OBJECT_REQUESTS_MAX, UNREAD_ANSWER_BYTES_MAX,
 };
 use crate::media::{FETCHES_MAX, MediaError, MediaFetcher, MediaPolicy};
 use crate::metrics::{Metrics, ProcessState};
 use crate::model::Model;
 use crate::prepare::Media;
-use crate::responses::Background;
+use crate::responses::BackgroundResponses;
 use crate::store::{Store, StoreConfig};
 use crate::tenant::Tenant;
 
@@ -50,7 +50,7 @@ struct Inner {
     dispatches: Dispatches,
     store: Store,
     media: MediaFetcher,
-    background: Background,
+    background: BackgroundResponses,
     served: OnceLock<ServedModel>,
 }
 
@@ -68,12 +68,12 @@ pub struct ServedModel {
 }
 
 /// Bytes that count toward the buffer for request bodies.
-struct ClaimedBytes {
+struct ReservedBytes {
     bytes: Bytes,
-    _claim: ByteClaim,
+    _reservation: ByteReservation,
 }
 
-impl AsRef<[u8]> for ClaimedBytes {
+impl AsRef<[u8]> for ReservedBytes {
     fn as_ref(&self) -> &[u8] {
         &self.bytes
     }
@@ -124,7 +124,7 @@ impl App {
             dispatches: Dispatches::default(),
             store,
             media,
-            background: Background::default(),
+            background: BackgroundResponses::default(),
             served: OnceLock::new(),
         })))
     }
@@ -219,9 +219,11 @@ impl App {
                 );
                 return Err(Error::coded("array_above_max_length", param, problem));
             }
-            let mut claim = self.body_bytes().claim();
-            claim.grow_to(bytes.len()).map_err(|BudgetExhausted| self.overloaded(Resource::BodyBytes))?;
-            media.insert(url, Bytes::from_owner(ClaimedBytes { bytes, _claim: claim }));
+            let mut reservation = self.body_bytes().empty_reservation();
+            reservation
+                .grow_to(bytes.len())
+                .map_err(|BudgetExhausted| self.overloaded(Resource::BodyBytes))?;
+            media.insert(url, Bytes::from_owner(ReservedBytes { bytes, _reservation: reservation }));
         }
         Ok(())
     }
@@ -269,7 +271,7 @@ impl App {
     }
 
     /// Returns the responses that are generated in the background.
-    pub(crate) fn background(&self) -> &Background {
+    pub(crate) fn background(&self) -> &BackgroundResponses {
         &self.0.background
     }
 

@@ -133,8 +133,9 @@ pub struct Args {
     /// Number of groups of threads that divide the weights and the KV heads among each other, at most 64. Use the number
     /// of NUMA nodes, so that each group runs on a node and reads only the memory of that node.
     ///
-    /// The answers do not depend on it. 1: the threads are not bound to nodes. It has not been measured on a machine with
-    /// several nodes; one replica per node (--numa-node) is the alternative. Only the native kernels are divided.
+    /// The answers do not depend on the number. With 1, the threads are not bound to nodes. The speed has not been
+    /// measured on a machine with several nodes; one replica per node (--numa-node) is the alternative. Only the work
+    /// of the native kernels is divided.
     #[arg(
         long,
         value_name = "NUMBER",

@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-pub(crate) use budget::{BudgetExhausted, ByteBudget, ByteClaim};
+pub(crate) use budget::{BudgetExhausted, ByteBudget, ByteReservation};
 pub(crate) use fair_slots::{FairSlot, FairSlots, NoSlot};
 pub(crate) use json::{VALUES_BYTES_MAX, ValuesMemory};
 pub(crate) use preparation::{PreparationSlots, preparation_slots};
@@ -179,7 +179,7 @@ pub(crate) struct AdmittedRequest {
     completions: Arc<Mutex<CompletionTimes>>,
     _permit: OwnedSemaphorePermit,
     /// The memory of the images, until the answer is complete.
-    image_memory: Option<ByteClaim>,
+    image_memory: Option<ByteReservation>,
 }
 
 impl Admission {
@@ -222,7 +222,7 @@ impl Admission {
 
 impl AdmittedRequest {
     /// Keeps the memory of the images until the answer is complete.
-    pub(crate) fn with_image_memory(self, image_memory: Option<ByteClaim>) -> Self {
+    pub(crate) fn with_image_memory(self, image_memory: Option<ByteReservation>) -> Self {
         Self { image_memory, ..self }
     }
 

@@ -59,8 +59,8 @@ pub struct MediaPolicy {
     /// Networks that are not public, from which the server may nevertheless fetch images of --allowed-media-domains, such
     /// as `10.96.0.0/12` for an object store in the cluster. Repeatable.
     ///
-    /// Link-local addresses and others at which clouds offer credentials are always refused. Default: the server connects
-    /// only to public addresses.
+    /// Link-local addresses and those of cloud metadata services are always refused. Default: the server connects only
+    /// to public addresses.
     #[arg(long, value_name = "CIDR", value_delimiter = ',', value_parser = network)]
     pub allowed_media_networks: Vec<IpNet>,
 

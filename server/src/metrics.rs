@@ -134,7 +134,7 @@ impl Metrics {
             image_encode_time: metrics.request_seconds("image_encode_time", "Time to encode an image; for images that are encoded together, their mean"),
             unencoded_image_tokens: metrics.zero(
                 "unencoded_image_tokens",
-                "Tokens of images that are being encoded, or that waiting requests contain and that are not encoded",
+                "Tokens of images that are being encoded, and of unencoded images in waiting requests",
             ),
             encoded_image_tokens: metrics
                 .zero("encoded_image_tokens", "Tokens of images whose encoder outputs are stored"),

@@ -7,7 +7,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use server_engine::TokenId;
 use server_guidance::{Compiler, Vocabulary, VocabularyError};
 use server_parsers::{Formats, IncompatibleFormats, ReasoningFormat, ToolFormat, Tools};
-use server_text::{Abilities, ChatTemplate, ModelText, ToolsPlace};
+use server_text::{ChatTemplate, ModelText, TemplateFeatures, ToolsLocation};
 
 use crate::api_rules::ApiRules;
 use crate::args::NamedAdapter;
@@ -27,8 +27,8 @@ pub struct Model {
     pub(crate) fingerprint: String,
     /// The formats of the model's tool calls and reasoning.
     pub(crate) formats: Formats,
-    /// The capabilities of the model's chat template.
-    pub(crate) abilities: Abilities,
+    /// The features that the model's chat template supports.
+    pub(crate) template_features: TemplateFeatures,
     /// Special tokens that the parser of an answer reads as text, ascending.
     pub(crate) visible_tokens_with_tools: Arc<[TokenId]>,
     pub(crate) visible_tokens_without_tools: Arc<[TokenId]>,
@@ -59,14 +59,15 @@ impl Model {
         let mut hasher = DefaultHasher::new();
         (&names, &text.name, computed, env!("CARGO_PKG_VERSION")).hash(&mut hasher);
         let fingerprint = format!("fp_{:012x}", hasher.finish() & 0xffff_ffff_ffff);
-        let abilities = text.chat_template.as_ref().map_or(Abilities::NONE, ChatTemplate::abilities);
+        let template_features =
+            text.chat_template.as_ref().map_or(TemplateFeatures::NONE, ChatTemplate::features);
         let model = Self {
             names,
             text,
             created: unix_time(),
             fingerprint,
             formats: Formats::default(),
-            abilities,
+            template_features,
             visible_tokens_with_tools: Arc::default(),
             visible_tokens_without_tools: Arc::default(),
             prompt_lookup: false,
@@ -160,7 +161,7 @@ impl Model {
         match format {
             ToolFormat::None => true,
             ToolFormat::DeepSeek | ToolFormat::Gptoss => false,
-            _ => self.abilities.tools == ToolsPlace::Nowhere,
+            _ => self.template_features.tools_location == ToolsLocation::Unsupported,
         }
     }
 

@@ -6,5 +6,5 @@ mod live;
 mod retained;
 
 pub(crate) use assembly::{Assembly, LogprobFormat, NewResponse, encode};
-pub(crate) use live::{Background, BackgroundResponse, FollowedEvents, Interruption, LiveResponse};
+pub(crate) use live::{BackgroundResponse, BackgroundResponses, FollowedEvents, Interruption, LiveResponse};
 pub(crate) use retained::{RetainedRequest, json_bytes};

@@ -31,7 +31,7 @@ pub(crate) use error::Error;
 use error::{CONVERSATION_BYTES_MAX, CONVERSATION_ITEMS_MAX};
 pub(crate) use id::{Id, ItemIds, Kind};
 use index::{Bounds, Entry, Index, Size};
-pub(crate) use index::{CHAIN_MAX, ChainError, Tally};
+pub(crate) use index::{CHAIN_MAX, ChainError, ItemCounts};
 use record::Lines;
 pub(crate) use record::{ConversationRecord, NewItems, ResponseRecord, StoredItem, StoredRecord};
 
@@ -198,7 +198,7 @@ impl Store {
         let Some(id) = Id::parse(&record.response.id) else { return Ok(()) };
         let previous = record.response.previous_response_id.as_deref().and_then(Id::parse).map(Id::key);
         let lines = Lines::of_response(record)?;
-        let entry = Entry { tenant, previous, bytes: 0, data: None, tally: None };
+        let entry = Entry { tenant, previous, bytes: 0, data: None, counts: None };
         self.put(id, lines, entry, Replacement::Optional)?;
         Ok(())
     }
@@ -210,8 +210,8 @@ impl Store {
     pub(crate) fn put_conversation(&self, record: &ConversationRecord, tenant: Tenant) -> Result<(), Error> {
         let Some(id) = Id::parse(&record.conversation.id) else { return Ok(()) };
         let lines = Lines::of_conversation(record)?;
-        let tally = Some(Tally { items: record.items.len(), generated_ids: record.generated_ids });
-        let entry = Entry { tenant, previous: None, bytes: 0, data: None, tally };
+        let counts = Some(ItemCounts { items: record.items.len(), generated_ids: record.generated_ids });
+        let entry = Entry { tenant, previous: None, bytes: 0, data: None, counts };
         self.put(id, lines, entry, Replacement::Optional)?;
         Ok(())
     }
@@ -236,23 +236,23 @@ impl Store {
         &self,
         id: Id,
         tenant: Tenant,
-        items: impl FnOnce(Tally) -> Result<NewItems, E>,
+        items: impl FnOnce(ItemCounts) -> Result<NewItems, E>,
     ) -> Result<Option<Vec<Arc<Item>>>, E> {
         let _one = self.lock(id);
         let Some(entry) = self.index().get(id.key(), tenant).cloned() else { return Ok(None) };
-        let (bytes, tally) = match entry.tally {
-            Some(tally) => (entry.bytes, tally),
+        let (bytes, counts) = match entry.counts {
+            Some(counts) => (entry.bytes, counts),
             // Read the record, because the last write to its file may have been interrupted.
             None => match self.read(id, entry)? {
-                Some(stored) => (stored.bytes(), stored.tally()),
+                Some(stored) => (stored.bytes(), stored.counts()),
                 None => return Ok(None),
             },
         };
-        check_room(tally, bytes)?;
-        let NewItems { items, generated_ids } = items(tally)?;
+        check_room(counts, bytes)?;
+        let NewItems { items, generated_ids } = items(counts)?;
         let lines = Lines::of_items(&items, generated_ids)?.into_bytes();
-        let tally = Tally { items: tally.items + items.len(), generated_ids };
-        let size = Size { bytes: bytes + lines.len() as u64, tally };
+        let counts = ItemCounts { items: counts.items + items.len(), generated_ids };
+        let size = Size { bytes: bytes + lines.len() as u64, counts };
         self.check_size(lines.len() as u64, RECORD_BYTES_MAX)?;
         self.check_size(size.bytes, u64::MAX)?;
         let exists = match &self.0.folder {
@@ -310,7 +310,7 @@ impl Store {
         let _one = self.lock(id);
         let Some(stored) = self.get(id, tenant)? else { return Ok(None) };
         let (lines, returned) = rewrite(&stored)?;
-        let entry = Entry { tenant, previous: None, bytes: 0, data: None, tally: None };
+        let entry = Entry { tenant, previous: None, bytes: 0, data: None, counts: None };
         let exists = self.put(id, lines, entry, Replacement::Required)?;
         Ok(exists.then_some(returned))
     }
@@ -378,9 +378,9 @@ impl Store {
 ///
 /// # Errors
 /// [`Error::Full`]
-pub(crate) fn check_room(tally: Tally, bytes: u64) -> Result<(), Error> {
-    let is_full = tally.items >= CONVERSATION_ITEMS_MAX || bytes >= CONVERSATION_BYTES_MAX;
-    if is_full { Err(Error::Full { items: tally.items, bytes }) } else { Ok(()) }
+pub(crate) fn check_room(counts: ItemCounts, bytes: u64) -> Result<(), Error> {
+    let is_full = counts.items >= CONVERSATION_ITEMS_MAX || bytes >= CONVERSATION_BYTES_MAX;
+    if is_full { Err(Error::Full { items: counts.items, bytes }) } else { Ok(()) }
 }
 
 #[cfg(test)]

@@ -47,7 +47,7 @@ impl Tenant {
 
     /// Assigns these prompts to this tenant. As a result, the prefix cache and the cache of encoded images separate them
     /// from the prompts of other tenants, and tenants take turns in the queue.
-    pub(crate) fn claim(self, prompts: &mut [Request]) {
+    pub(crate) fn assign_prompts(self, prompts: &mut [Request]) {
         for prompt in prompts {
             prompt.cache_salt = self.salt(prompt.cache_salt);
             prompt.tenant = self.0;

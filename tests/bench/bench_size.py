@@ -52,17 +52,17 @@ def arguments() -> argparse.Namespace:
 
 @dataclasses.dataclass(frozen=True)
 class Weights:
-    """The bytes of the weights that a token reads: of the file, and of the packed matrices in memory."""
+    """The bytes of weights that one token needs: in the file, and in the packed matrices in memory."""
 
     in_file: float
     packed: float
 
 
 def weights_per_token(shape: Shape) -> Weights:
-    """Returns the bytes that generating one token reads. It reads only the experts that are used."""
+    """Returns how many bytes of weights the model reads to generate one token. Of the experts, it reads only those in use."""
     in_file = packed = 0.0
     for name, kind, dimensions in tensors(shape, shape.vocabulary or 49_152):
-        # The embedding of a token is one row, unless the same weights are the output.
+        # A token needs only one row of the embedding matrix, unless this matrix is also the output matrix.
         if len(dimensions) == 1 or (name == "token_embd" and shape.has_output):
             continue
         count = float(np.prod(dimensions))
@@ -75,7 +75,7 @@ def weights_per_token(shape: Shape) -> Weights:
 
 
 def read_seconds(path: pathlib.Path) -> float:
-    """Returns the time of reading a file from the disk."""
+    """Returns the time to read a file from the disk."""
     with path.open("rb", buffering=0) as file:
         os.fsync(file.fileno())
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
@@ -93,7 +93,7 @@ def bandwidth() -> float:
 
 
 def scenario(concurrent: int, vocabulary: int) -> dict:
-    """Returns the scenario of some requests, one after the other or all at the same time."""
+    """Returns a scenario with `SINGLE_REQUESTS` sequential requests, or with several concurrent ones."""
     rng = random.Random(concurrent)
 
     def prompt() -> list[int]:

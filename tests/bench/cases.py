@@ -11,8 +11,7 @@ PROMPT_TOKENS, OUTPUT_TOKENS = 256, 128
 PREFIX_TOKENS, OWN_TOKENS, PREFIX_OUTPUT_TOKENS, PREFIX_CONCURRENT = 1024, 64, 64, 16
 # The length of a long prompt that arrives while other streams decode.
 LONG_TOKENS, STREAMS, STREAM_PROMPT_TOKENS, STREAM_OUTPUT_TOKENS, LONG_AFTER_TOKENS = 4096, 8, 64, 256, 16
-# Number of requests in the case of one at a time, because a single request would be too short to
-# measure.
+# Number of requests in the sequential case, because a single request would be too short to measure.
 SINGLE_REQUESTS = 4
 # Token IDs that are ordinary text in all vocabularies of the benchmarks.
 TOKEN_MIN = 300

@@ -4,7 +4,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 folder=.deps/llama
-# The sources have the MIT license and are neither in this repository nor in the products.
+# The sources have the MIT license. Neither this repository nor any release contains them.
 requirement='llama-cpp-python==0.3.36 --hash=sha256:832db0699007f1be95a7e41ef12e88926b02ba836461e36a36372db2760c1a2e'
 
 if [[ -f "$folder/.stamp" && "$(<"$folder/.stamp")" == "$requirement" ]]; then exit 0; fi

@@ -39,8 +39,8 @@ SHAPES = {
     "gemma3": (6, 2, 1, 256, True, "gpt-2"),
     "phi3": (3, 4, 4, 64, False, "gpt-2"),
 }
-# The files have two tensor types for every architecture, all types for llama, and additional properties of real files
-# of an architecture.
+# Every architecture has files with two tensor types, and llama has a file for each type. Further files have properties
+# of real files, such as rotary factors.
 PLAN = (
     [("llama", kind, "") for kind in (*TYPES, MIXED)]
     + [(arch, kind, "") for arch in SHAPES if arch != "llama" for kind in ("Q4_1", "Q4_K")]

@@ -26,7 +26,7 @@ NOISE = re.compile(r"noise with weights of 8 bits: ([\d.e+-]+)")
 
 
 def peer(model):
-    """Returns how many answers of openvino_genai are equal to those of transformers, differ, or are errors."""
+    """Returns how many answers of openvino_genai equal those of transformers, differ from them, or are errors."""
     run = subprocess.run([PYTHON, IMAGES / "peer.py", model], capture_output=True, text=True, check=False)
     if run.returncode != 0:
         return run.stderr.strip().splitlines()[-1]

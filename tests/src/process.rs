@@ -14,7 +14,7 @@ const POLL_INTERVAL: Duration = Duration::from_millis(20);
 /// Polls `condition` until it returns a value.
 ///
 /// # Errors
-/// It does not return a value within `limit`; `what` describes the condition in the error.
+/// `condition` returns no value within `limit`. The error describes the condition with `what`.
 pub fn await_condition<T>(
     what: &str,
     limit: Duration,
@@ -26,7 +26,7 @@ pub fn await_condition<T>(
 /// Polls `state` until it returns a value. An error counts as "not yet", because a server may be restarting.
 ///
 /// # Errors
-/// It does not return a value within `limit`; the message contains the last error of `state`.
+/// `state` returns no value within `limit`. The message contains its last error.
 pub fn await_state<T>(
     what: &str,
     limit: Duration,

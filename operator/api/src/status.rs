@@ -45,7 +45,7 @@ pub struct LlmDeploymentStatus {
     /// Progress of the fetch of the model's files.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cache: Option<CacheStatus>,
-    /// Release of the images and pod templates that is applied.
+    /// Release whose images and pod templates are applied.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub release: Option<ReleaseStatus>,
     /// Conditions of the resource.
@@ -104,7 +104,7 @@ impl Phase {
     }
 }
 
-/// The release of the images and pod templates that is applied.
+/// The release whose images and pod templates are applied.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 pub struct ReleaseStatus {

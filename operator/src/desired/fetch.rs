@@ -6,7 +6,7 @@ use operator_api::AccessMode;
 use serde_json::{Value, json};
 
 use super::flags::{self, RevisionValue};
-use super::pod::{VolumeUse, container_security_context, put};
+use super::pod::{VolumeUse, container_security_context, set_member};
 use crate::manifest::{digest, to_json};
 use crate::names::{COMPONENT, Component, INSTANCE, REVISION_VARIABLE};
 use crate::ports::PROGRESS_PORT;
@@ -66,7 +66,7 @@ pub(super) fn model_mount(valid: &ValidDeployment) -> ModelMount {
             ),
             ModelCache::Scratch { size_limit } => {
                 let mut scratch = json!({});
-                put(&mut scratch, "sizeLimit", size_limit.clone());
+                set_member(&mut scratch, "sizeLimit", size_limit.clone());
                 fetched_by_pod(valid, fetched, json!({"name": "model", "emptyDir": scratch}))
             }
             ModelCache::PerPod(volume) => {
@@ -135,8 +135,8 @@ fn container(valid: &ValidDeployment, fetched: &FetchedModel, into: &str) -> Val
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "volumeMounts": mounts,
     });
-    put(&mut container, "imagePullPolicy", valid.image_pull_policy.clone());
-    put(&mut container, "env", Some(env));
+    set_member(&mut container, "imagePullPolicy", valid.image_pull_policy.clone());
+    set_member(&mut container, "env", Some(env));
     container
 }
 
@@ -201,6 +201,6 @@ fn claim_spec(volume: &CacheVolume, access_mode: &str) -> Value {
         "accessModes": [access_mode],
         "resources": {"requests": {"storage": volume.size}},
     });
-    put(&mut spec, "storageClassName", volume.storage_class.clone());
+    set_member(&mut spec, "storageClassName", volume.storage_class.clone());
     spec
 }

@@ -57,14 +57,19 @@ pub(super) fn health(path: &str) -> Value {
 
 /// Sets the fields of a pod spec that place the pod. `affinity` replaces that of `placement`, and `selector` contains
 /// the labels of the pods that are spread.
-pub(super) fn place(spec: &mut Value, placement: &PodPlacement, affinity: Option<Value>, selector: &Value) {
+pub(super) fn set_placement(
+    spec: &mut Value,
+    placement: &PodPlacement,
+    affinity: Option<Value>,
+    selector: &Value,
+) {
     let spread = spread(&placement.topology_spread_constraints, selector);
-    put(spec, "topologySpreadConstraints", Some(spread));
-    put(spec, "nodeSelector", Some(to_json(&placement.node_selector)));
-    put(spec, "tolerations", Some(to_json(&placement.tolerations)));
-    put(spec, "affinity", affinity);
-    put(spec, "priorityClassName", placement.priority_class_name.clone());
-    put(spec, "runtimeClassName", placement.runtime_class_name.clone());
+    set_member(spec, "topologySpreadConstraints", Some(spread));
+    set_member(spec, "nodeSelector", Some(to_json(&placement.node_selector)));
+    set_member(spec, "tolerations", Some(to_json(&placement.tolerations)));
+    set_member(spec, "affinity", affinity);
+    set_member(spec, "priorityClassName", placement.priority_class_name.clone());
+    set_member(spec, "runtimeClassName", placement.runtime_class_name.clone());
 }
 
 /// The topology spread constraints of pods. A constraint without a selector applies to the pods of `selector`. Without
@@ -89,7 +94,7 @@ fn spread(constraints: &[TopologySpreadConstraint], selector: &Value) -> Value {
 }
 
 /// Inserts a member into an object, unless its value is absent or empty.
-pub(super) fn put(object: &mut Value, name: &str, value: Option<impl Into<Value>>) {
+pub(super) fn set_member(object: &mut Value, name: &str, value: Option<impl Into<Value>>) {
     let Some(value) = value.map(Into::into) else { return };
     if let (false, Value::Object(members)) = (is_empty(&value), object) {
         members.insert(name.to_owned(), value);

@@ -45,7 +45,7 @@ pub enum UpgradeStep {
 
 /// The Deployments of a resource, and the step of its upgrade.
 #[derive(Debug)]
-pub(super) struct Rollout {
+pub(super) struct UpgradePlan {
     pub(super) manifests: Vec<Manifest>,
     /// The hash of the pod template that replicas should have.
     pub(super) template_hash: String,
@@ -79,15 +79,15 @@ pub(super) enum ModelState {
 
 /// Decides which pod templates the Deployments get. While the model is being fetched, the replicas serve the former
 /// model.
-pub(super) fn rollout(
+pub(super) fn plan_upgrade(
     valid: &ValidDeployment,
     observed: &ObservedState,
     model: ModelState,
     permission: UpgradePermission,
-) -> Rollout {
+) -> UpgradePlan {
     let [server, router] = render(valid);
     let release = release_id(&[&server, &router]);
-    let mut rollout = Rollout {
+    let mut plan = UpgradePlan {
         manifests: Vec::new(),
         template_hash: server.template_hash.clone(),
         step: UpgradeStep::None,
@@ -96,31 +96,31 @@ pub(super) fn rollout(
     let live_server = live(&server, observed);
     if model == ModelState::Available {
         if is_upgrade(&server, live_server) && permission != UpgradePermission::Granted {
-            rollout.template_hash = live_server.and_then(template_hash).unwrap_or_default().to_owned();
+            plan.template_hash = live_server.and_then(template_hash).unwrap_or_default().to_owned();
         }
-        rollout.add(server, live_server, permission);
+        plan.add(server, live_server, permission);
     } else {
         // Everything except for the template follows the resource, so that scaling, suspending and rollout settings take
         // effect during the fetch.
-        rollout.manifests.extend(with_live_inputs(server.manifest, live_server));
+        plan.manifests.extend(with_live_inputs(server.manifest, live_server));
     }
     let live_router = live(&router, observed);
     let replicas_need_token =
-        rollout.manifests.first().is_some_and(|server| replica_token::is_mounted(&server.body));
+        plan.manifests.first().is_some_and(|server| replica_token::is_mounted(&server.body));
     let sends_token = live_router.is_some_and(|live| replica_token::is_mounted(&live.data));
     if replicas_need_token && !sends_token {
         // Replicas reject the requests of routers without a token, so these cannot wait.
-        rollout.manifests.push(router.manifest);
+        plan.manifests.push(router.manifest);
     } else {
-        rollout.add(router, live_router, permission);
+        plan.add(router, live_router, permission);
     }
-    if matches!(rollout.step, UpgradeStep::Wait(_)) {
-        rollout.available = Some(release);
+    if matches!(plan.step, UpgradeStep::Wait(_)) {
+        plan.available = Some(release);
     }
-    rollout
+    plan
 }
 
-impl Rollout {
+impl UpgradePlan {
     /// Adds a Deployment with the rendered template, or with its live template while an upgrade waits.
     fn add(
         &mut self,

@@ -4,7 +4,8 @@ use serde_json::{Map, Value, json};
 
 use super::flags::{self, ProcessOptions, RouterFiles};
 use super::pod::{
-    VolumeUse, container_security_context, health, image_pull_secrets, place, ports, put, security_context,
+    VolumeUse, container_security_context, health, image_pull_secrets, ports, security_context, set_member,
+    set_placement,
 };
 use super::replica_token;
 use super::template::{PodTemplate, RenderedDeployment};
@@ -79,8 +80,8 @@ fn pod(valid: &ValidDeployment) -> Value {
         "containers": [container(valid, &mounts)],
         "volumes": volumes,
     });
-    put(&mut pod, "imagePullSecrets", Some(image_pull_secrets(&valid.security)));
-    place(&mut pod, &router.placement, None, &owner.selector(Component::Router));
+    set_member(&mut pod, "imagePullSecrets", Some(image_pull_secrets(&valid.security)));
+    set_placement(&mut pod, &router.placement, None, &owner.selector(Component::Router));
     pod
 }
 
@@ -107,7 +108,7 @@ fn container(valid: &ValidDeployment, mounts: &[Value]) -> Value {
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "volumeMounts": mounts,
     });
-    put(&mut container, "imagePullPolicy", valid.image_pull_policy.clone());
+    set_member(&mut container, "imagePullPolicy", valid.image_pull_policy.clone());
     container
 }
 

@@ -7,7 +7,8 @@ use serde_json::{Value, json};
 use super::fetch;
 use super::flags::{self, ProcessOptions};
 use super::pod::{
-    container_security_context, health, image_pull_secrets, place, ports, put, security_context,
+    container_security_context, health, image_pull_secrets, ports, security_context, set_member,
+    set_placement,
 };
 use super::replica_token;
 use super::template::{PodTemplate, RenderedDeployment};
@@ -48,9 +49,9 @@ pub(super) fn deployment(valid: &ValidDeployment) -> RenderedDeployment {
         },
     });
     // The API server omits these fields if they are zero, which would look like a change by another field manager.
-    put(&mut content["spec"], "paused", server.paused.then_some(true));
+    set_member(&mut content["spec"], "paused", server.paused.then_some(true));
     let min_ready_seconds = (server.min_ready_seconds > 0).then_some(server.min_ready_seconds);
-    put(&mut content["spec"], "minReadySeconds", min_ready_seconds);
+    set_member(&mut content["spec"], "minReadySeconds", min_ready_seconds);
     let name = owner.component_name(Component::Server);
     let manifest = owner.manifest(Kind::Deployment, &name, Component::Server, content);
     let mut deployment = RenderedDeployment::new(manifest, template.hash, &valid.inputs.server);
@@ -77,9 +78,9 @@ fn pod(valid: &ValidDeployment) -> Value {
         "containers": [container(valid, &model.path)],
         "volumes": volumes,
     });
-    put(&mut spec, "initContainers", Some(model.init_containers));
-    put(&mut spec, "imagePullSecrets", Some(image_pull_secrets(&valid.security)));
-    place(&mut spec, &server.placement, fetch::affinity(valid), &owner.selector(Component::Server));
+    set_member(&mut spec, "initContainers", Some(model.init_containers));
+    set_member(&mut spec, "imagePullSecrets", Some(image_pull_secrets(&valid.security)));
+    set_placement(&mut spec, &server.placement, fetch::affinity(valid), &owner.selector(Component::Server));
     spec
 }
 
@@ -109,7 +110,7 @@ fn container(valid: &ValidDeployment, model_path: &str) -> Value {
             replica_token::mount(),
         ],
     });
-    put(&mut container, "imagePullPolicy", valid.image_pull_policy.clone());
+    set_member(&mut container, "imagePullPolicy", valid.image_pull_policy.clone());
     container
 }
 

@@ -3,7 +3,7 @@
 
 use serde_json::json;
 
-use super::pod::put;
+use super::pod::set_member;
 use crate::manifest::{Kind, Manifest};
 use crate::names::Component;
 use crate::ports::{ADMIN_PORT, GRPC_PORT, HTTP_PORT};
@@ -18,7 +18,7 @@ fn for_clients(valid: &ValidDeployment) -> Manifest {
     let owner = &valid.owner;
     let service = &valid.router.service;
     let mut port = json!({"name": "http", "port": service.port, "targetPort": "http", "protocol": "TCP"});
-    put(&mut port, "nodePort", service.node_port);
+    set_member(&mut port, "nodePort", service.node_port);
     let content = json!({
         "spec": {
             "type": service.service_type.name(),

@@ -18,7 +18,7 @@ use super::installation::Installation;
 use super::numa;
 use super::output::ListenAddresses;
 use crate::desired::flags::{self, ProcessOptions, RouterFiles};
-use crate::fleet::{RouterReport, watch_replicas};
+use crate::pod_reports::{RouterReport, watch_replicas};
 use crate::valid_deployment::ValidDeployment;
 
 /// The interval at which processes are checked.

@@ -180,7 +180,7 @@ fn the_progress_and_the_result_of_a_fetch_are_reported() {
     let starting = PodState { containers_ready: false, is_ready: false, is_routable: None, ..replica("a") };
     let mut fetching_pod = observed(&[PodState { is_fetching: true, ..starting.clone() }]);
     fetching_pod.pod_reports.progress =
-        Some(crate::fleet::FetchProgress { bytes: 1 << 29, bytes_total: Some(1 << 30) });
+        Some(crate::pod_reports::FetchProgress { bytes: 1 << 29, bytes_total: Some(1 << 30) });
     let status = status_of(&object, fetching_pod, 1);
     assert_eq!(status.phase, Phase::Fetching);
     assert_eq!(status.cache.unwrap().progress.as_deref(), Some("512.0 MiB of 1.0 GiB"));

@@ -10,7 +10,7 @@ use futures_util::{StreamExt as _, stream};
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams};
 use kube::{Client, ResourceExt as _};
-use operator::fleet::{FetchProgress, PodClient, ReportedReplica, RouterReport};
+use operator::pod_reports::{FetchProgress, PodClient, ReportedReplica, RouterReport};
 use serde_json::{Value, json};
 use tokio::task::JoinSet;
 

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use operator::admin::Admin;
-use operator::fleet::NetworkClient;
 use operator::metrics::Metrics;
+use operator::pod_reports::NetworkClient;
 use operator::run::{Services, manage};
 use tests::cluster::ControlPlane;
 use tokio::net::TcpListener;

@@ -77,14 +77,14 @@ impl Router for Ovfleet {
         };
         let candidate = |(identity, known): (u64, &KnownReplica)| {
             let cached = match self.policy.uses_prefixes() {
-                true => known.index.cached_blocks(&request.chain),
+                true => known.index.cached_blocks(&request.prefix_hashes),
                 false => 0,
             };
             Candidate {
                 identity,
-                view: known.ledger.view(now, REPORT_TTL),
+                snapshot: known.ledger.snapshot(now, REPORT_TTL),
                 tenant_load: TenantLoad::default(),
-                cached_tokens: request.chain.tokens_of(cached, 4.0),
+                cached_tokens: request.prefix_hashes.tokens_of(cached, 4.0),
                 weight: 1.0,
                 is_reserved: false,
                 last_pick: known.last_pick,
@@ -101,7 +101,7 @@ impl Router for Ovfleet {
         let cost = candidates[picked].cost(&demand);
         let known = &mut self.replicas[picked];
         known.last_pick = self.picks;
-        known.index.record(&request.chain, demand.output_tokens as usize / 16);
+        known.index.record(&request.prefix_hashes, demand.output_tokens as usize / 16);
         let booking = known.ledger.book(cost, now);
         let number = booking.number();
         self.bookings.insert(id, booking);
@@ -121,7 +121,7 @@ impl Router for Ovfleet {
         let now = self.instant(now);
         let known = &mut self.replicas[replica];
         if known.ledger.observe(report, now) == ReportOutcome::Accepted {
-            let expected = known.ledger.view(now, REPORT_TTL).booked.blocks_without_token;
+            let expected = known.ledger.snapshot(now, REPORT_TTL).booked.blocks_without_token;
             let blocks = u64::from(report.blocks_active) + u64::from(report.blocks_evictable) + expected;
             known.index.set_capacity(report.blocks_total as usize);
             known.index.trim(blocks as usize);
@@ -150,7 +150,7 @@ impl Router for LlmD {
         let waiting = || self.loads.iter().map(|load| f64::from(load.waiting));
         let (least, most) = waiting()
             .fold((f64::MAX, 0.0f64), |(least, most), waiting| (least.min(waiting), most.max(waiting)));
-        let blocks = request.chain.blocks().max(1) as f64;
+        let blocks = request.prefix_hashes.blocks().max(1) as f64;
         let mut best = (f64::MIN, 0);
         let mut ties = 0;
         for (replica, load) in self.loads.iter().enumerate() {
@@ -160,7 +160,7 @@ impl Router for LlmD {
             };
             let kv = 1.0 - f64::from(load.blocks_active) / f64::from(load.blocks_total.max(1));
             let prefix = match &self.indexes {
-                Some(indexes) => indexes[replica].cached_blocks(&request.chain) as f64 / blocks,
+                Some(indexes) => indexes[replica].cached_blocks(&request.prefix_hashes) as f64 / blocks,
                 None => 0.0,
             };
             let score = 2.0 * queue + 2.0 * kv + 3.0 * prefix;
@@ -174,7 +174,7 @@ impl Router for LlmD {
             }
         }
         if let Some(indexes) = &mut self.indexes {
-            indexes[best.1].record(&request.chain, 0);
+            indexes[best.1].record(&request.prefix_hashes, 0);
         }
         Some((best.1, 0))
     }

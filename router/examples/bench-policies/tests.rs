@@ -27,7 +27,7 @@ fn traffic_is_as_described() {
             let prompt_tokens = request.spec.prompt_tokens;
             let output_tokens = request.spec.output_tokens();
             assert!(output_tokens > 0);
-            assert_eq!(request.chain.blocks() as u32, prompt_tokens / REPLICA.block_tokens);
+            assert_eq!(request.prefix_hashes.blocks() as u32, prompt_tokens / REPLICA.block_tokens);
             assert!(prompt_tokens.div_ceil(16) + output_tokens.div_ceil(16) < REPLICA.blocks_total);
         }
     }

@@ -8,7 +8,7 @@ use std::rc::Rc;
 use rand::rngs::StdRng;
 use rand::{Rng as _, SeedableRng as _};
 use router::policy::mix;
-use router::prefix::Chain;
+use router::prefix::PrefixHashes;
 
 use crate::engine::{EngineConfig, Nanos, SECOND, Spec};
 
@@ -69,7 +69,7 @@ pub(crate) enum Arrival {
 pub(crate) struct Request {
     pub(crate) arrival: Arrival,
     pub(crate) spec: Rc<Spec>,
-    pub(crate) chain: Chain,
+    pub(crate) prefix_hashes: PrefixHashes,
     /// The number of prompt tokens, estimated from the bytes of the prompt with an error of up to 15%.
     pub(crate) estimated_prompt_tokens: u32,
 }
@@ -196,13 +196,13 @@ impl RequestMaker {
             .flat_map(|segment| (0..segment.tokens).map(move |position| token(segment.text, position)))
             .collect();
         let prompt_tokens = tokens.len() as u32;
-        let chain = Chain::of_tokens(&tokens, block_tokens, 1);
+        let prefix_hashes = PrefixHashes::of_tokens(&tokens, block_tokens, 1);
         // The answer extends the last segment, because the next turn of a conversation repeats it.
         let Segment { text, tokens: end } = segments[segments.len() - 1];
         tokens.extend((end..end + output_tokens).map(|position| token(text, position)));
         let estimated_prompt_tokens = (f64::from(prompt_tokens) * (0.85 + 0.3 * self.unit())) as u32;
         let spec = Rc::new(Spec { tokens, prompt_tokens });
-        self.requests.push(Request { arrival, spec, chain, estimated_prompt_tokens });
+        self.requests.push(Request { arrival, spec, prefix_hashes, estimated_prompt_tokens });
     }
 
     /// The time that a busy replica needs for a request, in seconds.

@@ -32,7 +32,7 @@ pub(crate) const MODEL: &str = "bench-model";
 
 /// The times of an answer.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Took {
+pub(crate) struct RequestTimes {
     /// The time until the first byte of the body.
     pub(crate) first: Duration,
     /// The time until the end of the body.
@@ -62,7 +62,7 @@ impl Client {
     }
 
     /// Sends a request and reads the whole answer.
-    pub(crate) async fn ask(&mut self) -> anyhow::Result<Took> {
+    pub(crate) async fn ask(&mut self) -> anyhow::Result<RequestTimes> {
         self.number += 1;
         let number = format!("{:08}", self.number % 100_000_000);
         self.request[self.number_at..self.number_at + number.len()].copy_from_slice(number.as_bytes());
@@ -83,7 +83,7 @@ impl Client {
             "an answer has an unexpected number of events: {}",
             answer.events
         );
-        Ok(Took { first: first.unwrap_or(whole), whole })
+        Ok(RequestTimes { first: first.unwrap_or(whole), whole })
     }
 
     /// Sends a request and reads the first event.

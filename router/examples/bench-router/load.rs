@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 
-use crate::client::{Client, Kind, Took};
+use crate::client::{Client, Kind, RequestTimes};
 
 /// The number of connections that are opened concurrently.
 const OPENED_AT_ONCE: usize = 64;
@@ -44,7 +44,7 @@ impl Clients {
     }
 
     /// Each client sends its next request as soon as it has its answer.
-    pub(crate) async fn ask_for(self, time: Duration) -> anyhow::Result<Vec<Took>> {
+    pub(crate) async fn ask_for(self, time: Duration) -> anyhow::Result<Vec<RequestTimes>> {
         let until = Instant::now() + time;
         let mut tasks = JoinSet::new();
         for mut client in self.clients {
@@ -64,7 +64,7 @@ impl Clients {
     }
 
     /// Sends requests at a rate, whether or not the previous ones have been answered.
-    pub(crate) async fn ask_at(mut self, rate: u32, time: Duration) -> anyhow::Result<Vec<Took>> {
+    pub(crate) async fn ask_at(mut self, rate: u32, time: Duration) -> anyhow::Result<Vec<RequestTimes>> {
         let mut ticks = tokio::time::interval(Duration::from_secs(1) / rate);
         let mut under_way = JoinSet::new();
         let mut all = Vec::new();
@@ -73,7 +73,7 @@ impl Clients {
             loop {
                 tokio::select! {
                     Some(ended) = under_way.join_next() => {
-                        let (client, took): (Client, anyhow::Result<Took>) = ended?;
+                        let (client, took): (Client, anyhow::Result<RequestTimes>) = ended?;
                         all.push(took?);
                         self.clients.push(client);
                     }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use anyhow::{Context as _, ensure};
 
 use crate::Args;
-use crate::client::{Kind, Took};
+use crate::client::{Kind, RequestTimes};
 use crate::contender::{Contender, Name};
 use crate::load::{self, Clients, PacedStreams};
 use crate::process::Memory;
@@ -146,7 +146,7 @@ async fn sample(
             let kind = if case == Case::JsonRate { Kind::Json } else { Kind::Stream };
             let clients = Clients::connect(&targets, 8, kind).await?;
             let (took, cpu) = measured(contender, clients.ask_at(RATE, args.time())).await?;
-            let delay = |took: Took| if kind == Kind::Json { took.whole } else { took.first };
+            let delay = |took: RequestTimes| if kind == Kind::Json { took.whole } else { took.first };
             summary(took.into_iter().map(delay), cpu)
         }
         Case::Paced => {

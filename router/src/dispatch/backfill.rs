@@ -9,9 +9,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::picker::{Picker, Search, SearchResult};
-use crate::fleet::Fleet;
 use crate::queue::Ticket;
 use crate::replica::Replica;
+use crate::served_model::ServedModel;
 use crate::waiting::{Assignment, WaitingList};
 
 /// Number of requests at the head of a queue that may get room when it appears.
@@ -24,9 +24,9 @@ pub(super) const RESERVE_AFTER: Duration = Duration::from_secs(2);
 pub(super) const RESERVE_AGAINST_ALL_AFTER: Duration = Duration::from_secs(30);
 
 /// The result of an attempt to place a waiting request.
-pub(super) enum Offer {
+pub(super) enum BackfillResult {
     /// The request has left the queue. `unclaimed` is an assignment whose task has stopped waiting for it.
-    Left { unclaimed: Option<Assignment> },
+    Dequeued { unclaimed: Option<Assignment> },
     /// The request can be tried again immediately: its list of failed replicas was cleared.
     TryAgain,
     /// No replica has room for the request.
@@ -35,75 +35,80 @@ pub(super) enum Offer {
     NoReplica,
 }
 
-/// Offers room to the requests that wait for a model.
+/// Places the requests that wait for a model.
 pub(super) struct Backfill<'a> {
     pub(super) picker: &'a Picker,
-    pub(super) fleet: &'a Arc<Fleet>,
+    pub(super) served_model: &'a Arc<ServedModel>,
     pub(super) now: Instant,
 }
 
 impl Backfill<'_> {
     /// Tries to place the next requests until one of them leaves the queue. Considers all replicas, or only `at`.
-    pub(super) fn offer_room(&self, waiting: &mut WaitingList, at: Option<&Arc<Replica>>) -> Offer {
+    pub(super) fn place_next(&self, waiting: &mut WaitingList, at: Option<&Arc<Replica>>) -> BackfillResult {
         for (position, ticket) in waiting.queue.upcoming(BACKFILL_MAX).into_iter().enumerate() {
-            match self.offer(waiting, ticket, at) {
-                Offer::Full if position == 0 && at.is_none() => self.reserve_for(waiting, ticket),
-                Offer::Full => {}
-                offer => return offer,
+            match self.try_place(waiting, ticket, at) {
+                BackfillResult::Full if position == 0 && at.is_none() => self.reserve_for(waiting, ticket),
+                BackfillResult::Full => {}
+                result => return result,
             }
         }
-        Offer::Full
+        BackfillResult::Full
     }
 
     /// Tries to place a request that has just entered the queue, if it is among those that are next. The first request
     /// of the queue is tried before it, in case there is room that no event has announced.
-    pub(super) fn offer_newcomer(&self, waiting: &mut WaitingList, ticket: Ticket) -> Offer {
+    pub(super) fn place_newcomer(&self, waiting: &mut WaitingList, ticket: Ticket) -> BackfillResult {
         let upcoming = waiting.queue.upcoming(BACKFILL_MAX);
         if !upcoming.contains(&ticket) {
-            return Offer::Full;
+            return BackfillResult::Full;
         }
         let first = upcoming.first().copied().filter(|&first| first != ticket);
-        match first.map_or(Offer::Full, |first| self.offer(waiting, first, None)) {
-            Offer::Full => self.offer(waiting, ticket, None),
-            offer => offer,
+        match first.map_or(BackfillResult::Full, |first| self.try_place(waiting, first, None)) {
+            BackfillResult::Full => self.try_place(waiting, ticket, None),
+            result => result,
         }
     }
 
     /// Tries to place one waiting request.
-    fn offer(&self, waiting: &mut WaitingList, ticket: Ticket, at: Option<&Arc<Replica>>) -> Offer {
-        let Self { picker, fleet, now } = *self;
+    fn try_place(
+        &self,
+        waiting: &mut WaitingList,
+        ticket: Ticket,
+        at: Option<&Arc<Replica>>,
+    ) -> BackfillResult {
+        let Self { picker, served_model, now } = *self;
         let reserved = waiting.reserved_for(ticket).cloned();
         let waiter = waiting.waiters.get_mut(&ticket).filter(|waiter| !waiter.wake.is_closed());
         let Some(waiter) = waiter else {
             waiting.cancel(ticket, now);
-            return Offer::Left { unclaimed: None };
+            return BackfillResult::Dequeued { unclaimed: None };
         };
-        let search = Search { fleet, request: &waiter.request, at, reserved: reserved.as_ref() };
+        let search = Search { served_model, request: &waiter.request, at, reserved: reserved.as_ref() };
         match picker.book(search, now) {
             SearchResult::Booked(assignment) => {
                 let waiter = waiting.dequeue(ticket, now).expect("invariant: the list contains the waiter");
-                Offer::Left { unclaimed: waiter.wake.send(assignment).err() }
+                BackfillResult::Dequeued { unclaimed: waiter.wake.send(assignment).err() }
             }
-            SearchResult::NoReplica if !waiter.request.tried.is_empty() => {
+            SearchResult::NoReplica if !waiter.request.failed_replicas.is_empty() => {
                 // Only replicas that failed to answer this request are left. It must not block the other requests.
-                waiter.request.tried.clear();
-                Offer::TryAgain
+                waiter.request.failed_replicas.clear();
+                BackfillResult::TryAgain
             }
-            SearchResult::NoReplica => Offer::NoReplica,
-            SearchResult::Full => Offer::Full,
+            SearchResult::NoReplica => BackfillResult::NoReplica,
+            SearchResult::Full => BackfillResult::Full,
         }
     }
 
     /// Reserves a replica for the first request of a queue if it has waited for long enough, or another replica if the
     /// reserved one can no longer serve the request.
     fn reserve_for(&self, waiting: &mut WaitingList, ticket: Ticket) {
-        let Self { picker, fleet, now } = *self;
+        let Self { picker, served_model, now } = *self;
         let Some(waiter) = waiting.waiters.get(&ticket) else { return };
         if now.saturating_duration_since(waiter.since) < RESERVE_AFTER {
             return;
         }
         let reserved = waiting.reserved_for(ticket);
-        if reserved.is_some_and(|reserved| picker.can_fit(fleet, &waiter.request, reserved, now)) {
+        if reserved.is_some_and(|reserved| picker.can_fit(served_model, &waiter.request, reserved, now)) {
             if now.saturating_duration_since(waiter.since) >= RESERVE_AGAINST_ALL_AFTER
                 && let Some((_, reservation)) = &waiting.reservation
             {
@@ -111,7 +116,7 @@ impl Backfill<'_> {
             }
             return;
         }
-        let reservation = picker.reserve(fleet, &waiter.request, now);
+        let reservation = picker.reserve(served_model, &waiter.request, now);
         waiting.reservation = reservation.map(|reservation| (ticket, reservation));
     }
 }

@@ -4,9 +4,9 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::SystemTime;
 
-use crate::fleet::Fleet;
 use crate::policy::{Demand, Terms};
 use crate::replica::Replica;
+use crate::served_model::ServedModel;
 
 /// Number of picks in the log.
 const PICKS_MAX: usize = 128;
@@ -23,7 +23,7 @@ pub struct Pick {
     /// The time of the pick.
     pub at: SystemTime,
     /// The model that the request names.
-    pub fleet: Arc<Fleet>,
+    pub served_model: Arc<ServedModel>,
     /// The estimated size of the request.
     pub demand: Demand,
     /// The candidates, the chosen one first. The list may be incomplete.
@@ -45,7 +45,7 @@ impl Pick {
     /// Creates a pick of the candidate with the index `chosen`. `replicas` and `terms` have one entry for each
     /// candidate.
     pub(super) fn new(
-        fleet: &Arc<Fleet>,
+        served_model: &Arc<ServedModel>,
         demand: &Demand,
         replicas: &[Arc<Replica>],
         terms: &[Terms],
@@ -57,7 +57,7 @@ impl Pick {
             |index: usize| ScoredCandidate { replica: Arc::clone(&replicas[index]), terms: terms[index] };
         Self {
             at: SystemTime::now(),
-            fleet: Arc::clone(fleet),
+            served_model: Arc::clone(served_model),
             demand: *demand,
             candidates: logged.map(scored).collect(),
             candidate_count: replicas.len(),

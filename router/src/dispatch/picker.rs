@@ -14,12 +14,12 @@ use rand::rngs::StdRng;
 use super::pick_log::{Pick, PickLog};
 use crate::args::Settings;
 use crate::deferred::defer;
-use crate::fleet::Fleet;
 use crate::health::{Health, HealthConfig, HealthState};
 use crate::ledger::{BookingGuard, Cost};
 use crate::metrics::Metrics;
 use crate::policy::{Candidate, Capacity, Demand, NoReplica, Policy, Terms, capacity};
 use crate::replica::{Replica, Reservation};
+use crate::served_model::ServedModel;
 use crate::waiting::{Assignment, PlacementRequest};
 
 /// The number of picks of a request that bookings of other threads may invalidate. The next pick is booked
@@ -31,7 +31,7 @@ const BLOCK_TOKENS_DEFAULT: u32 = 16;
 /// A request, and the replicas that are candidates for it.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Search<'a> {
-    pub(super) fleet: &'a Arc<Fleet>,
+    pub(super) served_model: &'a Arc<ServedModel>,
     pub(super) request: &'a PlacementRequest,
     /// The only replica to consider, because room has appeared there. With `None`, all replicas of the model are
     /// considered.
@@ -42,8 +42,8 @@ pub(super) struct Search<'a> {
 
 impl<'a> Search<'a> {
     /// Creates a search among all replicas of a model.
-    pub(super) fn everywhere(fleet: &'a Arc<Fleet>, request: &'a PlacementRequest) -> Self {
-        Self { fleet, request, at: None, reserved: None }
+    pub(super) fn everywhere(served_model: &'a Arc<ServedModel>, request: &'a PlacementRequest) -> Self {
+        Self { served_model, request, at: None, reserved: None }
     }
 }
 
@@ -123,12 +123,12 @@ impl Picker {
     }
 
     /// Whether any replica of a model accepts requests, as far as the router knows.
-    pub(super) fn is_available(&self, fleet: &Fleet) -> bool {
+    pub(super) fn is_available(&self, served_model: &ServedModel) -> bool {
         let now = Instant::now();
         let settings = self.settings.load();
-        let replicas = fleet.replicas();
+        let replicas = served_model.replicas();
         let is_serving = |replica: &&Arc<Replica>| {
-            let state = replica.ledger.view(now, settings.report_ttl).state;
+            let state = replica.ledger.snapshot(now, settings.report_ttl).state;
             state.is_none_or(|state| state == State::Serving)
         };
         let health = self.health();
@@ -159,13 +159,13 @@ impl Picker {
                 let replica = &scratch.replicas[index];
                 let cost = cost_of(candidate, demand);
                 let booking = if race < RACES_MAX {
-                    replica.ledger.book_if(candidate.view.version, cost, now)
+                    replica.ledger.book_if(candidate.snapshot.version, cost, now)
                 } else {
                     Some(replica.ledger.book(cost, now))
                 };
                 let Some(booking) = booking else { continue };
                 let (latency, terms) = (started.elapsed(), scratch.terms[index]);
-                let report_age = candidate.view.report_age;
+                let report_age = candidate.snapshot.report_age;
                 let metrics = self.metrics.clone();
                 defer(move || metrics.record_pick(latency, &terms, report_age));
                 return SearchResult::Booked(self.assign(search, scratch, index, booking));
@@ -176,13 +176,13 @@ impl Picker {
 
     /// Books the request at the only replica that can answer it, even if that replica has no room: a full replica
     /// rejects the request itself.
-    pub(super) fn book_only(
+    pub(super) fn book_required(
         &self,
-        fleet: &Arc<Fleet>,
+        served_model: &Arc<ServedModel>,
         request: &PlacementRequest,
         now: Instant,
     ) -> Option<Assignment> {
-        let search = Search::everywhere(fleet, request);
+        let search = Search::everywhere(served_model, request);
         SCRATCH.with_borrow_mut(|scratch| {
             self.collect_candidates(scratch, search, now);
             let (candidate, replica) = (scratch.candidates.first()?, scratch.replicas.first()?);
@@ -196,47 +196,47 @@ impl Picker {
     /// Whether the replica that is reserved for a request will have room for it.
     pub(super) fn can_fit(
         &self,
-        fleet: &Arc<Fleet>,
+        served_model: &Arc<ServedModel>,
         request: &PlacementRequest,
         reserved: &Arc<Replica>,
         now: Instant,
     ) -> bool {
         SCRATCH.with_borrow_mut(|scratch| {
-            let search = Search { fleet, request, at: Some(reserved), reserved: Some(reserved) };
+            let search = Search { served_model, request, at: Some(reserved), reserved: Some(reserved) };
             self.collect_candidates(scratch, search, now);
             let candidate = scratch.candidates.first();
             let can_fit =
                 candidate.is_some_and(|candidate| candidate.capacity(&request.demand) != Capacity::Never);
-            can_fit && fleet.contains(reserved)
+            can_fit && served_model.contains(reserved)
         })
     }
 
     /// Reserves the replica that the policy expects to be the first with room for a request.
     pub(super) fn reserve(
         &self,
-        fleet: &Arc<Fleet>,
+        served_model: &Arc<ServedModel>,
         request: &PlacementRequest,
         now: Instant,
     ) -> Option<Reservation> {
         SCRATCH.with_borrow_mut(|scratch| {
-            self.collect_candidates(scratch, Search::everywhere(fleet, request), now);
+            self.collect_candidates(scratch, Search::everywhere(served_model, request), now);
             let index = self.pick(&self.settings.load().policy, &request.demand, scratch).ok()?;
             scratch.replicas[index].reserve(request.demand.tenant)
         })
     }
 
     fn collect_candidates(&self, scratch: &mut Scratch, search: Search<'_>, now: Instant) {
-        let Search { fleet, request, at, reserved } = search;
+        let Search { served_model, request, at, reserved } = search;
         let settings = self.settings.load();
-        let bytes_per_token = fleet.expectations().estimates.bytes_per_token();
-        let uses_prefixes = settings.policy.uses_prefixes() && request.chain.blocks() > 0;
+        let bytes_per_token = served_model.expectations().estimates.bytes_per_token();
+        let uses_prefixes = settings.policy.uses_prefixes() && request.prefix_hashes.blocks() > 0;
         scratch.candidates.clear();
         scratch.replicas.clear();
-        let all = fleet.replicas();
+        let all = served_model.replicas();
         let replicas = at.map_or(all.as_slice(), std::slice::from_ref);
-        let is_candidate = |replica: &&Arc<Replica>| match &request.only {
-            Some(only) => Arc::ptr_eq(only, replica),
-            None => !request.tried.contains(&replica.identity),
+        let is_candidate = |replica: &&Arc<Replica>| match &request.required_replica {
+            Some(required) => Arc::ptr_eq(required, replica),
+            None => !request.failed_replicas.contains(&replica.identity),
         };
         let candidates = || replicas.iter().filter(is_candidate);
         let hangs = |replica: &Arc<Replica>| replica.hangs(now, settings.hang_timeout);
@@ -249,7 +249,9 @@ impl Picker {
         for replica in candidates() {
             let cached_tokens = if uses_prefixes {
                 let prefixes = replica.prefixes.lock().unwrap_or_else(PoisonError::into_inner);
-                request.chain.tokens_of(prefixes.cached_blocks(&request.chain), bytes_per_token)
+                request
+                    .prefix_hashes
+                    .tokens_of(prefixes.cached_blocks(&request.prefix_hashes), bytes_per_token)
             } else {
                 0
             };
@@ -265,7 +267,7 @@ impl Picker {
             let is_reserved_for_this = reserved.is_some_and(|reserved| Arc::ptr_eq(reserved, replica));
             scratch.candidates.push(Candidate {
                 identity: replica.identity,
-                view: replica.ledger.view(now, settings.report_ttl),
+                snapshot: replica.ledger.snapshot(now, settings.report_ttl),
                 tenant_load: replica.ledger.tenant_load(request.demand.tenant),
                 cached_tokens,
                 weight,
@@ -297,18 +299,18 @@ impl Picker {
         index: usize,
         booking: BookingGuard,
     ) -> Assignment {
-        let Search { fleet, request, .. } = search;
+        let Search { served_model, request, .. } = search;
         let replica = Arc::clone(&scratch.replicas[index]);
         replica.last_pick.store(self.picks.fetch_add(1, Ordering::Relaxed), Ordering::Relaxed);
         let sent = self.health().sent(replica.identity, Instant::now());
-        if request.chain.blocks() > 0 {
-            let reported = scratch.candidates[index].view.reported.map(|reported| reported.block_tokens);
+        if request.prefix_hashes.blocks() > 0 {
+            let reported = scratch.candidates[index].snapshot.reported.map(|reported| reported.block_tokens);
             let block_tokens = reported.filter(|&tokens| tokens > 0).unwrap_or(BLOCK_TOKENS_DEFAULT);
             let output_blocks = request.demand.output_tokens.div_ceil(block_tokens) as usize;
             let mut prefixes = replica.prefixes.lock().unwrap_or_else(PoisonError::into_inner);
-            prefixes.record(&request.chain, output_blocks);
+            prefixes.record(&request.prefix_hashes, output_blocks);
         }
-        let pick = Pick::new(fleet, &request.demand, &scratch.replicas, &scratch.terms, index);
+        let pick = Pick::new(served_model, &request.demand, &scratch.replicas, &scratch.terms, index);
         let log = Arc::clone(&self.log);
         defer(move || log.lock().unwrap_or_else(PoisonError::into_inner).record(pick));
         Assignment { replica, booking, sent }

@@ -12,14 +12,15 @@ use super::*;
 use crate::app::App;
 use crate::args::Args;
 use crate::discovery::DiscoveredReplica;
+use crate::error::Error;
 use crate::health::{HealthConfig, HealthState};
 use crate::policy::Demand;
-use crate::prefix::Chain;
+use crate::prefix::PrefixHashes;
 use crate::queue::{NO_TENANT, PriorityClass, RETRY_AFTER_MIN};
 
 /// The numbers of requests that wait for room and for a replica.
-fn waiting(dispatch: &Dispatch) -> (usize, usize) {
-    (dispatch.queued(), dispatch.in_waiting_room())
+fn waiting(dispatcher: &Dispatcher) -> (usize, usize) {
+    (dispatcher.queued(), dispatcher.in_waiting_room())
 }
 
 /// A router with `replicas` replicas that have not reported yet.
@@ -34,9 +35,9 @@ fn app(replicas: u16, arguments: &[&str]) -> (App, Vec<Arc<Replica>>) {
             pod: None,
         })
         .collect();
-    let new = app.dispatch().replicas.update(&found).added;
+    let new = app.dispatcher().replicas.update(&found).added;
     for replica in &new {
-        app.dispatch().health().add(replica.identity);
+        app.dispatcher().health().add(replica.identity);
     }
     (app, new)
 }
@@ -56,13 +57,13 @@ fn report(number: u64, running: u32, sequences_max: u32) -> Load {
     }
 }
 
-/// A router with one replica, which has sent this report, and the fleet of its model.
-fn reporting_app(load: Load, arguments: &[&str]) -> (App, Arc<Replica>, Arc<Fleet>) {
+/// A router with one replica, which has sent this report, and its model.
+fn reporting_app(load: Load, arguments: &[&str]) -> (App, Arc<Replica>, Arc<ServedModel>) {
     let (app, mut replicas) = app(1, arguments);
-    let (replica, known) = (replicas.remove(0), &app.dispatch().replicas);
+    let (replica, known) = (replicas.remove(0), &app.dispatcher().replicas);
     known.observe(&replica, load, Instant::now());
-    let fleet = known.fleet("m").unwrap();
-    (app, replica, fleet)
+    let served_model = known.served_model("m").unwrap();
+    (app, replica, served_model)
 }
 
 fn request() -> PlacementRequest {
@@ -86,58 +87,58 @@ fn queued() -> QueuedRequest {
 
 #[tokio::test]
 async fn requests_wait_in_order_while_all_replicas_are_full() {
-    let (app, replica, fleet) = reporting_app(report(1, 0, 1), &[]);
-    let dispatch = app.dispatch();
-    let first = dispatch.place(&fleet, request(), queued()).await.unwrap();
-    let mut second = std::pin::pin!(dispatch.place(&fleet, request(), queued()));
-    let mut third = std::pin::pin!(dispatch.place(&fleet, request(), queued()));
+    let (app, replica, served_model) = reporting_app(report(1, 0, 1), &[]);
+    let dispatcher = app.dispatcher();
+    let first = dispatcher.place(&served_model, request(), queued()).await.unwrap();
+    let mut second = std::pin::pin!(dispatcher.place(&served_model, request(), queued()));
+    let mut third = std::pin::pin!(dispatcher.place(&served_model, request(), queued()));
     assert!(futures_util::poll!(second.as_mut()).is_pending());
     assert!(futures_util::poll!(third.as_mut()).is_pending());
-    assert_eq!(waiting(dispatch), (2, 0));
+    assert_eq!(waiting(dispatcher), (2, 0));
     drop(first);
     assert!(futures_util::poll!(third.as_mut()).is_pending(), "the second request is served first");
     let placement = second.await.unwrap();
     drop(placement);
     drop(third.await.unwrap());
     assert_eq!(
-        (waiting(dispatch), replica.ledger.view(Instant::now(), Duration::MAX).booked.in_flight),
+        (waiting(dispatcher), replica.ledger.snapshot(Instant::now(), Duration::MAX).booked.in_flight),
         ((0, 0), 0)
     );
 }
 
 #[tokio::test]
 async fn a_replica_booked_for_a_request_that_left_goes_to_the_next_request() {
-    let (app, _, fleet) = reporting_app(report(1, 0, 1), &[]);
-    let dispatch = app.dispatch();
-    let first = dispatch.place(&fleet, request(), queued()).await.unwrap();
-    let mut second = Box::pin(dispatch.place(&fleet, request(), queued()));
-    let mut third = std::pin::pin!(dispatch.place(&fleet, request(), queued()));
+    let (app, _, served_model) = reporting_app(report(1, 0, 1), &[]);
+    let dispatcher = app.dispatcher();
+    let first = dispatcher.place(&served_model, request(), queued()).await.unwrap();
+    let mut second = Box::pin(dispatcher.place(&served_model, request(), queued()));
+    let mut third = std::pin::pin!(dispatcher.place(&served_model, request(), queued()));
     assert!(futures_util::poll!(second.as_mut()).is_pending());
     assert!(futures_util::poll!(third.as_mut()).is_pending());
     // The replica is booked for the second request, which is canceled before its task is polled again.
     drop(first);
     drop(second);
     drop(third.await.unwrap());
-    assert_eq!(waiting(dispatch), (0, 0));
+    assert_eq!(waiting(dispatcher), (0, 0));
 }
 
 #[tokio::test]
 async fn a_request_that_failed_everywhere_does_not_block_the_others() {
     let (app, replicas) = app(2, &[]);
-    let dispatch = app.dispatch();
+    let dispatcher = app.dispatcher();
     for replica in &replicas {
-        dispatch.replicas.observe(replica, report(1, 1, 1), Instant::now());
+        dispatcher.replicas.observe(replica, report(1, 1, 1), Instant::now());
     }
-    let fleet = dispatch.replicas.fleet("m").unwrap();
-    let tried = PlacementRequest { tried: vec![replicas[0].identity], ..request() };
-    let mut first = std::pin::pin!(dispatch.place(&fleet, tried, queued()));
-    let mut second = std::pin::pin!(dispatch.place(&fleet, request(), queued()));
+    let served_model = dispatcher.replicas.served_model("m").unwrap();
+    let after_failure = PlacementRequest { failed_replicas: vec![replicas[0].identity], ..request() };
+    let mut first = std::pin::pin!(dispatcher.place(&served_model, after_failure, queued()));
+    let mut second = std::pin::pin!(dispatcher.place(&served_model, request(), queued()));
     assert!(futures_util::poll!(first.as_mut()).is_pending());
     assert!(futures_util::poll!(second.as_mut()).is_pending());
     // The replica that was reserved for the first request is removed, and the other replica has room for both requests.
-    dispatch.replicas.observe(&replicas[0], report(2, 0, 2), Instant::now());
-    dispatch.replicas.update(&[replicas[0].discovered.clone()]);
-    dispatch.pump_all();
+    dispatcher.replicas.observe(&replicas[0], report(2, 0, 2), Instant::now());
+    dispatcher.replicas.update(&[replicas[0].discovered.clone()]);
+    dispatcher.place_all_waiting();
     let (first, second) = (first.await.unwrap(), second.await.unwrap());
     assert_eq!(
         (first.replica.identity, second.replica.identity),
@@ -147,43 +148,73 @@ async fn a_request_that_failed_everywhere_does_not_block_the_others() {
 
 #[tokio::test(start_paused = true)]
 async fn a_request_that_waits_too_long_gets_a_retry_after() {
-    let (app, _, fleet) = reporting_app(
+    let (app, _, served_model) = reporting_app(
         report(1, 1, 1),
         &["--queue-timeout=2s", "--queue-requests=1", "--waiting-room-timeout=3s"],
     );
-    let dispatch = app.dispatch();
-    let mut first = std::pin::pin!(dispatch.place(&fleet, request(), queued()));
+    let dispatcher = app.dispatcher();
+    let mut first = std::pin::pin!(dispatcher.place(&served_model, request(), queued()));
     assert!(futures_util::poll!(first.as_mut()).is_pending());
-    let full = dispatch.place(&fleet, request(), queued()).await.unwrap_err();
+    let full = dispatcher.place(&served_model, request(), queued()).await.unwrap_err();
     assert!(matches!(full, PlacementError::QueueFull { .. }));
     let expired = first.await.unwrap_err();
     assert!(
         matches!(expired, PlacementError::QueueTimeout { retry_after } if retry_after >= RETRY_AFTER_MIN)
     );
-    dispatch.replicas.update(&[]);
-    assert_eq!(dispatch.place(&fleet, request(), queued()).await.unwrap_err(), PlacementError::NoReplica);
-    assert_eq!(waiting(dispatch), (0, 0));
+    dispatcher.replicas.update(&[]);
+    assert_eq!(
+        dispatcher.place(&served_model, request(), queued()).await.unwrap_err(),
+        PlacementError::NoReplica
+    );
+    assert_eq!(waiting(dispatcher), (0, 0));
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_request_waits_no_longer_than_its_client() {
-    let (app, _, fleet) = reporting_app(report(1, 1, 1), &["--queue-timeout=1h"]);
+    let (app, _, served_model) = reporting_app(report(1, 1, 1), &["--queue-timeout=1h"]);
     let queued = QueuedRequest { deadline: Some(Instant::now() + Duration::from_secs(2)), ..queued() };
     let started = tokio::time::Instant::now();
-    let expired = app.dispatch().place(&fleet, request(), queued).await.unwrap_err();
+    let expired = app.dispatcher().place(&served_model, request(), queued).await.unwrap_err();
     assert!(matches!(expired, PlacementError::QueueTimeout { .. }));
     assert!(started.elapsed() < Duration::from_secs(60), "the time is virtual");
-    assert_eq!(waiting(app.dispatch()), (0, 0));
+    assert_eq!(waiting(app.dispatcher()), (0, 0));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_request_without_a_replica_says_whose_timeout_has_expired() {
+    let draining = Load { state: State::Draining.into(), ..report(1, 0, 1) };
+    let (app, _, served_model) = reporting_app(draining, &["--waiting-room-timeout=5s"]);
+    let place = |timeout: Option<u64>| {
+        let deadline = timeout.map(|seconds| Instant::now() + Duration::from_secs(seconds));
+        app.dispatcher().place(&served_model, request(), QueuedRequest { deadline, ..queued() })
+    };
+    let expired = place(Some(2)).await.unwrap_err();
+    assert_eq!(expired, PlacementError::ClientTimeout(WaitTarget::Model));
+    assert_eq!(
+        Error::from(expired).to_string(),
+        "the time given by x-ovfleet-timeout expired while no replica of the model was available"
+    );
+    let expired = PlacementError::ClientTimeout(WaitTarget::StoredObject);
+    assert_eq!(
+        Error::from(expired).to_string(),
+        "the time given by x-ovfleet-timeout expired while no replica with the stored object was available"
+    );
+    for timeout in [None, Some(3600)] {
+        let expired = place(timeout).await.unwrap_err();
+        assert_eq!(expired, PlacementError::NoReplica);
+        assert_eq!(Error::from(expired).to_string(), "no replica is available");
+    }
+    assert_eq!(waiting(app.dispatcher()), (0, 0));
 }
 
 #[test]
 fn a_reload_of_the_configuration_does_not_refill_the_retry_budget() {
     let (app, _) = app(1, &[]);
-    let dispatch = app.dispatch();
-    assert_eq!((0..1000).filter(|_| dispatch.withdraw_retry()).count(), SAVED_RETRIES_MAX as usize);
+    let dispatcher = app.dispatcher();
+    assert_eq!((0..1000).filter(|_| dispatcher.withdraw_retry()).count(), SAVED_RETRIES_MAX as usize);
     let settings = Args::clone(&app.settings());
     app.set_settings(settings);
-    assert!(!dispatch.withdraw_retry());
+    assert!(!dispatcher.withdraw_retry());
 }
 
 /// A report of a replica that can run many sequences, but whose cache is nearly full.
@@ -199,123 +230,125 @@ fn large() -> PlacementRequest {
 
 #[tokio::test]
 async fn a_request_that_fits_nowhere_does_not_block_the_requests_behind_it() {
-    let (app, replica, fleet) = reporting_app(nearly_full(1), &[]);
-    let dispatch = app.dispatch();
-    let mut first = std::pin::pin!(dispatch.place(&fleet, large(), queued()));
+    let (app, replica, served_model) = reporting_app(nearly_full(1), &[]);
+    let dispatcher = app.dispatcher();
+    let mut first = std::pin::pin!(dispatcher.place(&served_model, large(), queued()));
     assert!(futures_util::poll!(first.as_mut()).is_pending());
-    let mut second = std::pin::pin!(dispatch.place(&fleet, request(), queued()));
+    let mut second = std::pin::pin!(dispatcher.place(&served_model, request(), queued()));
     let std::task::Poll::Ready(second) = futures_util::poll!(second.as_mut()) else { panic!("it waits") };
     drop(second.unwrap());
-    dispatch.replicas.observe(&replica, report(2, 0, 100), Instant::now());
-    dispatch.pump_at(&replica);
+    dispatcher.replicas.observe(&replica, report(2, 0, 100), Instant::now());
+    dispatcher.place_waiting_at(&replica);
     drop(first.await.unwrap());
 }
 
 #[tokio::test]
 async fn a_request_that_the_replica_will_reject_takes_no_room_from_others() {
-    let (app, _, fleet) = reporting_app(report(1, 0, 16), &[]);
-    let dispatch = app.dispatch();
+    let (app, _, served_model) = reporting_app(report(1, 0, 16), &[]);
+    let dispatcher = app.dispatcher();
     let demand = Demand { sequences: u32::MAX, ..request().demand };
-    let _rejected = dispatch.place(&fleet, PlacementRequest { demand, ..request() }, queued()).await.unwrap();
-    let mut other = std::pin::pin!(dispatch.place(&fleet, request(), queued()));
+    let _rejected =
+        dispatcher.place(&served_model, PlacementRequest { demand, ..request() }, queued()).await.unwrap();
+    let mut other = std::pin::pin!(dispatcher.place(&served_model, request(), queued()));
     assert!(futures_util::poll!(other.as_mut()).is_ready());
 }
 
 #[tokio::test]
 async fn the_first_prompts_of_a_replica_are_expected_in_its_cache_before_its_next_report() {
-    let (app, replica, fleet) = reporting_app(report(1, 0, 16), &[]);
-    let dispatch = app.dispatch();
-    let chain = Arc::new(Chain::of_text(&[b'x'; 256], 64, 7));
-    let cached_blocks = || replica.prefixes.lock().unwrap().cached_blocks(&chain);
+    let (app, replica, served_model) = reporting_app(report(1, 0, 16), &[]);
+    let dispatcher = app.dispatcher();
+    let prefix_hashes = Arc::new(PrefixHashes::of_text(&[b'x'; 256], 64, 7));
+    let cached_blocks = || replica.prefixes.lock().unwrap().cached_blocks(&prefix_hashes);
     let demand = Demand { prompt_tokens: 64, ..request().demand };
-    let request = PlacementRequest { demand, chain: Arc::clone(&chain), ..request() };
-    let placement = dispatch.place(&fleet, request, queued()).await.unwrap();
+    let request = PlacementRequest { demand, prefix_hashes: Arc::clone(&prefix_hashes), ..request() };
+    let placement = dispatcher.place(&served_model, request, queued()).await.unwrap();
     assert_eq!(cached_blocks(), 4);
     // The replica has not received the request yet.
-    dispatch.replicas.observe(&replica, report(2, 0, 16), Instant::now());
+    dispatcher.replicas.observe(&replica, report(2, 0, 16), Instant::now());
     assert_eq!(cached_blocks(), 4);
     // The request has ended, and the replica has evicted a part of its prompt.
     placement.record_first_token();
     drop(placement);
-    dispatch.replicas.observe(&replica, Load { blocks_evictable: 3, ..report(3, 0, 16) }, Instant::now());
+    dispatcher.replicas.observe(&replica, Load { blocks_evictable: 3, ..report(3, 0, 16) }, Instant::now());
     assert_eq!(cached_blocks(), 3);
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_replica_that_never_reports_does_not_hide_that_a_model_is_unknown() {
     let (app, replicas) = app(2, &[]);
-    let dispatch = app.dispatch();
-    assert!(dispatch.await_model(Some("x"), queued()).await.is_err(), "no replica has reported");
-    dispatch.replicas.observe(&replicas[0], report(1, 0, 16), Instant::now());
-    assert!(dispatch.await_model(Some("x"), queued()).await.unwrap().is_none());
+    let dispatcher = app.dispatcher();
+    assert!(dispatcher.await_model(Some("x"), queued()).await.is_err(), "no replica has reported");
+    dispatcher.replicas.observe(&replicas[0], report(1, 0, 16), Instant::now());
+    assert!(dispatcher.await_model(Some("x"), queued()).await.unwrap().is_none());
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_request_waits_for_an_unknown_model_or_store_no_longer_than_its_client() {
     let (app, replicas) = app(2, &["--waiting-room-timeout=1h"]);
-    let dispatch = app.dispatch();
-    dispatch.replicas.observe(&replicas[0], report(1, 0, 16), Instant::now());
+    let dispatcher = app.dispatcher();
+    dispatcher.replicas.observe(&replicas[0], report(1, 0, 16), Instant::now());
     let queued = QueuedRequest { deadline: Some(Instant::now() + Duration::from_secs(2)), ..queued() };
     let started = tokio::time::Instant::now();
     // The other replica may serve the model.
-    let expired = dispatch.await_model(Some("x"), queued).await.unwrap_err();
-    assert_eq!(expired, PlacementError::NoReplica);
-    assert_eq!(dispatch.await_store(7, queued).await.unwrap_err(), PlacementError::NoReplica);
+    let expired = dispatcher.await_model(Some("x"), queued).await.unwrap_err();
+    assert_eq!(expired, PlacementError::ClientTimeout(WaitTarget::Model));
+    let expired = dispatcher.await_store(7, queued).await.unwrap_err();
+    assert_eq!(expired, PlacementError::ClientTimeout(WaitTarget::StoredObject));
     assert!(started.elapsed() < Duration::from_secs(60), "the time is virtual");
-    assert_eq!(waiting(dispatch), (0, 0));
+    assert_eq!(waiting(dispatcher), (0, 0));
 }
 
 #[tokio::test]
 async fn a_replica_is_reserved_for_a_request_that_was_overtaken_for_too_long() {
     let (app, replicas) = app(2, &[]);
-    let dispatch = app.dispatch();
+    let dispatcher = app.dispatcher();
     for replica in &replicas {
-        dispatch.replicas.observe(replica, nearly_full(1), Instant::now());
+        dispatcher.replicas.observe(replica, nearly_full(1), Instant::now());
     }
-    let fleet = dispatch.replicas.fleet("m").unwrap();
-    let mut first = Box::pin(dispatch.place(&fleet, large(), queued()));
+    let served_model = dispatcher.replicas.served_model("m").unwrap();
+    let mut first = Box::pin(dispatcher.place(&served_model, large(), queued()));
     assert!(futures_util::poll!(first.as_mut()).is_pending());
     let reserved = || replicas.iter().filter(|replica| replica.is_reserved_against(0)).count();
-    assert!(!dispatch.pump_once(&fleet, None, Instant::now()));
+    assert!(!dispatcher.place_next_waiting(&served_model, None, Instant::now()));
     assert_eq!(reserved(), 0, "it has not waited for long enough");
-    assert!(!dispatch.pump_once(&fleet, None, Instant::now() + RESERVE_AFTER));
+    assert!(!dispatcher.place_next_waiting(&served_model, None, Instant::now() + RESERVE_AFTER));
     assert_eq!(reserved(), 1);
     let drains = usize::from(replicas[1].is_reserved_against(0));
     let mut placements = Vec::new();
     for _ in 0..5 {
-        placements.push(dispatch.place(&fleet, request(), queued()).await.unwrap());
+        placements.push(dispatcher.place(&served_model, request(), queued()).await.unwrap());
     }
     assert!(placements.iter().all(|placement| !Arc::ptr_eq(&placement.replica, &replicas[drains])));
     // The sequences that ran at the replica have ended.
-    dispatch.replicas.observe(&replicas[drains], report(2, 0, 100), Instant::now());
-    dispatch.pump_at(&replicas[drains]);
+    dispatcher.replicas.observe(&replicas[drains], report(2, 0, 100), Instant::now());
+    dispatcher.place_waiting_at(&replicas[drains]);
     assert!(Arc::ptr_eq(&first.await.unwrap().replica, &replicas[drains]));
     assert_eq!(reserved(), 0);
 
     // A reservation ends when its request leaves the queue.
-    dispatch.replicas.observe(&replicas[drains], nearly_full(3), Instant::now());
-    let mut gone = Box::pin(dispatch.place(&fleet, large(), queued()));
+    dispatcher.replicas.observe(&replicas[drains], nearly_full(3), Instant::now());
+    let mut gone = Box::pin(dispatcher.place(&served_model, large(), queued()));
     assert!(futures_util::poll!(gone.as_mut()).is_pending());
-    dispatch.pump_once(&fleet, None, Instant::now() + RESERVE_AFTER);
+    dispatcher.place_next_waiting(&served_model, None, Instant::now() + RESERVE_AFTER);
     assert_eq!(reserved(), 1);
     drop(gone);
-    assert_eq!((reserved(), waiting(dispatch)), (0, (0, 0)));
+    assert_eq!((reserved(), waiting(dispatcher)), (0, (0, 0)));
 }
 
 #[tokio::test]
 async fn a_reservation_excludes_other_tenants_only_after_a_long_time() {
-    let (app, replica, fleet) = reporting_app(nearly_full(1), &[]);
-    let dispatch = app.dispatch();
-    let mut first = Box::pin(dispatch.place(&fleet, of_tenant(1, large()), queued()));
+    let (app, replica, served_model) = reporting_app(nearly_full(1), &[]);
+    let dispatcher = app.dispatcher();
+    let mut first = Box::pin(dispatcher.place(&served_model, of_tenant(1, large()), queued()));
     assert!(futures_util::poll!(first.as_mut()).is_pending());
-    dispatch.pump_once(&fleet, None, Instant::now() + RESERVE_AFTER);
-    let place = |tenant| dispatch.place(&fleet, of_tenant(tenant, request()), queued());
+    dispatcher.place_next_waiting(&served_model, None, Instant::now() + RESERVE_AFTER);
+    let place = |tenant| dispatcher.place(&served_model, of_tenant(tenant, request()), queued());
     let mut same = Box::pin(place(1));
     assert!(futures_util::poll!(same.as_mut()).is_pending());
     drop(place(2).await.unwrap());
     let later = Instant::now() + RESERVE_AGAINST_ALL_AFTER;
-    dispatch.replicas.observe(&replica, nearly_full(2), later);
-    dispatch.pump_once(&fleet, None, later);
+    dispatcher.replicas.observe(&replica, nearly_full(2), later);
+    dispatcher.place_next_waiting(&served_model, None, later);
     let mut other = Box::pin(place(2));
     assert!(futures_util::poll!(other.as_mut()).is_pending());
     assert!(futures_util::poll!(first.as_mut()).is_pending());
@@ -323,11 +356,11 @@ async fn a_reservation_excludes_other_tenants_only_after_a_long_time() {
 
 #[tokio::test]
 async fn a_tenant_that_uses_little_of_a_replica_gets_through_the_backlog_of_another() {
-    let (app, _, fleet) = reporting_app(report(1, 16, 16), &[]);
-    let dispatch = app.dispatch();
+    let (app, _, served_model) = reporting_app(report(1, 16, 16), &[]);
+    let dispatcher = app.dispatcher();
     let place = |tenant| {
         let queued = QueuedRequest { tenant, ..queued() };
-        Box::pin(dispatch.place(&fleet, of_tenant(tenant, request()), queued))
+        Box::pin(dispatcher.place(&served_model, of_tenant(tenant, request()), queued))
     };
     // The replica is full of requests that this router does not know, so the first two requests of each tenant are
     // placed.
@@ -338,7 +371,7 @@ async fn a_tenant_that_uses_little_of_a_replica_gets_through_the_backlog_of_anot
             placed.push(placement.unwrap());
         }
     }
-    assert_eq!((placed.len(), waiting(dispatch)), (2, (2 * BACKFILL_MAX - 2, 0)));
+    assert_eq!((placed.len(), waiting(dispatcher)), (2, (2 * BACKFILL_MAX - 2, 0)));
     let own = [place(2).await.unwrap(), place(2).await.unwrap()];
     let mut third = place(2);
     assert!(
@@ -354,40 +387,40 @@ async fn a_tenant_that_uses_little_of_a_replica_gets_through_the_backlog_of_anot
 #[tokio::test(start_paused = true)]
 async fn a_request_that_waited_for_a_replica_is_served_before_newcomers() {
     let (app, replicas) = app(1, &["--waiting-room-timeout=10s", "--queue-timeout=30s"]);
-    let dispatch = app.dispatch();
+    let dispatcher = app.dispatcher();
     let draining = Load { state: State::Draining.into(), ..report(1, 0, 1) };
-    dispatch.replicas.observe(&replicas[0], draining, Instant::now());
-    let fleet = dispatch.replicas.fleet("m").unwrap();
-    let mut first = std::pin::pin!(dispatch.place(&fleet, request(), queued()));
+    dispatcher.replicas.observe(&replicas[0], draining, Instant::now());
+    let served_model = dispatcher.replicas.served_model("m").unwrap();
+    let mut first = std::pin::pin!(dispatcher.place(&served_model, request(), queued()));
     assert!(futures_util::poll!(first.as_mut()).is_pending());
-    assert_eq!(waiting(dispatch), (0, 1));
+    assert_eq!(waiting(dispatcher), (0, 1));
     // The replica accepts requests again, but is full.
-    dispatch.replicas.observe(&replicas[0], report(2, 1, 1), Instant::now());
-    dispatch.pump_at(&replicas[0]);
-    let mut newcomer = std::pin::pin!(dispatch.place(&fleet, request(), queued()));
+    dispatcher.replicas.observe(&replicas[0], report(2, 1, 1), Instant::now());
+    dispatcher.place_waiting_at(&replicas[0]);
+    let mut newcomer = std::pin::pin!(dispatcher.place(&served_model, request(), queued()));
     assert!(futures_util::poll!(newcomer.as_mut()).is_pending());
     // The timeout of the waiting room has passed, but a replica has appeared.
     tokio::time::advance(Duration::from_secs(11)).await;
     assert!(futures_util::poll!(first.as_mut()).is_pending());
-    assert_eq!(waiting(dispatch), (2, 0));
-    dispatch.replicas.observe(&replicas[0], report(3, 0, 1), Instant::now());
-    dispatch.pump_at(&replicas[0]);
+    assert_eq!(waiting(dispatcher), (2, 0));
+    dispatcher.replicas.observe(&replicas[0], report(3, 0, 1), Instant::now());
+    dispatcher.place_waiting_at(&replicas[0]);
     assert!(futures_util::poll!(newcomer.as_mut()).is_pending(), "the other request has waited for longer");
     drop(first.await.unwrap());
     drop(newcomer.await.unwrap());
-    assert_eq!(waiting(dispatch), (0, 0));
+    assert_eq!(waiting(dispatcher), (0, 0));
 }
 
 #[tokio::test]
 async fn the_limits_of_the_queue_do_not_apply_to_requests_that_wait_for_a_replica() {
-    let (app, replica, fleet) = reporting_app(
+    let (app, replica, served_model) = reporting_app(
         Load { state: State::Draining.into(), ..report(1, 0, 1) },
         &["--queue-requests=1", "--queue-tokens=10", "--waiting-room=3"],
     );
-    let dispatch = app.dispatch();
+    let dispatcher = app.dispatcher();
     let place = || {
         let queued = QueuedRequest { tenant: 1, ..queued() };
-        Box::pin(dispatch.place(&fleet, of_tenant(1, request()), queued))
+        Box::pin(dispatcher.place(&served_model, of_tenant(1, request()), queued))
     };
     let mut requests = [place(), place(), place()];
     for request in &mut requests {
@@ -395,34 +428,34 @@ async fn the_limits_of_the_queue_do_not_apply_to_requests_that_wait_for_a_replic
     }
     assert_eq!(place().await.unwrap_err(), PlacementError::NoReplica, "the waiting room is full");
     // The replica accepts requests again, but has no room for all of them.
-    dispatch.replicas.observe(&replica, report(2, 0, 1), Instant::now());
-    dispatch.pump_at(&replica);
+    dispatcher.replicas.observe(&replica, report(2, 0, 1), Instant::now());
+    dispatcher.place_waiting_at(&replica);
     for request in requests {
         drop(request.await.unwrap());
     }
-    assert_eq!(waiting(dispatch), (0, 0));
+    assert_eq!(waiting(dispatcher), (0, 0));
 }
 
 #[tokio::test]
 async fn the_work_of_a_report_does_not_grow_with_the_number_of_replicas() {
     let (app, replicas) = app(60, &[]);
-    let dispatch = app.dispatch();
+    let dispatcher = app.dispatcher();
     for replica in &replicas {
-        dispatch.replicas.observe(replica, report(1, 1, 1), Instant::now());
+        dispatcher.replicas.observe(replica, report(1, 1, 1), Instant::now());
     }
-    let fleet = dispatch.replicas.fleet("m").unwrap();
+    let served_model = dispatcher.replicas.served_model("m").unwrap();
     let mut requests: Vec<_> =
-        (0..100).map(|_| Box::pin(dispatch.place(&fleet, request(), queued()))).collect();
+        (0..100).map(|_| Box::pin(dispatcher.place(&served_model, request(), queued()))).collect();
     for place in &mut requests {
         assert!(futures_util::poll!(place.as_mut()).is_pending());
     }
     EXAMINED.set(0);
-    dispatch.pump_at(&replicas[0]);
+    dispatcher.place_waiting_at(&replicas[0]);
     let examined = EXAMINED.get();
     assert!((1..=BACKFILL_MAX).contains(&examined), "{examined}");
     // A new request is queued behind the others without being compared with any replica.
     EXAMINED.set(0);
-    let mut last = Box::pin(dispatch.place(&fleet, request(), queued()));
+    let mut last = Box::pin(dispatcher.place(&served_model, request(), queued()));
     assert!(futures_util::poll!(last.as_mut()).is_pending());
     assert_eq!(EXAMINED.get(), 0);
 }
@@ -430,37 +463,37 @@ async fn the_work_of_a_report_does_not_grow_with_the_number_of_replicas() {
 #[tokio::test]
 async fn a_timeout_ejects_only_a_replica_that_makes_no_progress() {
     let (app, replicas) = app(2, &["--policy=round-robin"]);
-    let dispatch = app.dispatch();
-    let fleet_of = |number, uncomputed_tokens, at| {
+    let dispatcher = app.dispatcher();
+    let report_progress = |number, uncomputed_tokens, at| {
         for replica in &replicas {
             let load = Load { uncomputed_tokens, ..report(number, 0, 100) };
-            dispatch.replicas.observe(replica, load, at);
+            dispatcher.replicas.observe(replica, load, at);
         }
     };
-    fleet_of(1, 100_000, Instant::now());
-    let fleet = dispatch.replicas.fleet("m").unwrap();
-    let state = |replica: &Arc<Replica>| dispatch.health().state(replica.identity, Instant::now());
+    report_progress(1, 100_000, Instant::now());
+    let served_model = dispatcher.replicas.served_model("m").unwrap();
+    let state = |replica: &Arc<Replica>| dispatcher.health().state(replica.identity, Instant::now());
     let timed_out = || async {
-        let mut placement = dispatch.place(&fleet, request(), queued()).await.unwrap();
+        let mut placement = dispatcher.place(&served_model, request(), queued()).await.unwrap();
         placement.set_outcome(Outcome::TimedOut);
         placement
     };
     for number in 2..12 {
         let placement = timed_out().await;
         // A long prompt is being computed.
-        fleet_of(number, 100_000 - number, Instant::now() + Duration::from_secs(number));
+        report_progress(number, 100_000 - number, Instant::now() + Duration::from_secs(number));
         drop(placement);
     }
     assert!(replicas.iter().all(|replica| state(replica) == HealthState::Trusted));
     let (app, replicas) = app2(&["--policy=round-robin"]);
-    let dispatch = app.dispatch();
-    let fleet = dispatch.replicas.fleet("m").unwrap();
+    let dispatcher = app.dispatcher();
+    let served_model = dispatcher.replicas.served_model("m").unwrap();
     for _ in 0..10 {
-        let mut placement = dispatch.place(&fleet, request(), queued()).await.unwrap();
+        let mut placement = dispatcher.place(&served_model, request(), queued()).await.unwrap();
         placement.set_outcome(Outcome::TimedOut);
     }
     let ejected = |replica: &&Arc<Replica>| {
-        dispatch.health().state(replica.identity, Instant::now()) == HealthState::Ejected
+        dispatcher.health().state(replica.identity, Instant::now()) == HealthState::Ejected
     };
     assert_eq!(replicas.iter().filter(ejected).count(), 1, "its engine makes no progress");
 }
@@ -469,7 +502,7 @@ async fn a_timeout_ejects_only_a_replica_that_makes_no_progress() {
 fn app2(arguments: &[&str]) -> (App, Vec<Arc<Replica>>) {
     let (app, replicas) = app(2, arguments);
     for replica in &replicas {
-        app.dispatch().replicas.observe(replica, report(1, 0, 100), Instant::now());
+        app.dispatcher().replicas.observe(replica, report(1, 0, 100), Instant::now());
     }
     (app, replicas)
 }
@@ -477,19 +510,19 @@ fn app2(arguments: &[&str]) -> (App, Vec<Arc<Replica>>) {
 #[tokio::test]
 async fn ejected_replicas_are_used_after_the_healthy_ones_were_removed() {
     let (app, replicas) = app2(&["--waiting-room-timeout=0s"]);
-    let dispatch = app.dispatch();
-    let fleet = dispatch.replicas.fleet("m").unwrap();
+    let dispatcher = app.dispatcher();
+    let served_model = dispatcher.replicas.served_model("m").unwrap();
     let identities: Vec<u64> = replicas.iter().map(|replica| replica.identity).collect();
     for _ in 0..3 {
-        let sent = dispatch.health().sent(identities[0], Instant::now());
-        dispatch.health().failed(identities[0], sent, identities.iter().copied(), Instant::now());
+        let sent = dispatcher.health().sent(identities[0], Instant::now());
+        dispatcher.health().failed(identities[0], sent, identities.iter().copied(), Instant::now());
     }
-    let placement = dispatch.place(&fleet, request(), queued()).await.unwrap();
+    let placement = dispatcher.place(&served_model, request(), queued()).await.unwrap();
     assert!(Arc::ptr_eq(&placement.replica, &replicas[1]));
     drop(placement);
-    dispatch.replicas.update(&[replicas[0].discovered.clone()]);
-    assert!(dispatch.is_available(&fleet));
-    let placement = dispatch.place(&fleet, request(), queued()).await.unwrap();
+    dispatcher.replicas.update(&[replicas[0].discovered.clone()]);
+    assert!(dispatcher.is_available(&served_model));
+    let placement = dispatcher.place(&served_model, request(), queued()).await.unwrap();
     assert!(Arc::ptr_eq(&placement.replica, &replicas[0]));
 }
 
@@ -501,19 +534,19 @@ async fn every_booking_ends_whatever_replicas_report() {
     for policy in ["kv", "session", "power-of-two", "round-robin", "least-requests"] {
         let (app, replicas) =
             app(5, &["--queue-timeout=0s", "--waiting-room-timeout=0s", "--policy", policy]);
-        let dispatch = app.dispatch();
+        let dispatcher = app.dispatcher();
         let mut placements: VecDeque<Placement> = VecDeque::new();
         for _ in 0..3000 {
             let replica = &replicas[rng.random_range(0..replicas.len())];
-            dispatch.replicas.observe(
+            dispatcher.replicas.observe(
                 replica,
-                arbitrary_load(&mut rng, dispatch.replicas.router()),
+                arbitrary_load(&mut rng, dispatcher.replicas.router()),
                 Instant::now(),
             );
-            if let Some(fleet) = dispatch.replicas.fleet("m") {
+            if let Some(served_model) = dispatcher.replicas.served_model("m") {
                 let request =
                     PlacementRequest { demand: arbitrary_demand(&mut rng), ..PlacementRequest::default() };
-                if let Ok(placement) = dispatch.place(&fleet, request, queued()).await {
+                if let Ok(placement) = dispatcher.place(&served_model, request, queued()).await {
                     placements.push_back(placement);
                 }
             }
@@ -526,9 +559,9 @@ async fn every_booking_ends_whatever_replicas_report() {
             }
         }
         placements.clear();
-        assert_eq!(waiting(dispatch), (0, 0));
+        assert_eq!(waiting(dispatcher), (0, 0));
         for replica in &replicas {
-            let booked = replica.ledger.view(Instant::now(), Duration::MAX).booked;
+            let booked = replica.ledger.snapshot(Instant::now(), Duration::MAX).booked;
             assert_eq!(booked, crate::ledger::BookedLoad::default());
         }
         app.scrape();
@@ -595,23 +628,23 @@ fn arbitrary_demand(rng: &mut StdRng) -> Demand {
 #[tokio::test]
 async fn an_ejected_replica_is_trusted_again_when_answers_to_requests_have_begun() {
     let (app, replicas) = app(3, &[]);
-    let (fleet, replica) = (replicas.iter().map(|replica| replica.identity), replicas[0].identity);
+    let (identities, replica) = (replicas.iter().map(|replica| replica.identity), replicas[0].identity);
     let is_trusted = || app.scrape().contains("ovfleet_router_replica_ejected{replica=\"r1\"} 0");
     assert!(is_trusted());
     let past = Instant::now().checked_sub(Duration::from_secs(10)).expect("the clock began earlier");
     for _ in 0..HealthConfig::default().consecutive_failures {
-        let mut health = app.dispatch().health();
+        let mut health = app.dispatcher().health();
         let sent = health.sent(replica, past);
-        health.failed(replica, sent, fleet.clone(), past);
+        health.failed(replica, sent, identities.clone(), past);
     }
-    assert_eq!(app.dispatch().health().state(replica, Instant::now()), HealthState::Probing);
+    assert_eq!(app.dispatcher().health().state(replica, Instant::now()), HealthState::Probing);
     assert!(!is_trusted());
-    let dispatch = app.dispatch();
-    dispatch.replicas.observe(&replicas[0], report(1, 0, 100), Instant::now());
-    let fleet = dispatch.replicas.fleet("m").unwrap();
+    let dispatcher = app.dispatcher();
+    dispatcher.replicas.observe(&replicas[0], report(1, 0, 100), Instant::now());
+    let served_model = dispatcher.replicas.served_model("m").unwrap();
     let mut streams = Vec::new();
     for _ in 0..HealthConfig::default().probes {
-        streams.push(dispatch.place(&fleet, request(), queued()).await.unwrap());
+        streams.push(dispatcher.place(&served_model, request(), queued()).await.unwrap());
     }
     assert!(!is_trusted());
     streams.iter_mut().for_each(Placement::record_answer_began);

@@ -23,8 +23,8 @@ fn health(replicas: u64) -> Health {
 /// Records a failure of a replica whose model is served by all known replicas.
 fn fail(health: &mut Health, replica: u64, now: Instant) -> bool {
     let sent = health.sent(replica, now);
-    let fleet: Vec<u64> = health.replicas.keys().copied().collect();
-    health.failed(replica, sent, fleet, now)
+    let model_replicas: Vec<u64> = health.replicas.keys().copied().collect();
+    health.failed(replica, sent, model_replicas, now)
 }
 
 fn succeed(health: &mut Health, replica: u64, now: Instant) {
@@ -172,9 +172,9 @@ fn only_a_fraction_of_failing_replicas_is_ejected() {
 #[test]
 fn the_limit_of_ejections_counts_only_the_replicas_of_one_model() {
     let (mut health, now) = (health(12), Instant::now());
-    let fail_in = |health: &mut Health, replica: u64, fleet: std::ops::Range<u64>| {
+    let fail_in = |health: &mut Health, replica: u64, model_replicas: std::ops::Range<u64>| {
         let sent = health.sent(replica, now);
-        health.failed(replica, sent, fleet, now)
+        health.failed(replica, sent, model_replicas, now)
     };
     // Two replicas of one model fail while ten of another are healthy: only one of the two is ejected.
     for _ in 0..20 {

@@ -2,7 +2,7 @@
 
 use proto::v1alpha1::State;
 
-use crate::ledger::{Cost, ReportedLoad, TenantLoad, View};
+use crate::ledger::{Cost, LoadSnapshot, ReportedLoad, TenantLoad};
 use crate::queue::NO_TENANT;
 
 /// The demand that a request puts on a replica, as far as the router can know it.
@@ -38,7 +38,7 @@ pub struct Candidate {
     /// A number that does not change when the replica restarts, such as a hash of its address.
     pub identity: u64,
     /// The last report of the replica, and the dispatches of this router since then.
-    pub view: View,
+    pub snapshot: LoadSnapshot,
     /// The number of leading tokens of the prompt that are expected to be in the cache of the replica.
     pub cached_tokens: u32,
     /// The share of the replica that the dispatches of the request's tenant use.
@@ -48,7 +48,7 @@ pub struct Candidate {
     pub weight: f32,
     /// Whether the replica is reserved for another request, which has waited for too long.
     pub is_reserved: bool,
-    /// The number of the pick that chose this replica last, or 0 if none has.
+    /// The sequence number of the last pick that chose this replica, or 0 if none has.
     pub last_pick: u64,
 }
 
@@ -108,14 +108,14 @@ impl Candidate {
             return Capacity::Never;
         }
         let now = if self.is_reserved { Capacity::Later } else { Capacity::Now };
-        let Some(reported) = &self.view.reported else { return now };
+        let Some(reported) = &self.snapshot.reported else { return now };
         let sequences = demand.sequences.max(1);
         if (reported.sequences_max > 0 && sequences > reported.sequences_max)
             || (reported.blocks_total > 0 && self.sequence_blocks(demand) > u64::from(reported.blocks_total))
         {
             return Capacity::Never;
         }
-        let booked = &self.view.booked;
+        let booked = &self.snapshot.booked;
         let present = u64::from(reported.running) + u64::from(reported.waiting) + booked.sequences_unreported;
         let exceeds = |limit: u32| limit > 0 && present + u64::from(sequences) > u64::from(limit);
         let held = u64::from(reported.blocks_active) + self.blocks_claimed();
@@ -167,12 +167,13 @@ impl Candidate {
 
     /// Whether a request would have to wake the replica. A request in flight is already waking it.
     pub(super) fn is_asleep(&self) -> bool {
-        self.view.booked.in_flight == 0 && self.view.reported.is_some_and(|reported| reported.is_asleep)
+        self.snapshot.booked.in_flight == 0
+            && self.snapshot.reported.is_some_and(|reported| reported.is_asleep)
     }
 
     /// Whether the replica may get requests at all.
     pub(super) fn accepts_requests(&self) -> bool {
-        self.weight > 0.0 && self.view.state.is_none_or(|state| state == State::Serving)
+        self.weight > 0.0 && self.snapshot.state.is_none_or(|state| state == State::Serving)
     }
 
     /// The number of blocks that the output is expected to need.
@@ -191,19 +192,19 @@ impl Candidate {
     /// The number of free blocks that will be needed by requests that wait at the replica or were sent since the
     /// report.
     pub(super) fn blocks_claimed(&self) -> u64 {
-        let Some(reported) = &self.view.reported else { return 0 };
+        let Some(reported) = &self.snapshot.reported else { return 0 };
         let waiting = if reported.waiting > 0 {
             reported.uncomputed_tokens / u64::from(self.block_tokens())
         } else {
             0
         };
-        waiting + self.view.booked.blocks_unreported
+        waiting + self.snapshot.booked.blocks_unreported
     }
 
     fn block_tokens(&self) -> u32 {
         /// The number of tokens per block of a replica that has not reported it.
         const DEFAULT: u32 = 16;
-        match &self.view.reported {
+        match &self.snapshot.reported {
             Some(reported) if reported.block_tokens > 0 => reported.block_tokens,
             _ => DEFAULT,
         }

@@ -8,7 +8,7 @@ use super::candidate::{Candidate, Terms};
 /// Scores by requests in flight, relative to the weight of the replica.
 pub(super) fn least_requests(candidates: &[Candidate], terms: &mut Vec<Terms>) {
     terms.extend(candidates.iter().map(|candidate| {
-        let in_flight = candidate.view.booked.in_flight;
+        let in_flight = candidate.snapshot.booked.in_flight;
         Terms { score: weighted(candidate), in_flight, ..Terms::default() }
     }));
 }
@@ -38,14 +38,15 @@ pub(super) fn power_of_two(
 /// Scores by the time since the last pick of the candidate.
 pub(super) fn round_robin(candidates: &[Candidate], terms: &mut Vec<Terms>) {
     terms.extend(candidates.iter().map(|candidate| {
-        let in_flight = candidate.view.booked.in_flight;
+        let in_flight = candidate.snapshot.booked.in_flight;
         Terms { score: candidate.last_pick as f64, in_flight, ..Terms::default() }
     }));
 }
 
 /// The number of requests in flight including the new one, relative to the weight of the replica.
 pub(super) fn weighted(candidate: &Candidate) -> f64 {
-    (f64::from(candidate.view.booked.in_flight) + 1.0) / f64::from(candidate.weight.max(f32::MIN_POSITIVE))
+    (f64::from(candidate.snapshot.booked.in_flight) + 1.0)
+        / f64::from(candidate.weight.max(f32::MIN_POSITIVE))
 }
 
 /// A random number below `count`, which must not be 0. The bias is negligible for any realistic number of replicas.

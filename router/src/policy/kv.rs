@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use super::candidate::{Candidate, Demand, Terms};
 use super::counts::weighted;
-use crate::ledger::{ReportedLoad, View};
+use crate::ledger::{LoadSnapshot, ReportedLoad};
 
 /// The constants of the estimate.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -51,7 +51,7 @@ impl Default for KvConfig {
 
 pub(super) fn score(config: &KvConfig, demand: &Demand, candidates: &[Candidate], terms: &mut Vec<Terms>) {
     let has_report =
-        |candidate: &&Candidate| candidate.accepts_requests() && candidate.view.reported.is_some();
+        |candidate: &&Candidate| candidate.accepts_requests() && candidate.snapshot.reported.is_some();
     if !candidates.iter().any(|candidate| has_report(&candidate)) {
         return by_in_flight(config, candidates, terms);
     }
@@ -64,7 +64,7 @@ pub(super) fn score(config: &KvConfig, demand: &Demand, candidates: &[Candidate]
     let each = reporting.map(|(candidate, terms)| terms.score / weighted(candidate));
     let (sum, count) = each.fold((0.0, 0), |(sum, count), each| (sum + each, count + 1));
     for (candidate, terms) in candidates.iter().zip(terms) {
-        if candidate.view.reported.is_none() {
+        if candidate.snapshot.reported.is_none() {
             terms.score = sum / f64::from(count) * weighted(candidate);
         }
     }
@@ -88,10 +88,10 @@ struct TypicalSpeeds {
 impl TypicalSpeeds {
     fn of(config: &KvConfig, candidates: &[Candidate]) -> Self {
         type Speed = fn(&ReportedLoad) -> f32;
-        type Age = fn(&View) -> Option<Duration>;
+        type Age = fn(&LoadSnapshot) -> Option<Duration>;
         let typical = |speed: Speed, age: Age, default: f32| {
-            let reported = |candidate: &Candidate| candidate.view.reported.as_ref().map_or(0.0, speed);
-            let recent = candidates.iter().filter(|candidate| is_recent(age(&candidate.view)));
+            let reported = |candidate: &Candidate| candidate.snapshot.reported.as_ref().map_or(0.0, speed);
+            let recent = candidates.iter().filter(|candidate| is_recent(age(&candidate.snapshot)));
             mean(recent.map(reported))
                 .or_else(|| mean(candidates.iter().map(reported)))
                 .unwrap_or(f64::from(default))
@@ -99,17 +99,17 @@ impl TypicalSpeeds {
         Self {
             prefill: typical(
                 |reported| reported.prefill_tokens_per_second,
-                |view| view.speed_age,
+                |snapshot| snapshot.speed_age,
                 config.prefill_tokens_per_second,
             ),
             decode: typical(
                 |reported| reported.decode_tokens_per_second,
-                |view| view.speed_age,
+                |snapshot| snapshot.speed_age,
                 config.decode_tokens_per_second,
             ),
             images: typical(
                 |reported| reported.image_tokens_per_second,
-                |view| view.image_speed_age,
+                |snapshot| snapshot.image_speed_age,
                 config.image_tokens_per_second,
             ),
         }
@@ -136,18 +136,18 @@ fn mean(values: impl Iterator<Item = f32>) -> Option<f64> {
 }
 
 fn estimate(config: &KvConfig, demand: &Demand, candidate: &Candidate, speeds: &TypicalSpeeds) -> Terms {
-    let booked = &candidate.view.booked;
-    let Some(reported) = &candidate.view.reported else {
+    let booked = &candidate.snapshot.booked;
+    let Some(reported) = &candidate.snapshot.reported else {
         return Terms { in_flight: booked.in_flight, ..Terms::default() };
     };
-    let View { speed_age, image_speed_age, .. } = candidate.view;
+    let LoadSnapshot { speed_age, image_speed_age, .. } = candidate.snapshot;
     let prefill_speed = assumed(reported.prefill_tokens_per_second, speed_age, speeds.prefill);
     let decode_speed = assumed(reported.decode_tokens_per_second, speed_age, speeds.decode);
     let image_speed = assumed(reported.image_tokens_per_second, image_speed_age, speeds.images);
     let cost = candidate.cost(demand);
 
     // The replica has computed further tokens since its report.
-    let age = candidate.view.report_age.map_or(0.0, |age| age.as_secs_f64());
+    let age = candidate.snapshot.report_age.map_or(0.0, |age| age.as_secs_f64());
     let remaining = (reported.uncomputed_tokens as f64 - age * prefill_speed).max(0.0);
     let queued_tokens = remaining + booked.uncached_unreported as f64;
     let prompt_tokens = f64::from(cost.uncached_tokens);
@@ -206,7 +206,7 @@ fn estimate(config: &KvConfig, demand: &Demand, candidate: &Candidate, speeds: &
 /// Scores all candidates by requests in flight; the candidates with the longest cached prefix get the lowest score if
 /// their load permits it.
 fn by_in_flight(config: &KvConfig, candidates: &[Candidate], terms: &mut Vec<Terms>) {
-    let in_flight = |candidate: &Candidate| f64::from(candidate.view.booked.in_flight);
+    let in_flight = |candidate: &Candidate| f64::from(candidate.snapshot.booked.in_flight);
     let mean = candidates.iter().map(in_flight).sum::<f64>() / candidates.len().max(1) as f64;
     let longest = candidates.iter().map(|candidate| candidate.cached_tokens).max().unwrap_or(0);
     terms.extend(candidates.iter().map(|candidate| {
@@ -214,7 +214,7 @@ fn by_in_flight(config: &KvConfig, candidates: &[Candidate], terms: &mut Vec<Ter
         let is_cached = longest > 0 && candidate.cached_tokens == longest;
         Terms {
             score: if is_cached && is_bounded { 0.0 } else { weighted(candidate) },
-            in_flight: candidate.view.booked.in_flight,
+            in_flight: candidate.snapshot.booked.in_flight,
             cached_tokens: candidate.cached_tokens,
             ..Terms::default()
         }

@@ -5,7 +5,7 @@ use rand::SeedableRng as _;
 use rand::rngs::StdRng;
 
 use super::*;
-use crate::ledger::{BookedLoad, ReportedLoad, TenantLoad, View};
+use crate::ledger::{BookedLoad, LoadSnapshot, ReportedLoad, TenantLoad};
 
 const KV: Policy = Policy::Kv(KvConfig {
     uses_prefixes: true,
@@ -49,7 +49,7 @@ const DEMAND: Demand = Demand {
 
 /// A replica that has just reported `reported`.
 fn reporting(identity: u64, reported: ReportedLoad) -> Candidate {
-    let view = View {
+    let snapshot = LoadSnapshot {
         reported: Some(reported),
         report_age: Some(Duration::ZERO),
         speed_age: Some(Duration::ZERO),
@@ -58,13 +58,13 @@ fn reporting(identity: u64, reported: ReportedLoad) -> Candidate {
         booked: BookedLoad::default(),
         version: 0,
     };
-    candidate(identity, view)
+    candidate(identity, snapshot)
 }
 
 /// A replica that does not report its load and has `in_flight` requests in flight.
 fn silent(identity: u64, in_flight: u32) -> Candidate {
     let booked = BookedLoad { in_flight, ..BookedLoad::default() };
-    let view = View {
+    let snapshot = LoadSnapshot {
         reported: None,
         report_age: None,
         speed_age: None,
@@ -73,13 +73,13 @@ fn silent(identity: u64, in_flight: u32) -> Candidate {
         booked,
         version: 0,
     };
-    candidate(identity, view)
+    candidate(identity, snapshot)
 }
 
-fn candidate(identity: u64, view: View) -> Candidate {
+fn candidate(identity: u64, snapshot: LoadSnapshot) -> Candidate {
     Candidate {
         identity,
-        view,
+        snapshot,
         tenant_load: TenantLoad::default(),
         cached_tokens: 0,
         weight: 1.0,
@@ -162,7 +162,7 @@ fn images_of_requests_since_the_report_count() {
     let mut sent_to = reporting(1, idle);
     let cost = sent_to.cost(&WITH_IMAGES);
     assert_eq!((cost.uncached_tokens, cost.image_tokens), (1000, 600));
-    sent_to.view.booked.image_tokens_unreported = u64::from(cost.image_tokens);
+    sent_to.snapshot.booked.image_tokens_unreported = u64::from(cost.image_tokens);
     assert_eq!(image_encoding(&WITH_IMAGES, sent_to), 1200.0 / 500.0);
     assert_eq!(pick(KV, &WITH_IMAGES, &[sent_to, reporting(2, idle)]), Ok(1));
 }
@@ -181,7 +181,7 @@ fn a_replica_that_has_encoded_no_image_is_assumed_to_have_a_typical_encoder() {
     // The measured speed counts if it is recent and clearly differs from the mean.
     let (mut slow, fast) = (reporting(1, at(20.0)), reporting(2, at(180.0)));
     assert_eq!(times(&[slow, fast]), [30.0, 6.0]);
-    slow.view.image_speed_age = Some(Duration::from_secs(60));
+    slow.snapshot.image_speed_age = Some(Duration::from_secs(60));
     assert_eq!(times(&[slow, fast]), [600.0 / 180.0, 600.0 / 180.0]);
 }
 
@@ -207,7 +207,8 @@ fn the_least_queued_work_in_seconds_wins() {
 #[test]
 fn requests_since_the_report_count() {
     let mut sent_to = reporting(1, REPORTED);
-    sent_to.view.booked = BookedLoad { uncached_unreported: 3000, unreported: 1, ..BookedLoad::default() };
+    sent_to.snapshot.booked =
+        BookedLoad { uncached_unreported: 3000, unreported: 1, ..BookedLoad::default() };
     let busy = ReportedLoad { running: 1, uncomputed_tokens: 2000, ..REPORTED };
     assert_eq!(pick(KV, &DEMAND, &[sent_to, reporting(2, busy)]), Ok(1));
 }
@@ -215,7 +216,7 @@ fn requests_since_the_report_count() {
 #[test]
 fn a_replica_has_made_progress_since_its_report() {
     let mut earlier = reporting(1, ReportedLoad { running: 1, uncomputed_tokens: 3000, ..REPORTED });
-    earlier.view.report_age = Some(Duration::from_secs(2));
+    earlier.snapshot.report_age = Some(Duration::from_secs(2));
     let now = reporting(2, ReportedLoad { running: 1, uncomputed_tokens: 2000, ..REPORTED });
     assert_eq!(pick(KV, &DEMAND, &[now, earlier]), Ok(1));
 }
@@ -235,13 +236,13 @@ fn idle_replicas_are_equal_unless_one_is_known_to_be_much_slower() {
     assert_eq!(share_of_first(&[slow, fast]), 0);
     // The replica may have been slow only because it was cold, so an old measurement is ignored.
     let mut unused = slow;
-    unused.view.speed_age = Some(Duration::from_secs(60));
+    unused.snapshot.speed_age = Some(Duration::from_secs(60));
     let share = share_of_first(&[unused, fast]);
     assert!((30..=70).contains(&share), "{share}");
     // An old fast measurement is ignored too, but queued work still counts.
     let mut rested = fast;
-    rested.view.speed_age = Some(Duration::from_secs(60));
-    rested.view.reported = Some(ReportedLoad { running: 1, uncomputed_tokens: 1000, ..at(500.0) });
+    rested.snapshot.speed_age = Some(Duration::from_secs(60));
+    rested.snapshot.reported = Some(ReportedLoad { running: 1, uncomputed_tokens: 1000, ..at(500.0) });
     assert_eq!(share_of_first(&[rested, reporting(2, at(400.0))]), 0);
 }
 
@@ -250,7 +251,7 @@ fn a_cached_prefix_saves_the_time_of_its_tokens() {
     let mut cached = reporting(1, ReportedLoad { running: 1, uncomputed_tokens: 500, ..REPORTED });
     cached.cached_tokens = 900;
     assert_eq!(pick(KV, &DEMAND, &[reporting(2, REPORTED), cached]), Ok(1));
-    cached.view.booked.uncached_unreported = 500;
+    cached.snapshot.booked.uncached_unreported = 500;
     assert_eq!(pick(KV, &DEMAND, &[reporting(2, REPORTED), cached]), Ok(0));
 }
 
@@ -312,7 +313,7 @@ fn capacity_is_now_later_or_never() {
 fn requests_since_the_report_need_room() {
     let mut candidate = reporting(1, ReportedLoad { running: 15, ..REPORTED });
     assert_eq!(candidate.capacity(&DEMAND), Capacity::Now);
-    candidate.view.booked.sequences_unreported = 1;
+    candidate.snapshot.booked.sequences_unreported = 1;
     assert_eq!(candidate.capacity(&DEMAND), Capacity::Later);
 }
 
@@ -320,7 +321,7 @@ fn requests_since_the_report_need_room() {
 fn no_policy_picks_a_replica_that_is_unavailable_or_too_small() {
     let draining = |identity| {
         let mut candidate = reporting(identity, REPORTED);
-        candidate.view.state = Some(State::Draining);
+        candidate.snapshot.state = Some(State::Draining);
         candidate
     };
     let mut ejected = silent(1, 0);
@@ -346,7 +347,7 @@ fn no_policy_picks_a_replica_that_is_unavailable_or_too_small() {
 #[test]
 fn without_reports_requests_in_flight_are_compared() {
     let mut busy = reporting(1, REPORTED);
-    busy.view.booked.in_flight = 4;
+    busy.snapshot.booked.in_flight = 4;
     assert_eq!(pick(KV, &DEMAND, &[busy, silent(2, 3)]), Ok(1));
     assert_eq!(pick(KV, &DEMAND, &[busy, silent(2, 5)]), Ok(0));
     assert_eq!(pick(KV, &DEMAND, &[silent(1, 5), silent(2, 4)]), Ok(1));
@@ -357,15 +358,15 @@ fn one_replica_without_a_report_does_not_affect_the_others() {
     let long = ReportedLoad { running: 1, uncomputed_tokens: 9000, ..REPORTED };
     let short = ReportedLoad { running: 1, uncomputed_tokens: 90, ..REPORTED };
     let mut candidates = [reporting(1, long), reporting(2, short), silent(3, 2)];
-    candidates[0].view.booked.in_flight = 1;
-    candidates[1].view.booked.in_flight = 2;
+    candidates[0].snapshot.booked.in_flight = 1;
+    candidates[1].snapshot.booked.in_flight = 2;
     assert_eq!(
         pick(KV, &DEMAND, &candidates),
         Ok(1),
         "the estimated time counts, although more requests are in flight"
     );
-    candidates[1].view.reported = Some(long);
-    candidates[2].view.booked.in_flight = 0;
+    candidates[1].snapshot.reported = Some(long);
+    candidates[2].snapshot.booked.in_flight = 0;
     assert_eq!(pick(KV, &DEMAND, &candidates), Ok(2), "an idle replica without a report is picked");
 }
 
@@ -376,7 +377,7 @@ fn without_reports_a_prefix_attracts_only_a_bounded_load() {
     let mut counts = [0, 0, 0, 0];
     for _ in 0..100 {
         let mut candidates = [cached, silent(2, counts[1]), silent(3, counts[2]), silent(4, counts[3])];
-        candidates[0].view.booked.in_flight = counts[0];
+        candidates[0].snapshot.booked.in_flight = counts[0];
         counts[pick(KV, &DEMAND, &candidates).unwrap()] += 1;
     }
     assert!((30..=33).contains(&counts[0]), "{counts:?}: a quarter and a quarter of that more");
@@ -460,7 +461,7 @@ fn one_sleeping_replica_is_woken_when_the_others_are_full() {
             assert!(pick(&[asleep(2), asleep(3)]).is_ok(), "{name}: somebody has to");
             // A request to the replica is in flight already.
             let mut waking = asleep(2);
-            waking.view.booked.in_flight = 1;
+            waking.snapshot.booked.in_flight = 1;
             assert_eq!(pick(&[waking, asleep(3)]), Ok(0), "{name}");
         }
     }
@@ -500,9 +501,9 @@ fn random_picks_are_valid_and_repeatable() {
                 candidate.cached_tokens = any();
                 candidate.weight = if any() == 0 { 0.0 } else { 1.0 };
                 if any() == 1 {
-                    candidate.view.reported = None;
+                    candidate.snapshot.reported = None;
                 }
-                candidate.view.booked = BookedLoad {
+                candidate.snapshot.booked = BookedLoad {
                     in_flight: any(),
                     blocks_unreported: u64::from(any()) * 4,
                     sequences_unreported: u64::from(any()) * 4,

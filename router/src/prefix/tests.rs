@@ -7,14 +7,14 @@ use super::*;
 
 #[test]
 fn equal_hashes_mean_equal_prefixes() {
-    let chain = |text: &str| Chain::of_text(text.as_bytes(), 4, 7);
-    let (a, b) = (chain("aaaabbbbccccd"), chain("aaaaBBBBcccc"));
+    let hashes_of = |text: &str| PrefixHashes::of_text(text.as_bytes(), 4, 7);
+    let (a, b) = (hashes_of("aaaabbbbccccd"), hashes_of("aaaaBBBBcccc"));
     assert_eq!((a.blocks(), b.blocks()), (3, 3), "an incomplete block is not hashed");
     assert_eq!(a.hashes[0], b.hashes[0]);
     assert_ne!(a.hashes[1], b.hashes[1]);
     assert_ne!(a.hashes[2], b.hashes[2], "a hash includes all previous blocks");
-    assert_ne!(a.hashes[0], Chain::of_text(b"aaaa", 4, 8).hashes[0], "another seed");
-    assert_eq!(chain("abc").blocks(), 0);
+    assert_ne!(a.hashes[0], PrefixHashes::of_text(b"aaaa", 4, 8).hashes[0], "another seed");
+    assert_eq!(hashes_of("abc").blocks(), 0);
 }
 
 #[test]
@@ -39,18 +39,18 @@ fn prompts_with_different_models_tenants_salts_or_tools_share_no_blocks() {
 
 #[test]
 fn tokens_and_text_of_the_same_bytes_are_different_prompts() {
-    let tokens = Chain::of_tokens(&[u32::from_le_bytes(*b"aaaa"), 9], 1, 7);
+    let tokens = PrefixHashes::of_tokens(&[u32::from_le_bytes(*b"aaaa"), 9], 1, 7);
     assert_eq!(tokens.blocks(), 2);
-    assert_ne!(tokens.hashes[0], Chain::of_text(b"aaaa", 4, 7).hashes[0]);
+    assert_ne!(tokens.hashes[0], PrefixHashes::of_text(b"aaaa", 4, 7).hashes[0]);
     assert_eq!(tokens.tokens_of(2, 4.0), 2);
-    assert_eq!(Chain::of_text(&[b'x'; 64], 16, 7).tokens_of(3, 4.0), 12);
+    assert_eq!(PrefixHashes::of_text(&[b'x'; 64], 16, 7).tokens_of(3, 4.0), 12);
 }
 
 #[test]
 fn only_the_first_blocks_of_a_prompt_are_hashed() {
-    let text = vec![b'x'; 4 * (CHAIN_BLOCKS_MAX + 5)];
-    assert_eq!(Chain::of_text(&text, 4, 7).blocks(), CHAIN_BLOCKS_MAX);
-    assert_eq!(Chain::of_tokens(&vec![1; CHAIN_BLOCKS_MAX + 5], 1, 7).blocks(), CHAIN_BLOCKS_MAX);
+    let text = vec![b'x'; 4 * (PREFIX_BLOCKS_MAX + 5)];
+    assert_eq!(PrefixHashes::of_text(&text, 4, 7).blocks(), PREFIX_BLOCKS_MAX);
+    assert_eq!(PrefixHashes::of_tokens(&vec![1; PREFIX_BLOCKS_MAX + 5], 1, 7).blocks(), PREFIX_BLOCKS_MAX);
 }
 
 #[test]
@@ -70,31 +70,31 @@ fn the_block_length_ignores_small_changes_of_the_ratio() {
 #[test]
 fn the_common_prefix_with_earlier_prompts_is_cached() {
     let mut index = PrefixIndex::default();
-    let chain = |text: &str| Chain::of_text(text.as_bytes(), 4, 7);
-    assert_eq!(index.cached_blocks(&chain("aaaabbbb")), 0);
-    index.record(&chain("aaaabbbbcccc"), 2);
+    let hashes_of = |text: &str| PrefixHashes::of_text(text.as_bytes(), 4, 7);
+    assert_eq!(index.cached_blocks(&hashes_of("aaaabbbb")), 0);
+    index.record(&hashes_of("aaaabbbbcccc"), 2);
     assert_eq!(index.blocks(), 5);
-    assert_eq!(index.cached_blocks(&chain("aaaabbbbcccc")), 3);
-    assert_eq!(index.cached_blocks(&chain("aaaabbbbdddd")), 2);
-    assert_eq!(index.cached_blocks(&chain("bbbb")), 0);
+    assert_eq!(index.cached_blocks(&hashes_of("aaaabbbbcccc")), 3);
+    assert_eq!(index.cached_blocks(&hashes_of("aaaabbbbdddd")), 2);
+    assert_eq!(index.cached_blocks(&hashes_of("bbbb")), 0);
     index.reset();
-    assert_eq!((index.blocks(), index.cached_blocks(&chain("aaaa"))), (0, 0));
+    assert_eq!((index.blocks(), index.cached_blocks(&hashes_of("aaaa"))), (0, 0));
 }
 
 #[test]
 fn the_least_recently_used_block_is_evicted_first_and_the_end_of_a_prompt_before_its_beginning() {
     let mut index = PrefixIndex::default();
-    let chain = |text: &str| Chain::of_text(text.as_bytes(), 4, 7);
-    index.record(&chain("aaaabbbbcccc"), 0);
-    index.record(&chain("xxxxyyyy"), 0);
+    let hashes_of = |text: &str| PrefixHashes::of_text(text.as_bytes(), 4, 7);
+    index.record(&hashes_of("aaaabbbbcccc"), 0);
+    index.record(&hashes_of("xxxxyyyy"), 0);
     index.trim(4);
-    assert_eq!(index.cached_blocks(&chain("aaaabbbbcccc")), 2);
-    assert_eq!(index.cached_blocks(&chain("xxxxyyyy")), 2);
+    assert_eq!(index.cached_blocks(&hashes_of("aaaabbbbcccc")), 2);
+    assert_eq!(index.cached_blocks(&hashes_of("xxxxyyyy")), 2);
     // The first prompt is used again, so the other one is evicted.
-    index.record(&chain("aaaabbbb"), 0);
+    index.record(&hashes_of("aaaabbbb"), 0);
     index.trim(3);
-    assert_eq!(index.cached_blocks(&chain("aaaabbbb")), 2);
-    assert_eq!(index.cached_blocks(&chain("xxxxyyyy")), 1);
+    assert_eq!(index.cached_blocks(&hashes_of("aaaabbbb")), 2);
+    assert_eq!(index.cached_blocks(&hashes_of("xxxxyyyy")), 1);
     index.trim(0);
     assert_eq!(index.blocks(), 0);
 }
@@ -102,16 +102,16 @@ fn the_least_recently_used_block_is_evicted_first_and_the_end_of_a_prompt_before
 #[test]
 fn prompts_that_follow_a_report_of_an_empty_cache_are_expected_in_it() {
     let mut index = PrefixIndex::default();
-    let chain = |text: &str| Chain::of_text(text.as_bytes(), 4, 7);
+    let hashes_of = |text: &str| PrefixHashes::of_text(text.as_bytes(), 4, 7);
     index.set_capacity(3);
     index.trim(0);
-    index.record(&chain("aaaabbbb"), 0);
-    assert_eq!(index.cached_blocks(&chain("aaaabbbb")), 2);
+    index.record(&hashes_of("aaaabbbb"), 0);
+    assert_eq!(index.cached_blocks(&hashes_of("aaaabbbb")), 2);
     // The cache has three blocks, so the prompt evicts the end of the previous one.
-    index.record(&chain("xxxxyyyy"), 0);
-    assert_eq!((index.blocks(), index.cached_blocks(&chain("aaaabbbb"))), (3, 1));
+    index.record(&hashes_of("xxxxyyyy"), 0);
+    assert_eq!((index.blocks(), index.cached_blocks(&hashes_of("aaaabbbb"))), (3, 1));
     index.reset();
-    index.record(&chain("aaaabbbbccccdddd"), 0);
+    index.record(&hashes_of("aaaabbbbccccdddd"), 0);
     assert_eq!(index.blocks(), 4, "the cache of the new process may be larger");
 }
 
@@ -127,7 +127,7 @@ fn the_index_is_a_list_in_the_order_of_use_at_random() {
         let mut capacity = INDEX_BLOCKS_MAX;
         for _ in 0..300 {
             let tokens: Vec<u32> = (0..below(12)).map(|_| below(2) as u32).collect();
-            let chain = Chain::of_tokens(&tokens, 1, 1);
+            let prompt = PrefixHashes::of_tokens(&tokens, 1, 1);
             match below(8) {
                 0 => {
                     capacity = below(60) as usize;
@@ -140,15 +140,15 @@ fn the_index_is_a_list_in_the_order_of_use_at_random() {
                 }
                 2..6 => {
                     let output = below(4) as usize;
-                    index.record(&chain, output);
+                    index.record(&prompt, output);
                     list.splice(0..0, std::iter::repeat_n(None, output.min(capacity)));
-                    list.retain(|hash| hash.is_none_or(|hash| !chain.hashes.contains(&hash)));
-                    list.splice(0..0, chain.hashes.iter().copied().map(Some));
+                    list.retain(|hash| hash.is_none_or(|hash| !prompt.hashes.contains(&hash)));
+                    list.splice(0..0, prompt.hashes.iter().copied().map(Some));
                 }
                 _ => {
                     let known: HashSet<u64> = list.iter().copied().flatten().collect();
-                    let expected = chain.hashes.iter().take_while(|hash| known.contains(hash)).count();
-                    assert_eq!(index.cached_blocks(&chain), expected, "seed {seed}");
+                    let expected = prompt.hashes.iter().take_while(|hash| known.contains(hash)).count();
+                    assert_eq!(index.cached_blocks(&prompt), expected, "seed {seed}");
                 }
             }
             list.truncate(capacity);

@@ -38,8 +38,8 @@ pub(super) async fn attempt(
     placement: &Placement,
     outgoing: &OutgoingRequest,
 ) -> Result<Answer, Failure> {
-    let watch = Watch::new(worker, placement, outgoing);
-    let (mut connection, mut parts) = watch.wait(exchange(worker, placement, outgoing)).await??;
+    let monitor = FirstByteMonitor::new(worker, placement, outgoing);
+    let (mut connection, mut parts) = monitor.wait(exchange(worker, placement, outgoing)).await??;
     // The replica has answered, so it had not closed the connection while the connection was idle.
     let broken = Failure::Broken { was_reused: false };
     placement.record_first_token();
@@ -51,7 +51,7 @@ pub(super) async fn attempt(
     let is_events = is_event_stream(&parts.headers);
     let is_small = !is_events && connection.body_bytes().is_some_and(|size| size <= WHOLE_BYTES_MAX);
     if is_small || is_failure(status) {
-        let Ok(bytes) = watch.wait(receive_whole(&mut connection)).await? else { return Err(broken) };
+        let Ok(bytes) = monitor.wait(receive_whole(&mut connection)).await? else { return Err(broken) };
         worker.pool.put(placement.replica.discovered.http, connection);
         let response = Response::from_parts(parts, bytes);
         return match status {
@@ -62,7 +62,7 @@ pub(super) async fn attempt(
     }
     // Until the first event of a stream has arrived, another replica can still answer.
     let first = if is_events {
-        let Ok(first) = watch.wait(connection.next()).await?.transpose() else { return Err(broken) };
+        let Ok(first) = monitor.wait(connection.next()).await?.transpose() else { return Err(broken) };
         first
     } else {
         None
@@ -89,7 +89,7 @@ async fn exchange(
 ) -> Result<(ReplicaConnection, Parts), Failure> {
     let address = placement.replica.discovered.http;
     let replica = &placement.replica.discovered.name;
-    let replicas = &worker.app.dispatch().replicas;
+    let replicas = &worker.app.dispatcher().replicas;
     let is_single_use = outgoing.retry_safety == RetrySafety::Unsafe;
     while !is_single_use && let Some(mut connection) = worker.pool.get(address).await {
         match connection.send(outgoing.to_replica(placement, replicas)).await {
@@ -132,15 +132,15 @@ async fn receive_whole(connection: &mut ReplicaConnection) -> std::io::Result<By
     Ok(all.into())
 }
 
-/// Watches a replica until the first byte of its answer: checks the deadline, and whether the replica still reports its
+/// Monitors a replica until the first byte of its answer: checks the deadline, and whether the replica still reports its
 /// load.
-struct Watch<'a> {
+struct FirstByteMonitor<'a> {
     worker: &'a Worker,
     placement: &'a Placement,
     deadline: Instant,
 }
 
-impl<'a> Watch<'a> {
+impl<'a> FirstByteMonitor<'a> {
     fn new(worker: &'a Worker, placement: &'a Placement, outgoing: &OutgoingRequest) -> Self {
         let settings = worker.app.settings();
         let timeout = if outgoing.is_stream { settings.first_token_timeout } else { settings.answer_timeout };
@@ -169,6 +169,6 @@ impl<'a> Watch<'a> {
         let limit = self.worker.app.settings().hang_timeout;
         let now = Instant::now();
         self.placement.replica.hangs(now, limit)
-            && self.placement.fleet.replicas().iter().any(|replica| !replica.hangs(now, limit))
+            && self.placement.served_model.replicas().iter().any(|replica| !replica.hangs(now, limit))
     }
 }

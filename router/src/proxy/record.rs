@@ -104,7 +104,7 @@ impl RequestRecord {
             inner.attempts += 1;
             inner.replica = Some(placement.replica.name.clone());
             if inner.span.is_some() || inner.app.settings().access_log {
-                inner.model = Some(placement.fleet.model.clone());
+                inner.model = Some(placement.served_model.name.clone());
             }
         }
     }
@@ -129,7 +129,7 @@ impl RequestRecord {
     ) {
         self.first_byte();
         let mut record = self.finished();
-        let fleet = Arc::clone(&placement.fleet);
+        let served_model = Arc::clone(&placement.served_model);
         let (text_bytes, choices) = (outgoing.text_bytes, outgoing.choices);
         let (status, body) = (answer.status(), answer.body().clone());
         let uses_tokens = outgoing.is_computed && status.is_success();
@@ -137,7 +137,7 @@ impl RequestRecord {
             let used = match usage(&body) {
                 _ if !uses_tokens => TokensUsed::None,
                 Some(usage) => {
-                    usage.observe(&fleet, text_bytes, choices);
+                    usage.observe(&served_model, text_bytes, choices);
                     TokensUsed::Reported(usage)
                 }
                 None => TokensUsed::Unknown,

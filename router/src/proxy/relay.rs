@@ -18,7 +18,7 @@ use super::upstream::ReplicaConnection;
 use super::worker::Worker;
 use crate::deferred::defer;
 use crate::dispatch::{Outcome, Placement};
-use crate::fleet::Fleet;
+use crate::served_model::ServedModel;
 
 /// The interval at which a silent stream checks whether its replica still reports.
 const SILENCE_CHECK_INTERVAL: Duration = Duration::from_secs(2);
@@ -55,12 +55,12 @@ impl StreamedAnswer {
             text_bytes: outgoing.text_bytes,
             choices: outgoing.choices,
             upstream: Some(connection),
-            fleet: Arc::clone(&placement.fleet),
+            served_model: Arc::clone(&placement.served_model),
             placement: Some(placement),
             record: record.detach(),
             first,
             events: is_events.then(|| events(outgoing.endpoint)),
-            silence: None,
+            idle_period: None,
             failure: None,
         };
         Response::from_parts(parts, relay)
@@ -77,17 +77,17 @@ pub(super) struct Relay {
     /// `None` once the answer has ended.
     upstream: Option<ReplicaConnection>,
     placement: Option<Placement>,
-    fleet: Arc<Fleet>,
+    served_model: Arc<ServedModel>,
     record: RequestRecord,
     first: Option<Bytes>,
     events: Option<Events>,
-    silence: Option<Silence>,
+    idle_period: Option<IdlePeriod>,
     /// The error that ends the body after all earlier data has been sent.
     failure: Option<io::Error>,
 }
 
 /// A period in which the client waits for data and the replica sends none.
-struct Silence {
+struct IdlePeriod {
     /// The beginning of the period. `None` from the arrival of data until the client polls for more, which may take
     /// long if the client is slow.
     since: Option<Instant>,
@@ -110,8 +110,8 @@ impl Relay {
             };
             match connection.poll_body(context) {
                 Poll::Ready(Some(Ok(bytes))) => {
-                    if let Some(silence) = &mut self.silence {
-                        silence.since = None;
+                    if let Some(idle_period) = &mut self.idle_period {
+                        idle_period.since = None;
                     }
                     let bytes = self.forward(bytes);
                     if !bytes.is_empty() {
@@ -149,7 +149,7 @@ impl Relay {
             _ if !self.is_computed || !self.status.is_success() => TokensUsed::None,
             Some(Events { usage: Some(usage), .. }) => TokensUsed::Reported(*usage),
             Some(events) => {
-                let estimates = self.fleet.expectations().estimates;
+                let estimates = self.served_model.expectations().estimates;
                 TokensUsed::Estimated(estimates.tokens_of_events(events.token_events()))
             }
             None => TokensUsed::Unknown,
@@ -167,18 +167,18 @@ impl Relay {
             self.worker.pool.put(placement.replica.discovered.http, connection);
             placement.set_outcome(Outcome::Answered);
             let (status, text_bytes, choices) = (self.status, self.text_bytes, self.choices);
-            let fleet = Arc::clone(&self.fleet);
+            let served_model = Arc::clone(&self.served_model);
             let token_events = self.events.as_ref().map(Events::token_events);
             let mut record = self.record.finished();
             defer(move || {
                 match used {
                     TokensUsed::Reported(usage) => {
-                        usage.observe(&fleet, text_bytes, choices);
+                        usage.observe(&served_model, text_bytes, choices);
                         if let Some((tokens, events)) = usage.completion.zip(token_events) {
-                            fleet.observe_events(events, tokens);
+                            served_model.observe_events(events, tokens);
                         }
                     }
-                    TokensUsed::Estimated(tokens) => fleet.observe_output(tokens / choices.max(1)),
+                    TokensUsed::Estimated(tokens) => served_model.observe_output(tokens / choices.max(1)),
                     TokensUsed::None | TokensUsed::Unknown => {}
                 }
                 record.completed(status, used);
@@ -209,12 +209,12 @@ impl Relay {
     /// check.
     fn is_silent_too_long(&mut self, context: &mut Context<'_>) -> bool {
         let now = Instant::now();
-        let silence = self.silence.get_or_insert_with(|| Silence {
+        let idle_period = self.idle_period.get_or_insert_with(|| IdlePeriod {
             since: None,
             timer: Box::pin(tokio::time::sleep(SILENCE_CHECK_INTERVAL)),
         });
-        let since = *silence.since.get_or_insert(now);
-        while silence.timer.as_mut().poll(context).is_ready() {
+        let since = *idle_period.since.get_or_insert(now);
+        while idle_period.timer.as_mut().poll(context).is_ready() {
             let settings = self.worker.app.settings();
             let duration = now.saturating_duration_since(since);
             let limit = match &self.placement {
@@ -228,7 +228,7 @@ impl Relay {
             }
             let next =
                 SILENCE_CHECK_INTERVAL.min(limit.saturating_sub(duration)).max(Duration::from_millis(1));
-            silence.timer.as_mut().reset(tokio::time::Instant::now() + next);
+            idle_period.timer.as_mut().reset(tokio::time::Instant::now() + next);
         }
         false
     }

@@ -13,9 +13,9 @@ use super::record::{RequestRecord, TokensUsed};
 use super::worker::Worker;
 use crate::dispatch::Outcome;
 use crate::error::Error;
-use crate::fleet::Fleet;
 use crate::queue::QueuedRequest;
 use crate::replica::Replica;
+use crate::served_model::ServedModel;
 use crate::waiting::PlacementRequest;
 
 /// Number of broken connections to replicas after which the router gives up on a request. The request itself may crash
@@ -26,7 +26,7 @@ const BROKEN_MAX: u32 = 2;
 
 /// The model that a request is for, its demand on a replica, and its waiting parameters.
 pub(super) struct Destination {
-    pub(super) fleet: Arc<Fleet>,
+    pub(super) served_model: Arc<ServedModel>,
     pub(super) request: PlacementRequest,
     pub(super) queued: QueuedRequest,
 }
@@ -44,14 +44,14 @@ pub(super) async fn send_until_answered(
     outgoing: &OutgoingRequest,
     record: &mut RequestRecord,
 ) -> Result<Response<Body>, Error> {
-    let Destination { fleet, mut request, queued } = destination;
-    let dispatch = worker.app.dispatch();
-    dispatch.deposit_retry();
+    let Destination { served_model, mut request, queued } = destination;
+    let dispatcher = worker.app.dispatcher();
+    dispatcher.deposit_retry();
     let mut attempts = 0;
     let mut broken_connections = 0;
     let mut first_connect_failure: Option<Instant> = None;
     loop {
-        let mut placement = dispatch.place(&fleet, request.clone(), queued).await?;
+        let mut placement = dispatcher.place(&served_model, request.clone(), queued).await?;
         record.placed(&placement);
         let failure = match attempt(worker, &placement, outgoing).await {
             Ok(Answer::Whole(response)) => {
@@ -75,8 +75,8 @@ pub(super) async fn send_until_answered(
         }
         let identity = placement.replica.identity;
         drop(placement);
-        request.tried.retain(|&tried| tried != identity);
-        request.tried.push(identity);
+        request.failed_replicas.retain(|&failed| failed != identity);
+        request.failed_replicas.push(identity);
         let attempts_max = worker.app.settings().attempts;
         let is_past_deadline = queued.deadline.is_some_and(|deadline| deadline <= Instant::now());
         attempts += 1;
@@ -94,9 +94,9 @@ pub(super) async fn send_until_answered(
                     !is_past_deadline && since.elapsed() < worker.app.settings().waiting_room_timeout
                 }
                 Failure::Busy(_) | Failure::Unauthenticated => {
-                    attempts < attempts_max && has_untried(&fleet, &request)
+                    attempts < attempts_max && has_untried(&served_model, &request)
                 }
-                _ => attempts < attempts_max && dispatch.withdraw_retry(),
+                _ => attempts < attempts_max && dispatcher.withdraw_retry(),
             };
         if !is_retried {
             if is_past_deadline && matches!(failure, Failure::Connect) {
@@ -110,7 +110,7 @@ pub(super) async fn send_until_answered(
     }
 }
 
-fn has_untried(fleet: &Fleet, request: &PlacementRequest) -> bool {
-    let is_untried = |replica: &Arc<Replica>| !request.tried.contains(&replica.identity);
-    request.only.is_none() && fleet.replicas().iter().any(is_untried)
+fn has_untried(served_model: &ServedModel, request: &PlacementRequest) -> bool {
+    let is_untried = |replica: &Arc<Replica>| !request.failed_replicas.contains(&replica.identity);
+    request.required_replica.is_none() && served_model.replicas().iter().any(is_untried)
 }

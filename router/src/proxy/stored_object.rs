@@ -12,9 +12,9 @@ use serde::{Deserialize, Deserializer as _};
 use super::fields::{Fields, text};
 use crate::app::App;
 use crate::error::Error;
-use crate::fleet::Fleet;
 use crate::queue::QueuedRequest;
 use crate::replica::Replica;
+use crate::served_model::ServedModel;
 
 /// Number of hexadecimal digits of an ID after its prefix.
 const DIGITS: usize = 48;
@@ -128,19 +128,19 @@ pub(super) async fn locate(
     object: ObjectReference<'_>,
     model: Option<&str>,
     queued: QueuedRequest,
-) -> Result<(Arc<Fleet>, Arc<Replica>), Error> {
-    let replicas = &app.dispatch().replicas;
+) -> Result<(Arc<ServedModel>, Arc<Replica>), Error> {
+    let replicas = &app.dispatcher().replicas;
     let replica = match store_id(&object.id) {
-        Some(store_id) => app.dispatch().await_store(store_id, queued).await?,
+        Some(store_id) => app.dispatcher().await_store(store_id, queued).await?,
         None => None,
     };
-    let fleet = match (&replica, model) {
-        (Some(_), Some(model)) => replicas.fleet(model),
-        (Some(replica), None) => replicas.fleet_of(replica),
+    let served_model = match (&replica, model) {
+        (Some(_), Some(model)) => replicas.served_model(model),
+        (Some(replica), None) => replicas.served_model_of(replica),
         (None, _) => None,
     };
-    match (fleet, replica) {
-        (Some(fleet), Some(replica)) if fleet.contains(&replica) => Ok((fleet, replica)),
+    match (served_model, replica) {
+        (Some(served_model), Some(replica)) if served_model.contains(&replica) => Ok((served_model, replica)),
         _ => {
             let ObjectReference { id, param, code } = object;
             Err(Error::ObjectNotFound { param, code, id: id.chars().take(SHOWN_MAX).collect() })

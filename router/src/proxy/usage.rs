@@ -7,7 +7,7 @@ use memchr::memmem::Finder;
 use serde::Deserialize;
 
 use super::fields::members;
-use crate::fleet::Fleet;
+use crate::served_model::ServedModel;
 
 /// The name of the member with the usage.
 static NAME: LazyLock<Finder<'_>> = LazyLock::new(|| Finder::new(b"\"usage\""));
@@ -39,12 +39,12 @@ impl Usage {
 
     /// Improves the estimates for the next requests of the model with a prompt of `text_bytes` bytes and an answer of
     /// `choices` sequences.
-    pub(super) fn observe(self, fleet: &Fleet, text_bytes: usize, choices: u32) {
+    pub(super) fn observe(self, served_model: &ServedModel, text_bytes: usize, choices: u32) {
         if !self.has_images() {
-            fleet.observe_prompt(text_bytes, self.prompt);
+            served_model.observe_prompt(text_bytes, self.prompt);
         }
         if let Some(tokens) = self.completion {
-            fleet.observe_output(tokens / choices.max(1));
+            served_model.observe_output(tokens / choices.max(1));
         }
     }
 

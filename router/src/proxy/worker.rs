@@ -27,7 +27,7 @@ impl Worker {
             admin: Admin::new(app.clone()),
             pool: Pool::default(),
             tick: Notify::new(),
-            via: Via::new(app.dispatch().replicas.router()),
+            via: Via::new(app.dispatcher().replicas.router()),
             request_ids: RequestIds::new(),
             app,
         }

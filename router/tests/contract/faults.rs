@@ -308,6 +308,19 @@ fn a_request_without_a_replica_is_rejected_by_timeout_or_limit() {
     let answer = router.post(CHAT, &chat("m", false));
     assert_eq!((answer.status, answer.header("retry-after")), (503, Some("1")));
     assert!(answer.body.contains("\"code\":\"no_replica\""), "{answer:?}");
+    assert!(answer.body.contains("\"no replica is available\""), "{answer:?}");
+    let router = Router::unready(&[&nobody, "--waiting-room-timeout=1h"]);
+    let answer = router.request("POST", CHAT, "x-ovfleet-timeout: 0.3\r\n", &chat("m", false));
+    assert_eq!((answer.status, answer.header("retry-after")), (503, Some("1")));
+    let error: serde_json::Value = serde_json::from_str(&answer.body).unwrap();
+    assert_eq!(
+        (&error["error"]["type"], &error["error"]["code"]),
+        (&"server_error".into(), &"no_replica".into())
+    );
+    assert_eq!(
+        error["error"]["message"],
+        "the time given by x-ovfleet-timeout expired while no replica of the model was available"
+    );
     let router = Router::unready(&[&nobody, "--waiting-room=0", "--waiting-room-timeout=1h"]);
     assert_eq!(router.post(CHAT, &chat("m", false)).status, 503);
 }

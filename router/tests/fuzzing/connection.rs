@@ -83,8 +83,8 @@ impl FuzzTarget {
             }]);
             let mut tasks = JoinSet::new();
             tasks.spawn(async move { axum::serve(listener, replica).await.expect("it serves for ever") });
-            tasks.spawn(load::run(Arc::clone(app.dispatch()), replicas));
-            let mut changes = app.dispatch().replicas.changes();
+            tasks.spawn(load::run(Arc::clone(app.dispatcher()), replicas));
+            let mut changes = app.dispatcher().replicas.changes();
             while !app.is_ready() {
                 changes.changed().await.expect("the sender is in `app`");
             }
@@ -124,11 +124,11 @@ impl FuzzTarget {
 
     /// The resources that the router uses for requests, if there are any.
     fn held(&self) -> Option<String> {
-        let replicas = self.app.dispatch().replicas.all();
-        let views = replicas.iter().map(|replica| replica.ledger.view(Instant::now(), LIMIT));
-        let booked: u32 = views.map(|view| view.booked.in_flight).sum();
-        let dispatch = self.app.dispatch();
-        let waiting = (dispatch.queued(), dispatch.in_waiting_room());
+        let replicas = self.app.dispatcher().replicas.all();
+        let snapshots = replicas.iter().map(|replica| replica.ledger.snapshot(Instant::now(), LIMIT));
+        let booked: u32 = snapshots.map(|snapshot| snapshot.booked.in_flight).sum();
+        let dispatcher = self.app.dispatcher();
+        let waiting = (dispatcher.queued(), dispatcher.in_waiting_room());
         let held = (self.app.requests_in_flight(), self.app.bodies().reserved(), waiting, booked);
         let (requests, bytes, waiters, booked) = held;
         let is_nothing = held == (0, 0, (0, 0), 0);

@@ -25,9 +25,9 @@ fn report(number: u64, last: u64) -> Load {
 /// Books the replica with fewer requests, unless it has changed since it was examined.
 fn pick(ledgers: &[Arc<Ledger>; 2], now: Instant) -> BookingGuard {
     loop {
-        let views = ledgers.each_ref().map(|ledger| ledger.view(now, TTL));
-        let emptier = usize::from(views[1].booked.in_flight < views[0].booked.in_flight);
-        if let Some(booking) = ledgers[emptier].book_if(views[emptier].version, COST, now) {
+        let snapshots = ledgers.each_ref().map(|ledger| ledger.snapshot(now, TTL));
+        let emptier = usize::from(snapshots[1].booked.in_flight < snapshots[0].booked.in_flight);
+        if let Some(booking) = ledgers[emptier].book_if(snapshots[emptier].version, COST, now) {
             return booking;
         }
     }
@@ -42,7 +42,7 @@ fn two_concurrent_picks_book_different_replicas() {
         let other = loom::thread::spawn(move || pick(&theirs, now));
         let mine = pick(&ledgers, now);
         let other = other.join().unwrap();
-        let in_flight = || ledgers.each_ref().map(|ledger| ledger.view(now, TTL).booked.in_flight);
+        let in_flight = || ledgers.each_ref().map(|ledger| ledger.snapshot(now, TTL).booked.in_flight);
         assert_eq!(in_flight(), [1, 1]);
         drop((mine, other));
         assert_eq!(in_flight(), [0, 0]);
@@ -66,13 +66,13 @@ fn bookings_reports_and_ends_leave_nothing_behind_in_any_order() {
         drop(first);
         reporter.join().unwrap();
         let second = booker.join().unwrap();
-        let booked = ledger.view(now, TTL).booked;
+        let booked = ledger.snapshot(now, TTL).booked;
         // The report lists only the first dispatch, whenever it arrives.
         assert_eq!((booked.in_flight, booked.unreported, booked.blocks_unreported), (1, 1, 10));
         assert_eq!((booked.uncached_unreported, booked.uncached_in_flight), (0, 0));
         assert_eq!(booked.image_tokens_unreported, 0);
         drop(second);
-        assert_eq!(ledger.view(now, TTL).booked, BookedLoad::default());
+        assert_eq!(ledger.snapshot(now, TTL).booked, BookedLoad::default());
     });
 }
 
@@ -87,10 +87,10 @@ fn a_view_never_contains_a_report_without_its_dispatches() {
             let load = Load { uncomputed_tokens: 100, ..report(1, 1) };
             theirs.observe(&load, now);
         });
-        let view = ledger.view(now, TTL);
-        let reported = view.reported.map_or(0, |reported| reported.uncomputed_tokens);
+        let snapshot = ledger.snapshot(now, TTL);
+        let reported = snapshot.reported.map_or(0, |reported| reported.uncomputed_tokens);
         // The dispatch counts exactly once.
-        assert_eq!(reported + view.booked.uncached_unreported, 100);
+        assert_eq!(reported + snapshot.booked.uncached_unreported, 100);
         reporter.join().unwrap();
         drop(booking);
     });

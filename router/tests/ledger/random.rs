@@ -92,7 +92,7 @@ impl World {
             sequences: 1 + self.below(4) as u32,
             tenant: self.below(3) as u64,
         };
-        let version = self.ledger.view(self.now, TTL).version;
+        let version = self.ledger.snapshot(self.now, TTL).version;
         let booking = self.ledger.book_if(version, cost, self.now).expect("nobody else books");
         assert!(self.ledger.book_if(version, cost, self.now).is_none(), "the version has passed");
         self.in_transit.push(booking.number());
@@ -171,10 +171,10 @@ fn booked_load_matches_a_model_for_random_orders_of_events() {
         };
         for step in 0..500 {
             world.step();
-            let view = world.ledger.view(world.now, TTL);
-            assert_eq!(view.booked, world.expected(), "seed {seed}, step {step}");
+            let snapshot = world.ledger.snapshot(world.now, TTL);
+            assert_eq!(snapshot.booked, world.expected(), "seed {seed}, step {step}");
         }
         world.bookings.clear();
-        assert_eq!(world.ledger.view(world.now, TTL).booked, BookedLoad::default(), "seed {seed}");
+        assert_eq!(world.ledger.snapshot(world.now, TTL).booked, BookedLoad::default(), "seed {seed}");
     }
 }

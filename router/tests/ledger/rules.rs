@@ -21,7 +21,7 @@ fn a_report_that_has_a_later_dispatch_leaves_the_earlier_one() {
     let _slow = ledger.book(COST, now);
     let _quick = ledger.book(COST, now);
     ledger.observe(&load(1, 1, &[(2, 2)]), now);
-    let booked = ledger.view(now, TTL).booked;
+    let booked = ledger.snapshot(now, TTL).booked;
     assert_eq!((booked.in_flight, booked.unreported, booked.uncached_unreported), (2, 1, 100));
     assert_eq!(booked.image_tokens_unreported, 60);
 }
@@ -33,7 +33,7 @@ fn dispatches_of_another_router_are_ignored() {
     let mut report = load(1, 1, &[(1, 9)]);
     report.dispatches.as_mut().unwrap().router = 1;
     ledger.observe(&report, now);
-    assert_eq!(ledger.view(now, TTL).booked.unreported, 1);
+    assert_eq!(ledger.snapshot(now, TTL).booked.unreported, 1);
 }
 
 #[test]
@@ -42,10 +42,10 @@ fn without_dispatch_numbers_a_report_includes_a_request_after_a_delay() {
     let _booking = ledger.book(COST, now);
     let untold = |report| Load { dispatches: None, ..load(1, report, &[]) };
     ledger.observe(&untold(1), now + Duration::from_millis(20));
-    assert_eq!(ledger.view(now, TTL).booked.unreported, 1);
+    assert_eq!(ledger.snapshot(now, TTL).booked.unreported, 1);
     ledger.observe(&untold(2), now + Duration::from_millis(120));
-    assert_eq!(ledger.view(now, TTL).booked.unreported, 0);
-    assert_eq!(ledger.view(now, TTL).booked.in_flight, 1);
+    assert_eq!(ledger.snapshot(now, TTL).booked.unreported, 0);
+    assert_eq!(ledger.snapshot(now, TTL).booked.in_flight, 1);
 }
 
 #[test]
@@ -55,11 +55,11 @@ fn an_outdated_report_is_ignored_and_a_stale_report_is_hidden() {
     assert_eq!(ledger.observe(&newer, now), ReportOutcome::Accepted);
     assert_eq!(ledger.observe(&load(1, 4, &[]), now), ReportOutcome::Outdated);
     assert_eq!(ledger.observe(&load(1, 5, &[]), now), ReportOutcome::Outdated);
-    let view = ledger.view(now + TTL, TTL);
-    assert_eq!((view.reported.unwrap().running, view.state), (7, Some(State::Serving)));
+    let snapshot = ledger.snapshot(now + TTL, TTL);
+    assert_eq!((snapshot.reported.unwrap().running, snapshot.state), (7, Some(State::Serving)));
     let later = now + TTL + Duration::from_millis(1);
-    let view = ledger.view(later, TTL);
-    assert_eq!((view.reported, view.state, view.report_age), (None, None, Some(later - now)));
+    let snapshot = ledger.snapshot(later, TTL);
+    assert_eq!((snapshot.reported, snapshot.state, snapshot.report_age), (None, None, Some(later - now)));
 }
 
 #[test]
@@ -70,8 +70,8 @@ fn a_prompt_with_a_first_token_is_no_longer_ahead() {
     let report = Load { uncomputed_tokens: 190, ..load(1, 1, &[(1, 2)]) };
     ledger.observe(&report, now);
     let ahead = || {
-        let view = ledger.view(now, TTL);
-        (view.reported.unwrap().uncomputed_tokens, view.booked.uncached_unreported)
+        let snapshot = ledger.snapshot(now, TTL);
+        (snapshot.reported.unwrap().uncomputed_tokens, snapshot.booked.uncached_unreported)
     };
     assert_eq!(ahead(), (190, 100));
     later.record_first_token();
@@ -96,8 +96,8 @@ fn the_speed_of_the_image_encoder_has_an_age_of_its_own() {
         ..load(1, report, &[])
     };
     let ages = |at: Instant| {
-        let view = ledger.view(at, TTL);
-        (view.speed_age, view.image_speed_age)
+        let snapshot = ledger.snapshot(at, TTL);
+        (snapshot.speed_age, snapshot.image_speed_age)
     };
     assert_eq!(ages(now), (None, None));
     ledger.observe(&speeds(1, 500.0, 0.0), now);
@@ -115,10 +115,10 @@ fn a_new_process_starts_without_the_state_of_the_previous_one() {
     ledger.observe(&load(1, 90, &[(1, 1)]), now);
     assert_eq!(ledger.observe(&load(2, 1, &[]), now), ReportOutcome::NewEpoch);
     // The first request was lost with the old process. The second request may still reach the new process.
-    let booked = ledger.view(now, TTL).booked;
+    let booked = ledger.snapshot(now, TTL).booked;
     assert_eq!((booked.in_flight, booked.unreported), (2, 1));
     assert_eq!(ledger.observe(&load(2, 2, &[(2, 2)]), now), ReportOutcome::Accepted);
-    assert_eq!(ledger.view(now, TTL).booked.unreported, 0);
+    assert_eq!(ledger.snapshot(now, TTL).booked.unreported, 0);
 }
 
 #[test]
@@ -128,10 +128,10 @@ fn a_dispatch_that_is_never_reported_stops_counting_as_load() {
     assert_eq!(ledger.expire(now + UNREPORTED_MAX / 2), 0);
     assert_eq!(ledger.expire(now + UNREPORTED_MAX), 1);
     assert_eq!(ledger.expire(now + UNREPORTED_MAX), 0);
-    let booked = ledger.view(now, TTL).booked;
+    let booked = ledger.snapshot(now, TTL).booked;
     assert_eq!((booked.in_flight, booked.unreported, booked.blocks_unreported), (1, 0, 0));
     drop(booking);
-    assert_eq!(ledger.view(now, TTL).booked, BookedLoad::default());
+    assert_eq!(ledger.snapshot(now, TTL).booked, BookedLoad::default());
 }
 
 #[test]
@@ -156,9 +156,9 @@ fn invalid_values_in_a_report_are_replaced() {
     };
     let _booking = ledger.book(COST, now);
     ledger.observe(&report, now);
-    let view = ledger.view(now, TTL);
-    let reported = view.reported.unwrap();
+    let snapshot = ledger.snapshot(now, TTL);
+    let reported = snapshot.reported.unwrap();
     assert_eq!((reported.prefill_tokens_per_second, reported.decode_tokens_per_second), (0.0, 0.0));
-    assert_eq!((reported.blocks_active, view.state), (5, Some(State::Unspecified)));
-    assert_eq!(view.booked.unreported, 0);
+    assert_eq!((reported.blocks_active, snapshot.state), (5, Some(State::Unspecified)));
+    assert_eq!(snapshot.booked.unreported, 0);
 }

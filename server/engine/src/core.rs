@@ -440,7 +440,7 @@ impl Core {
                 requests.finish(sequence, reason, speculator.counts(sequence));
             }
         }
-        // A complete sequence has stopped, even if it also has the maximum number of tokens.
+        // These sequences finish with `Stop`, even if they have also reached the maximum number of tokens.
         for &sequence in &*ended {
             scheduler.abort(sequence);
             requests.finish(sequence, FinishReason::Stop, speculator.counts(sequence));
@@ -551,7 +551,7 @@ impl Core {
                     return Some(command);
                 }
                 (None, Some(deadline)) => {
-                    // A simulated clock does not advance while the thread waits.
+                    // Pass the deadline as the current time, because a simulated clock does not advance meanwhile.
                     let Self { spill: Some(spill), scheduler, runner, .. } = self else { break };
                     spill.poll(scheduler, &mut **runner, deadline);
                     spill.end_overdue(scheduler, deadline);

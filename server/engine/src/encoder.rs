@@ -70,7 +70,7 @@ pub struct EncoderConfig {
 /// The encoder as seen from the engine's thread.
 pub(crate) struct Encoder {
     /// `None` while `self` is being dropped.
-    jobs: Option<mpsc::Sender<Job>>,
+    commands: Option<mpsc::Sender<EncoderCommand>>,
     results: mpsc::Receiver<EncoderRun>,
     outputs: BTreeMap<ImageDigest, Arc<ImageFeatures>>,
     thread: Option<JoinHandle<()>>,
@@ -81,7 +81,7 @@ pub(crate) struct Encoder {
     rows_max: u32,
 }
 
-enum Job {
+enum EncoderCommand {
     /// If the reference is no longer valid, the request has ended and the image is not encoded.
     Encode {
         digest: ImageDigest,
@@ -134,13 +134,13 @@ impl Encoder {
     pub(crate) fn start(config: EncoderConfig, clock: Clock, waker: Waker) -> std::io::Result<Self> {
         let EncoderConfig { encoder, cache_bytes } = config;
         let row_bytes = (encoder.width() * size_of::<f32>()).max(1) as u64;
-        // The scheduler limits the number of jobs by the tokens of their images.
-        let (jobs, receiver) = mpsc::channel();
+        // The scheduler limits the number of pending commands by the tokens of their images.
+        let (commands, receiver) = mpsc::channel();
         let (sender, results) = mpsc::channel();
-        let thread = EncoderThread { encoder, clock, waker, jobs: receiver, results: sender };
+        let thread = EncoderThread { encoder, clock, waker, commands: receiver, results: sender };
         let thread = std::thread::Builder::new().name("encoder".to_owned()).spawn(move || thread.run())?;
         Ok(Self {
-            jobs: Some(jobs),
+            commands: Some(commands),
             results,
             outputs: BTreeMap::new(),
             thread: Some(thread),
@@ -170,9 +170,9 @@ impl Encoder {
             let images = active.and_then(|active| active.images.as_deref());
             let image = images.and_then(|images| images.input(request.digest));
             let image = image.expect("invariant: a waiting sequence belongs to a request with its images");
-            let job = Job::Encode { digest: request.digest, image: Arc::downgrade(image) };
+            let command = EncoderCommand::Encode { digest: request.digest, image: Arc::downgrade(image) };
             self.num_images += 1;
-            self.send(job);
+            self.send(command);
         }
     }
 
@@ -231,19 +231,19 @@ impl Encoder {
     }
 
     pub(crate) fn sleep(&mut self, level: SleepLevel) {
-        self.send(Job::Sleep(level));
+        self.send(EncoderCommand::Sleep(level));
     }
 
-    fn send(&self, job: Job) {
+    fn send(&self, command: EncoderCommand) {
         // The thread ends only when the sender is dropped, because it catches panics.
-        let _ = self.jobs.as_ref().map(|jobs| jobs.send(job));
+        let _ = self.commands.as_ref().map(|commands| commands.send(command));
     }
 }
 
 impl Drop for Encoder {
     fn drop(&mut self) {
         // The thread ends after its current image, because it can no longer send results.
-        drop(self.jobs.take());
+        drop(self.commands.take());
         drop(std::mem::replace(&mut self.results, mpsc::channel().1));
         if let Some(thread) = self.thread.take() {
             // A panic can only come from dropping the encoder.
@@ -257,7 +257,7 @@ struct EncoderThread {
     encoder: Box<dyn ImageEncoder>,
     clock: Clock,
     waker: Waker,
-    jobs: mpsc::Receiver<Job>,
+    commands: mpsc::Receiver<EncoderCommand>,
     results: mpsc::Sender<EncoderRun>,
 }
 
@@ -266,15 +266,15 @@ struct EngineEnded;
 
 impl EncoderThread {
     fn run(mut self) {
-        // The first job that could not join the latest run.
+        // The first command that could not join the latest run.
         let mut next = None;
-        while let Some(job) = next.take().or_else(|| self.jobs.recv().ok()) {
-            let result = match job {
-                Job::Sleep(level) => {
+        while let Some(command) = next.take().or_else(|| self.commands.recv().ok()) {
+            let result = match command {
+                EncoderCommand::Sleep(level) => {
                     self.encoder.sleep(level);
                     Ok(())
                 }
-                Job::Encode { digest, image } => match image.upgrade() {
+                EncoderCommand::Encode { digest, image } => match image.upgrade() {
                     Some(image) => self.run_batch(image, &mut next),
                     None => self.send_not_needed(digest),
                 },
@@ -286,21 +286,25 @@ impl EncoderThread {
     }
 
     /// Encodes an image together with the images after it in the queue that can join the run. `next` becomes the first
-    /// job that is not part of it.
-    fn run_batch(&mut self, image: Arc<ImageInput>, next: &mut Option<Job>) -> Result<(), EngineEnded> {
+    /// command that is not part of it.
+    fn run_batch(
+        &mut self,
+        image: Arc<ImageInput>,
+        next: &mut Option<EncoderCommand>,
+    ) -> Result<(), EngineEnded> {
         let mut batch = vec![image];
-        while let Ok(job) = self.jobs.try_recv() {
-            match job {
-                Job::Encode { digest, image } => match image.upgrade() {
+        while let Ok(command) = self.commands.try_recv() {
+            match command {
+                EncoderCommand::Encode { digest, image } => match image.upgrade() {
                     None => self.send_not_needed(digest)?,
                     Some(image) if self.encoder.can_join(&batch, &image) => batch.push(image),
                     Some(image) => {
-                        *next = Some(Job::Encode { digest, image: Arc::downgrade(&image) });
+                        *next = Some(EncoderCommand::Encode { digest, image: Arc::downgrade(&image) });
                         break;
                     }
                 },
-                Job::Sleep(_) => {
-                    *next = Some(job);
+                EncoderCommand::Sleep(_) => {
+                    *next = Some(command);
                     break;
                 }
             }

@@ -15,7 +15,7 @@ use crate::guide::TokenSet;
 use crate::requests::Requests;
 use crate::waker::Waker;
 use slot::{GuideSlot, GuideTime};
-use threads::{GuideThreads, Job, JobResult, Work};
+use threads::{GuideJob, GuideResult, GuideThreads, GuideWork};
 
 pub(crate) mod slot;
 mod threads;
@@ -39,7 +39,7 @@ const TOKEN_TIME_MAX: Duration = Duration::from_millis(20);
 pub(crate) struct GuideDispatcher {
     vocabulary: u32,
     threads: GuideThreads,
-    results: mpsc::Receiver<JobResult>,
+    results: mpsc::Receiver<GuideResult>,
     /// Number of jobs whose results have not been received.
     pending: usize,
     /// Number of pending jobs for which the current step waits.
@@ -85,8 +85,8 @@ impl GuideDispatcher {
         let Some(active) = requests.active.get_mut(&sequence.request) else { return 0 };
         let Some(slot) = active.guides.get_mut(sequence.index as usize) else { return 0 };
         let work = match std::mem::replace(slot, GuideSlot::Pending) {
-            GuideSlot::New(guide) => Work::Start(guide, TokenSet::new(self.vocabulary)),
-            GuideSlot::Idle(run) => Work::Continue(run),
+            GuideSlot::New(guide) => GuideWork::Start(guide, TokenSet::new(self.vocabulary)),
+            GuideSlot::Idle(run) => GuideWork::Continue(run),
             other => {
                 *slot = other;
                 return 0;
@@ -101,7 +101,7 @@ impl GuideDispatcher {
         let generated: u32 = active.histories.iter().map(|history| history.generated()).sum();
         self.pending += 1;
         self.awaited += usize::from(is_awaited);
-        self.threads.submit(Job {
+        self.threads.submit(GuideJob {
             sequence,
             work,
             drafts,
@@ -133,8 +133,8 @@ impl GuideDispatcher {
         }
     }
 
-    fn apply(&mut self, result: JobResult, requests: &mut Requests) {
-        let JobResult { sequence, outcome, time, awaited_by } = result;
+    fn apply(&mut self, result: GuideResult, requests: &mut Requests) {
+        let GuideResult { sequence, outcome, time, awaited_by } = result;
         self.pending -= 1;
         self.awaited -= usize::from(awaited_by == Some(self.step));
         // The request may have ended in the meantime.

@@ -20,7 +20,7 @@ use crate::request::DraftCounts;
 use crate::requests::Requests;
 use crate::runner::DraftRunner;
 use crate::sleep::SleepLevel;
-use costs::{Costs, Prices, StepCosts};
+use costs::{CostModel, MarginalCosts, StepMeasurement};
 use draft_model::DraftModel;
 pub(crate) use drafter::RequestDrafter;
 use drafter::{AcceptanceRates, DraftSource, ModelProposer, SequenceDrafter};
@@ -33,7 +33,7 @@ mod text;
 /// Proposes and verifies drafts for all sequences.
 #[derive(Default)]
 pub(crate) struct Speculator {
-    costs: Costs,
+    costs: CostModel,
     rates: AcceptanceRates,
     model: Option<DraftModel>,
     /// The drafters of requests by request number, including some of requests that have ended since the last step.
@@ -119,8 +119,8 @@ impl Speculator {
             return;
         }
         let Self { costs, rates, model, requests: drafters, plan, .. } = self;
-        let prices = costs.prices(scheduler.load().running);
-        let threshold = prices.map_or(f32::INFINITY, |prices| prices.threshold(0.0));
+        let marginal_costs = costs.marginal_costs(scheduler.load().running);
+        let threshold = marginal_costs.map_or(f32::INFINITY, |marginal_costs| marginal_costs.threshold(0.0));
         plan.clear();
         let mut index_budget = INDEXED_TOKENS_MAX;
         for (&number, request) in drafters {
@@ -142,12 +142,19 @@ impl Speculator {
                 };
                 let sequence = SequenceId::new(number, index as u32);
                 let remaining = active.stop.max_tokens.saturating_sub(generated);
-                let draft = match (prices, &*model, &mut drafter.model) {
-                    (Some(prices), Some(model), Some(proposer))
+                let draft = match (marginal_costs, &*model, &mut drafter.model) {
+                    (Some(marginal_costs), Some(model), Some(proposer))
                         if model.can_read(&proposer.text, proposer.max_drafts()) =>
                     {
                         proposer.acceptance.get_or_insert(rates.model);
-                        plan_model_draft(sequence, proposer, plan.len() as u32, remaining, prices, costs)
+                        plan_model_draft(
+                            sequence,
+                            proposer,
+                            plan.len() as u32,
+                            remaining,
+                            marginal_costs,
+                            costs,
+                        )
                     }
                     _ => None,
                 };
@@ -159,8 +166,8 @@ impl Speculator {
                 }
             }
         }
-        if let Some(prices) = prices {
-            extend_drafts(plan, prices, costs);
+        if let Some(marginal_costs) = marginal_costs {
+            extend_drafts(plan, marginal_costs, costs);
         }
         for ModelDraft { sequence, num_drafts, num_lookup_drafts, .. } in plan.drain(..) {
             let Some(drafter) = sequence_drafter(&mut self.requests, sequence) else { continue };
@@ -219,7 +226,7 @@ impl Speculator {
     /// Records the time of a step.
     pub(crate) fn record_step(&mut self, report: &StepReport) {
         if self.is_used {
-            self.costs.record_step(StepCosts {
+            self.costs.record_step(StepMeasurement {
                 num_sequences: report.num_sequences,
                 drafts: report.drafted_tokens,
                 accepted: report.accepted_tokens,
@@ -263,16 +270,16 @@ fn plan_model_draft(
     proposer: &ModelProposer,
     planned: u32,
     remaining: u32,
-    prices: Prices,
-    costs: &Costs,
+    marginal_costs: MarginalCosts,
+    costs: &CostModel,
 ) -> Option<ModelDraft> {
     let acceptance = proposer.acceptance?;
     let (max_drafts, remaining) = (proposer.max_drafts(), f64::from(remaining));
     let run = costs.run(planned.max(1));
     let reading = proposer.unread_tokens() as f64 * costs.reading();
-    let gain = prices.gain(acceptance, max_drafts, run);
+    let gain = marginal_costs.gain(acceptance, max_drafts, run);
     let is_probe = proposer.idle_steps >= PROBE_INTERVAL;
-    let is_cheap_probe = is_probe && reading + run <= PROBE_COST_MAX * remaining * prices.sequence;
+    let is_cheap_probe = is_probe && reading + run <= PROBE_COST_MAX * remaining * marginal_costs.sequence;
     let is_worth_reading = reading <= READING_COST_MAX * remaining * gain;
     (is_worth_reading || is_cheap_probe).then_some(ModelDraft {
         sequence,
@@ -288,11 +295,11 @@ fn plan_model_draft(
 /// Decides how many drafts each sequence gets from the draft model: repeatedly adds one draft to each sequence for
 /// which another draft is worth its cost, until there is no such sequence. The fewer sequences share a run of the
 /// model, the more the run costs each of them.
-fn extend_drafts(plan: &mut [ModelDraft], prices: Prices, costs: &Costs) {
+fn extend_drafts(plan: &mut [ModelDraft], marginal_costs: MarginalCosts, costs: &CostModel) {
     for depth in 1.. {
         let mut sharing = plan.len() as u32;
         let threshold = loop {
-            let threshold = prices.threshold(costs.run(sharing));
+            let threshold = marginal_costs.threshold(costs.run(sharing));
             let worthwhile = plan.iter().filter(|draft| draft.is_worth(depth, threshold)).count() as u32;
             if worthwhile == 0 {
                 return;
@@ -333,31 +340,31 @@ mod tests {
         }
     }
 
-    fn num_drafts(plan: &mut [ModelDraft], prices: Prices, costs: &Costs) -> Vec<usize> {
-        extend_drafts(plan, prices, costs);
+    fn num_drafts(plan: &mut [ModelDraft], marginal_costs: MarginalCosts, costs: &CostModel) -> Vec<usize> {
+        extend_drafts(plan, marginal_costs, costs);
         plan.iter().map(|draft| draft.num_drafts).collect()
     }
 
     #[test]
     fn drafts_are_as_deep_as_they_are_worth_their_cost() {
-        let mut costs = Costs::default();
-        let prices = Prices { sequence: 1.0, draft: 0.1 };
+        let mut costs = CostModel::default();
+        let marginal_costs = MarginalCosts { sequence: 1.0, draft: 0.1 };
         (1..=3).for_each(|sequences| (0..3).for_each(|_| costs.record_run(sequences, sequences, 0.3)));
         // For one sequence, a run costs 0.3, or 0.4 including the draft in the step. A draft is worth this cost if
         // its probability is at least 0.46.
-        assert_eq!(num_drafts(&mut [draft(0.8, 9, false)], prices, &costs), [3]);
-        assert_eq!(num_drafts(&mut [draft(0.8, 2, false)], prices, &costs), [2]);
-        assert_eq!(num_drafts(&mut [draft(0.4, 9, false)], prices, &costs), [0]);
-        assert_eq!(num_drafts(&mut [draft(0.4, 9, true)], prices, &costs), [PROBE_DRAFTS]);
+        assert_eq!(num_drafts(&mut [draft(0.8, 9, false)], marginal_costs, &costs), [3]);
+        assert_eq!(num_drafts(&mut [draft(0.8, 2, false)], marginal_costs, &costs), [2]);
+        assert_eq!(num_drafts(&mut [draft(0.4, 9, false)], marginal_costs, &costs), [0]);
+        assert_eq!(num_drafts(&mut [draft(0.4, 9, true)], marginal_costs, &costs), [PROBE_DRAFTS]);
         // Three sequences share the first run.
         let mut three = [draft(0.4, 9, false), draft(0.8, 9, false), draft(0.8, 9, false)];
-        assert_eq!(num_drafts(&mut three, prices, &costs), [1, 5, 5]);
-        assert!(num_drafts(&mut [], prices, &costs).is_empty());
+        assert_eq!(num_drafts(&mut three, marginal_costs, &costs), [1, 5, 5]);
+        assert!(num_drafts(&mut [], marginal_costs, &costs).is_empty());
     }
 
     #[test]
     fn all_drafts_are_worth_it_in_a_simulation_without_time() {
-        let prices = Prices { sequence: 0.0, draft: 0.0 };
-        assert_eq!(num_drafts(&mut [draft(0.01, 7, false)], prices, &Costs::default()), [7]);
+        let marginal_costs = MarginalCosts { sequence: 0.0, draft: 0.0 };
+        assert_eq!(num_drafts(&mut [draft(0.01, 7, false)], marginal_costs, &CostModel::default()), [7]);
     }
 }

@@ -42,12 +42,12 @@ impl std::fmt::Debug for Compiler {
 }
 
 impl Compiler {
-    /// Creates a compiler for a vocabulary. `lanes` is the number of threads that will compute masks.
+    /// Creates a compiler for a vocabulary. `threads` is the number of threads that will compute masks.
     ///
     /// # Errors
     /// llguidance cannot use the vocabulary.
-    pub fn new(vocabulary: Vocabulary, lanes: usize) -> Result<Self, VocabularyError> {
-        Self::with_limits(vocabulary, GuideLimits { lanes, ..GuideLimits::default() })
+    pub fn new(vocabulary: Vocabulary, threads: usize) -> Result<Self, VocabularyError> {
+        Self::with_limits(vocabulary, GuideLimits { lexer_copies: threads, ..GuideLimits::default() })
     }
 
     /// Creates a compiler with custom limits.
@@ -72,7 +72,7 @@ impl Compiler {
         let built = std::panic::catch_unwind(AssertUnwindSafe(build));
         let built = built.unwrap_or_else(|_| Err("the trie of its tokens cannot be built".to_owned()));
         let (factory, end) = built.map_err(VocabularyError)?;
-        let forms = CompiledForms::new(GuideLimits { lanes: limits.lanes.max(1), ..limits });
+        let forms = CompiledForms::new(GuideLimits { lexer_copies: limits.lexer_copies.max(1), ..limits });
         Ok(Self {
             vocabulary: Arc::new(vocabulary),
             factory,

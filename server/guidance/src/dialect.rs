@@ -8,7 +8,7 @@ mod tags;
 use serde_json::Value;
 
 use crate::lark::Writer;
-use crate::schema::{self, Layout};
+use crate::schema::{self, JsonWhitespace};
 use crate::{Dialect, FormError};
 use arguments::Root;
 
@@ -20,7 +20,7 @@ pub(crate) fn arguments(
     at: &str,
 ) -> Result<String, FormError> {
     // This reports an invalid schema with the same messages as for JSON.
-    schema::prepare(schema, at, Layout::Tight)?;
+    schema::prepare(schema, at, JsonWhitespace::Compact)?;
     let root = Root { schema, at };
     let members = root.members(schema, at)?;
     match dialect {

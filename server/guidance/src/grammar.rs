@@ -6,13 +6,13 @@ use crate::lark::{ANY_TEXT, TextLimits, Writer, choice, join, repeat};
 use crate::limits::{FORM_DEPTH_MAX, GRAMMAR_BYTES_MAX, REPEAT_MAX};
 use crate::locate::path;
 use crate::nesting::check_grammar;
-use crate::schema::{self, Layout};
+use crate::schema::{self, JsonWhitespace};
 use crate::{Form, FormError, Tag, TriggeredTags, Vocabulary, dialect, ebnf};
 
 pub(crate) fn grammar(form: &Form, vocabulary: &Vocabulary) -> Result<TopLevelGrammar, FormError> {
     match form {
         Form::Json { schema, at } => {
-            let schema = schema::prepare(schema, at, Layout::Free)?;
+            let schema = schema::prepare(schema, at, JsonWhitespace::Flexible)?;
             Ok(TopLevelGrammar::from_json_schema(schema))
         }
         Form::Grammar { text, at } => Ok(TopLevelGrammar::from_lark(to_lark(text, at)?)),

@@ -13,11 +13,11 @@ use server_engine::{CommitLock, GuideError, GuideState, Progress, TokenSet};
 use crate::Preface;
 use crate::cache::{CacheValue, CompiledForms};
 use crate::error::readable;
-use crate::lane::Lane;
-use crate::limits::{COMMIT_ITEMS_MAX, LANE_STARTS_MAX};
+use crate::limits::{COMMIT_ITEMS_MAX, LEXER_SEQUENCES_MAX};
 use crate::memory::OwnedMemory;
 use crate::preface::PrefacedState;
 use crate::sequence::SequenceParser;
+use crate::shared_lexer::SharedLexer;
 
 /// A compiled form. Clones share the compiled form and its lexers.
 #[derive(Clone)]
@@ -27,22 +27,23 @@ pub struct Guide {
 }
 
 struct CompiledForm {
-    /// The memory of the grammar, which all lanes share.
+    /// The memory of the grammar, which all lexers share.
     grammar: OwnedMemory,
-    /// The form as it was compiled, with a lexer that has not been used.
-    start: Lane,
+    /// The lexer of the form as it was compiled, which no sequence uses.
+    unused_lexer: SharedLexer,
     end: u32,
     /// Whether a sequence has consumed a token with more than [`COMMIT_ITEMS_MAX`] items.
     has_large_rows: AtomicBool,
-    lanes: Mutex<Lanes>,
+    lexers: Mutex<LexerCopies>,
     /// Gone once the compiler is dropped.
     forms: Weak<CompiledForms<Guide>>,
 }
 
-/// The copies of the lexer that sequences share. A thread that computes a mask locks the lane of its sequence.
-struct Lanes {
-    lanes: Vec<Option<Arc<Lane>>>,
-    turn: usize,
+/// The copies of the lexer that sequences share. A thread that computes a mask locks the copy of its sequence.
+struct LexerCopies {
+    copies: Vec<Option<Arc<SharedLexer>>>,
+    /// The index of the copy that the last sequence got.
+    last: usize,
 }
 
 impl fmt::Debug for Guide {
@@ -59,13 +60,13 @@ impl Guide {
         end: u32,
         forms: &Arc<CompiledForms<Self>>,
     ) -> Self {
-        let lanes = Lanes { lanes: vec![None; forms.limits.lanes], turn: 0 };
+        let lexers = LexerCopies { copies: vec![None; forms.limits.lexer_copies], last: 0 };
         let compiled = CompiledForm {
             grammar,
-            start: Lane::new(start, &forms.memory),
+            unused_lexer: SharedLexer::new(start, &forms.memory),
             end,
             has_large_rows: AtomicBool::new(false),
-            lanes: Mutex::new(lanes),
+            lexers: Mutex::new(lexers),
             forms: Arc::downgrade(forms),
         };
         Self { compiled: Arc::new(compiled), preface: None }
@@ -74,7 +75,7 @@ impl Guide {
     /// Whether the memory for compiled forms does not suffice for this one.
     pub(crate) fn is_too_large(&self) -> bool {
         self.compiled.is_too_large(&self.compiled.grammar)
-            || self.compiled.is_too_large(self.compiled.start.memory())
+            || self.compiled.is_too_large(self.compiled.unused_lexer.memory())
     }
 
     /// The same form, preceded by free text.
@@ -91,21 +92,23 @@ impl CacheValue for Guide {
 }
 
 impl CompiledForm {
-    /// Returns a lane to start in. A lane that is broken, large, or has had many sequences gets no new
-    /// sequences.
-    fn lane(&self) -> Arc<Lane> {
-        let bytes_max = self.forms.upgrade().map_or(0, |forms| forms.limits.lane_bytes_max);
-        // A panic leaves every lane intact.
-        let mut lanes = self.lanes.lock().unwrap_or_else(PoisonError::into_inner);
-        let turn = (lanes.turn + 1) % lanes.lanes.len();
-        lanes.turn = turn;
-        let is_fit = |lane: &Arc<Lane>| {
-            !lane.is_broken() && lane.memory().bytes() <= bytes_max && lane.starts() < LANE_STARTS_MAX
+    /// Returns a copy of the lexer for a new sequence. A copy that is broken, large, or has had many sequences is
+    /// replaced.
+    fn next_lexer(&self) -> Arc<SharedLexer> {
+        let bytes_max = self.forms.upgrade().map_or(0, |forms| forms.limits.lexer_bytes_max);
+        // A panic leaves every copy intact.
+        let mut lexers = self.lexers.lock().unwrap_or_else(PoisonError::into_inner);
+        let index = (lexers.last + 1) % lexers.copies.len();
+        lexers.last = index;
+        let is_usable = |lexer: &Arc<SharedLexer>| {
+            !lexer.is_broken()
+                && lexer.memory().bytes() <= bytes_max
+                && lexer.sequences_started() < LEXER_SEQUENCES_MAX
         };
-        let lane = lanes.lanes[turn].take().filter(is_fit);
-        let lane = lane.unwrap_or_else(|| Arc::new(self.start.copy()));
-        lanes.lanes[turn] = Some(Arc::clone(&lane));
-        lane
+        let lexer = lexers.copies[index].take().filter(is_usable);
+        let lexer = lexer.unwrap_or_else(|| Arc::new(self.unused_lexer.copy()));
+        lexers.copies[index] = Some(Arc::clone(&lexer));
+        lexer
     }
 
     /// Whether an owner of memory must stop growing: all owners together exceed the limit even after idle forms are
@@ -127,7 +130,7 @@ impl CompiledForm {
 
 impl server_engine::Guide for Guide {
     fn start(&self) -> Result<Box<dyn GuideState>, GuideError> {
-        let state = State::new(Arc::clone(&self.compiled));
+        let state = FormState::new(Arc::clone(&self.compiled));
         Ok(match &self.preface {
             None => Box::new(state),
             Some(preface) => Box::new(PrefacedState::start(Arc::clone(preface), state)?),
@@ -137,34 +140,34 @@ impl server_engine::Guide for Guide {
 
 /// The state of a sequence that follows a form.
 #[derive(Clone)]
-pub(crate) struct State {
+pub(crate) struct FormState {
     sequence: SequenceParser,
-    lane: Arc<Lane>,
+    lexer: Arc<SharedLexer>,
     compiled: Arc<CompiledForm>,
-    /// The tokens so far, to be consumed again in another lane.
+    /// The tokens so far, to be consumed again with another lexer.
     tokens: Vec<u32>,
     /// The number of tokens that the parser has consumed.
     consumed: usize,
 }
 
-impl fmt::Debug for State {
+impl fmt::Debug for FormState {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter.debug_struct("State").field("tokens", &self.tokens.len()).finish_non_exhaustive()
+        formatter.debug_struct("FormState").field("tokens", &self.tokens.len()).finish_non_exhaustive()
     }
 }
 
-impl State {
+impl FormState {
     fn new(compiled: Arc<CompiledForm>) -> Self {
-        let lane = compiled.lane();
-        Self { sequence: SequenceParser::new(&lane), lane, compiled, tokens: Vec::new(), consumed: 0 }
+        let lexer = compiled.next_lexer();
+        Self { sequence: SequenceParser::new(&lexer), lexer, compiled, tokens: Vec::new(), consumed: 0 }
     }
 
-    /// Consumes all tokens so far in another lane.
-    fn move_to(&mut self, lane: Arc<Lane>) -> Result<(), GuideError> {
-        self.sequence = SequenceParser::new(&lane);
+    /// Consumes all tokens so far with another lexer.
+    fn move_to(&mut self, lexer: Arc<SharedLexer>) -> Result<(), GuideError> {
+        self.sequence = SequenceParser::new(&lexer);
         self.consumed = 0;
-        self.lane = lane;
-        let _guard = self.lane.lock();
+        self.lexer = lexer;
+        let _guard = self.lexer.lock();
         self.catch_up()
     }
 
@@ -207,10 +210,10 @@ impl State {
     }
 }
 
-impl GuideState for State {
+impl GuideState for FormState {
     fn allow(&mut self, allowed: &mut TokenSet) -> Result<Progress, GuideError> {
-        let guard = self.lane.lock();
-        let progress = if self.lane.is_broken() {
+        let guard = self.lexer.lock();
+        let progress = if self.lexer.is_broken() {
             Err(None)
         } else {
             self.catch_up().and_then(|()| self.allow_here(allowed)).map_err(Some)
@@ -218,27 +221,27 @@ impl GuideState for State {
         let progress = match progress {
             Ok(progress) => progress,
             Err(error) => {
-                // Mark the lane, so that other sequences move before they fail too.
-                self.lane.set_broken();
+                // Mark the lexer, so that other sequences move before they fail too.
+                self.lexer.set_broken();
                 drop(guard);
-                // Another sequence may have caused the error. A separate lane shows whether this sequence
+                // Another sequence may have caused the error. A separate lexer shows whether this sequence
                 // caused it.
-                let lane = match error {
-                    None => self.compiled.lane(),
-                    Some(_) => Arc::new(self.compiled.start.copy()),
+                let lexer = match error {
+                    None => self.compiled.next_lexer(),
+                    Some(_) => Arc::new(self.compiled.unused_lexer.copy()),
                 };
-                self.move_to(lane)?;
-                let _guard = self.lane.lock();
+                self.move_to(lexer)?;
+                let _guard = self.lexer.lock();
                 let progress = self.allow_here(allowed);
                 if progress.is_err() {
-                    self.lane.set_broken();
+                    self.lexer.set_broken();
                 }
                 progress?
             }
         };
-        self.lane.measure();
-        if self.compiled.is_too_large(self.lane.memory()) {
-            self.lane.set_broken();
+        self.lexer.measure();
+        if self.compiled.is_too_large(self.lexer.memory()) {
+            self.lexer.set_broken();
             return Err(GuideError::TooComplex(
                 "the form needs more memory than the limit allows".to_owned(),
             ));
@@ -256,20 +259,20 @@ impl GuideState for State {
     fn commit(&mut self, token: u32) -> Result<Progress, GuideError> {
         let is_behind = self.consumed < self.tokens.len();
         self.tokens.push(token);
-        // `allow` runs on another thread, because consuming tokens in another lane or in large rows can take long.
-        let is_deferred = self.lane.is_broken() || self.compiled.has_large_rows.load(Ordering::Relaxed);
+        // `allow` runs on another thread, because consuming tokens with another lexer or in large rows can take long.
+        let is_deferred = self.lexer.is_broken() || self.compiled.has_large_rows.load(Ordering::Relaxed);
         if is_behind || is_deferred {
             return Ok(Progress::Open);
         }
         if self.consume_next().is_err() {
-            self.lane.set_broken();
+            self.lexer.set_broken();
             return Ok(Progress::Open);
         }
         Ok(if self.sequence.is_over() { Progress::Ended } else { Progress::Open })
     }
 
     fn try_lock_commit(&self) -> Option<CommitLock> {
-        self.lane.try_lock().map(|guard| Box::new(guard) as CommitLock)
+        self.lexer.try_lock().map(|guard| Box::new(guard) as CommitLock)
     }
 
     fn fork(&self) -> Box<dyn GuideState> {

@@ -9,7 +9,7 @@ use llguidance::api::{GrammarWithLexer, TopLevelGrammar};
 use serde_json::Value;
 
 use crate::limits::{ELEMENTS_MAX, FORM_BYTES_MAX, REGEX_BYTES_MAX, REPEAT_MAX};
-use crate::schema::{self, Layout};
+use crate::schema::{self, JsonWhitespace};
 use crate::{FormError, Vocabulary};
 
 /// A regular expression that matches any text.
@@ -142,9 +142,9 @@ impl<'a> Writer<'a> {
         Ok(parts.join(" "))
     }
 
-    /// Writes a JSON value within something else.
+    /// Writes a JSON value that is part of a larger text.
     pub(crate) fn json(&mut self, schema: &Value, at: &str) -> Result<String, FormError> {
-        let schema = schema::prepare(schema, at, Layout::Tight)?.to_string();
+        let schema = schema::prepare(schema, at, JsonWhitespace::Compact)?.to_string();
         self.count_bytes(schema.len())?;
         Ok(self.rule(&format!("%json {schema}")))
     }

@@ -95,8 +95,8 @@ pub const ROW_ITEMS_MAX: usize = 4 * ELEMENTS_MAX;
 ///
 /// If exceeded: 400, `form_too_complex`; a stream ends with this error.
 pub const LEXER_STATES_MAX: usize = 60_000;
-/// Size of a lexer in which new sequences start, in bytes. A larger one is left to the sequences that use it.
-pub const LANE_BYTES_MAX: usize = 32 << 20;
+/// Size of a lexer with which new sequences start, in bytes. A larger one is left to the sequences that use it.
+pub const LEXER_BYTES_MAX: usize = 32 << 20;
 /// Memory of the parser of one sequence, which grows with the length of the text and the number of alternatives at each
 /// position.
 ///
@@ -118,20 +118,21 @@ pub const CACHED_BYTES_MAX: usize = 8 << 20;
 pub const CACHED_USES_MAX: u64 = 10_000;
 /// Number of sequences that share a lexer before a fresh copy replaces it: the states of a lexer accumulate
 /// without bound, and so would its memory.
-pub const LANE_STARTS_MAX: usize = 512;
+pub const LEXER_SEQUENCES_MAX: usize = 512;
 
 /// The limits of a compiler that depend on the machine. The defaults are the constants of this module, with one
-/// lane.
+/// copy of the lexer of a form.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GuideLimits {
-    /// The number of threads that can compute masks of one guide without waiting for each other.
-    pub lanes: usize,
+    /// The number of copies of the lexer of a form, which is the number of threads that can compute masks of one form
+    /// without waiting for each other.
+    pub lexer_copies: usize,
     /// The limit [`STEP_FUEL`], in work units.
     pub step_fuel: u64,
     /// The limit [`LEXER_STATES_MAX`], in lexer states.
     pub lexer_states_max: usize,
-    /// The limit [`LANE_BYTES_MAX`], in bytes.
-    pub lane_bytes_max: usize,
+    /// The limit [`LEXER_BYTES_MAX`], in bytes.
+    pub lexer_bytes_max: usize,
     /// The limit [`SEQUENCE_BYTES_MAX`], in bytes.
     pub sequence_bytes_max: usize,
     /// The limit [`MEMORY_BYTES_MAX`], in bytes.
@@ -143,10 +144,10 @@ pub struct GuideLimits {
 impl Default for GuideLimits {
     fn default() -> Self {
         Self {
-            lanes: 1,
+            lexer_copies: 1,
             step_fuel: STEP_FUEL,
             lexer_states_max: LEXER_STATES_MAX,
-            lane_bytes_max: LANE_BYTES_MAX,
+            lexer_bytes_max: LEXER_BYTES_MAX,
             sequence_bytes_max: SEQUENCE_BYTES_MAX,
             memory_bytes_max: MEMORY_BYTES_MAX,
             cached_memory_bytes_max: CACHED_MEMORY_BYTES_MAX,

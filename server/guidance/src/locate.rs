@@ -3,7 +3,7 @@
 
 use serde_json::Value;
 
-use crate::schema::{by_itself, within};
+use crate::schema::{subschemas, with_definitions};
 use crate::{Form, FormError};
 
 /// Compiles a form and returns the problem if that fails.
@@ -76,11 +76,11 @@ fn add_leaves<'f>(form: &'f Form, leaves: &mut Vec<(&'f Form, &'f str)>) {
 fn descend(root: &Value, at: &str, problem: &str, attempts: &mut Attempts<'_, '_>) -> FormError {
     let (mut schema, mut at) = (root, at.to_owned());
     'deeper: loop {
-        for (path, inner) in within(schema) {
+        for (path, inner) in subschemas(schema) {
             if attempts.remaining == 0 {
                 break 'deeper;
             }
-            let alone = Form::Json { schema: by_itself(inner, root), at: String::new() };
+            let alone = Form::Json { schema: with_definitions(inner, root), at: String::new() };
             if attempts.problem(&alone).is_some_and(|found| core(&found) == core(problem)) {
                 at.push_str(&path);
                 schema = inner;

@@ -35,9 +35,9 @@ pub(crate) fn on_large_stack<T: Send>(work: impl FnOnce() -> T + Send) -> Result
 
 /// Rejects a schema with too many parts of the kinds that llguidance recurses over.
 pub(crate) fn check_schema(schema: &Value, at: &str) -> Result<(), FormError> {
-    let mut parts = Parts::default();
+    let mut parts = SchemaCounts::default();
     parts.count(schema);
-    let Parts { properties, pattern_properties, references, patterns, combines } = parts;
+    let SchemaCounts { properties, pattern_properties, references, patterns, combines } = parts;
     let combined_patterns = if combines { patterns.len() } else { 0 };
     for (count, max, name) in [
         (properties, PROPERTIES_MAX, "properties"),
@@ -115,7 +115,7 @@ fn line(text: &[u8]) -> usize {
 
 /// The parts of a schema that are limited, wherever they are in it.
 #[derive(Default)]
-struct Parts<'s> {
+struct SchemaCounts<'s> {
     properties: usize,
     pattern_properties: usize,
     references: HashSet<&'s str>,
@@ -124,7 +124,7 @@ struct Parts<'s> {
     combines: bool,
 }
 
-impl<'s> Parts<'s> {
+impl<'s> SchemaCounts<'s> {
     fn count(&mut self, value: &'s Value) {
         match value {
             Value::Array(values) => values.iter().for_each(|value| self.count(value)),

@@ -9,13 +9,13 @@ use crate::FormError;
 use crate::limits::{SCHEMA_BYTES_MAX, SCHEMA_DEPTH_MAX};
 use crate::nesting::check_schema;
 
-/// How JSON is laid out.
+/// The whitespace that JSON may contain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Layout {
+pub(crate) enum JsonWhitespace {
     /// Whitespace between all parts, up to [`SPACE_MAX`] characters in a row.
-    Free,
+    Flexible,
     /// At most one space after a comma or colon.
-    Tight,
+    Compact,
 }
 
 /// Number of consecutive whitespace characters in JSON that follows a schema. Without a limit, a model that
@@ -134,7 +134,7 @@ const KEYWORDS: [(&str, Kind); 37] = [
 ///
 /// # Errors
 /// The schema is invalid or too large; the error has the path of the invalid part.
-pub(crate) fn prepare(schema: &Value, at: &str, layout: Layout) -> Result<Value, FormError> {
+pub(crate) fn prepare(schema: &Value, at: &str, whitespace: JsonWhitespace) -> Result<Value, FormError> {
     let mut schema = match schema {
         Value::Bool(true) => json!({}),
         Value::Bool(false) => return Err(FormError::new(at, "allows no value")),
@@ -151,16 +151,18 @@ pub(crate) fn prepare(schema: &Value, at: &str, layout: Layout) -> Result<Value,
         ));
     }
     if let Value::Object(schema) = &mut schema {
-        schema.insert(LAYOUT.to_owned(), layout.options());
+        schema.insert(LAYOUT.to_owned(), whitespace.options());
     }
     Ok(schema)
 }
 
-impl Layout {
+impl JsonWhitespace {
     fn options(self) -> Value {
         match self {
-            Self::Free => json!({"whitespace_pattern": format!("[\\x20\\x0A\\x0D\\x09]{{1,{SPACE_MAX}}}")}),
-            Self::Tight => json!({
+            Self::Flexible => {
+                json!({"whitespace_pattern": format!("[\\x20\\x0A\\x0D\\x09]{{1,{SPACE_MAX}}}")})
+            }
+            Self::Compact => json!({
                 "whitespace_flexible": false,
                 "item_separator": ", ?",
                 "key_separator": ": ?",
@@ -302,7 +304,7 @@ fn check_type(name: &str, at: &str) -> Result<(), FormError> {
 }
 
 /// The schemas directly within a schema, with their paths relative to it.
-pub(crate) fn within(schema: &Value) -> Vec<(String, &Value)> {
+pub(crate) fn subschemas(schema: &Value) -> Vec<(String, &Value)> {
     let Value::Object(schema) = schema else { return Vec::new() };
     let mut found = Vec::new();
     for (keyword, kind) in KEYWORDS {
@@ -324,7 +326,7 @@ pub(crate) fn within(schema: &Value) -> Vec<(String, &Value)> {
 }
 
 /// Makes a schema within `root` independent of it, by adding the definitions that it may refer to.
-pub(crate) fn by_itself(schema: &Value, root: &Value) -> Value {
+pub(crate) fn with_definitions(schema: &Value, root: &Value) -> Value {
     let (Value::Object(schema), Value::Object(root)) = (schema, root) else { return schema.clone() };
     let mut whole: Map<String, Value> = schema.clone();
     for definitions in ["$defs", "definitions"] {
@@ -373,16 +375,23 @@ mod tests {
             (json!({"minimum": "1"}), "s.minimum", "must be a number"),
             (json!({"pattern": 1}), "s.pattern", "must be a string"),
         ] {
-            let invalid = prepare(&schema, "s", Layout::Free).unwrap_err();
+            let invalid = prepare(&schema, "s", JsonWhitespace::Flexible).unwrap_err();
             assert_eq!((invalid.at.as_str(), invalid.problem.as_str()), (place, problem), "{schema}");
         }
         let mut deep = json!({});
         for _ in 0..=SCHEMA_DEPTH_MAX {
             deep = json!({"items": deep});
         }
-        assert!(prepare(&deep, "s", Layout::Free).unwrap_err().problem.starts_with("is nested deeper"));
+        assert!(
+            prepare(&deep, "s", JsonWhitespace::Flexible)
+                .unwrap_err()
+                .problem
+                .starts_with("is nested deeper")
+        );
         let large = json!({"enum": ["x".repeat(SCHEMA_BYTES_MAX)]});
-        assert!(prepare(&large, "s", Layout::Free).unwrap_err().problem.contains("exceeds the limit"));
+        assert!(
+            prepare(&large, "s", JsonWhitespace::Flexible).unwrap_err().problem.contains("exceeds the limit")
+        );
     }
 
     #[test]
@@ -403,7 +412,7 @@ mod tests {
         let schema = json!({
             "properties": {"format": {"type": "string", "format": "binary"}, "d": {"format": "uuid"}},
         });
-        let prepared = prepare(&schema, "s", Layout::Tight).unwrap();
+        let prepared = prepare(&schema, "s", JsonWhitespace::Compact).unwrap();
         assert_eq!(prepared["properties"], json!({"format": {"type": "string"}, "d": {"format": "uuid"}}));
     }
 }

@@ -6,8 +6,8 @@ use llguidance::TokenParser;
 use llguidance::api::StopReason;
 use llguidance::panic_utils::catch_unwind;
 
-use crate::lane::Lane;
 use crate::memory::{OwnedMemory, captured_bytes, parser_bytes, step_bytes, table_bytes};
+use crate::shared_lexer::SharedLexer;
 
 #[derive(Clone)]
 pub(crate) struct SequenceParser {
@@ -21,11 +21,11 @@ pub(crate) struct SequenceParser {
 }
 
 impl SequenceParser {
-    /// Creates a parser in the start state of the form, with the lexer of `lane`.
-    pub(crate) fn new(lane: &Lane) -> Self {
-        let parser = lane.begin();
+    /// Creates a parser in the start state of the form, with `lexer`.
+    pub(crate) fn new(lexer: &SharedLexer) -> Self {
+        let parser = lexer.new_parser();
         let stored_bytes = parser_bytes(&parser);
-        let memory = OwnedMemory::new(stored_bytes, lane.memory().total());
+        let memory = OwnedMemory::new(stored_bytes, lexer.memory().total());
         Self { parser, memory, stored_bytes, discarded_bytes: 0 }
     }
 

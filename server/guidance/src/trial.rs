@@ -53,7 +53,7 @@ pub(crate) fn read_request(request: &[u8]) -> Result<(TopLevelGrammar, usize), S
 
 /// Whether compiling a grammar could take more time or memory than is known to be harmless.
 pub(crate) fn is_needed(grammar: &TopLevelGrammar) -> bool {
-    let mut size = Size {
+    let mut size = GrammarSize {
         bytes: 0,
         properties: 0,
         alternatives: 0,
@@ -62,7 +62,7 @@ pub(crate) fn is_needed(grammar: &TopLevelGrammar) -> bool {
         has_costly_keyword: false,
     };
     grammar.grammars.iter().for_each(|grammar| size.add(grammar));
-    let Size { bytes, properties, alternatives, patterns, multiples, has_costly_keyword } = size;
+    let GrammarSize { bytes, properties, alternatives, patterns, multiples, has_costly_keyword } = size;
     bytes > BYTES_MAX
         || properties > PROPERTIES_MAX
         || alternatives > ALTERNATIVES_MAX
@@ -72,7 +72,7 @@ pub(crate) fn is_needed(grammar: &TopLevelGrammar) -> bool {
 }
 
 /// The quantities that determine the work of compiling a grammar.
-struct Size {
+struct GrammarSize {
     bytes: usize,
     properties: usize,
     alternatives: usize,
@@ -84,7 +84,7 @@ struct Size {
     has_costly_keyword: bool,
 }
 
-impl Size {
+impl GrammarSize {
     fn add(&mut self, grammar: &GrammarWithLexer) {
         if let Some(schema) = &grammar.json_schema {
             self.bytes += schema.to_string().len();

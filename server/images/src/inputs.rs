@@ -1,5 +1,7 @@
 //! The inputs of the vision models of an OpenVINO IR directory, with the names and shapes that these models have.
 
+use crate::raster::Size;
+
 /// A dense tensor in row-major order.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Tensor<T> {
@@ -48,7 +50,10 @@ pub enum EncoderInputs {
 }
 
 impl EncoderInputs {
-    /// The memory that the values of the inputs take, in bytes.
+    /// The memory that the values of the inputs take, in bytes. [`ImageLayout::input_bytes`] states it before the inputs
+    /// are computed.
+    ///
+    /// [`ImageLayout::input_bytes`]: crate::ImageLayout::input_bytes
     #[must_use]
     pub fn size_bytes(&self) -> usize {
         fn tensor<T>(tensor: &Tensor<T>) -> usize {
@@ -133,6 +138,14 @@ pub struct MaskedTiles {
     pub patch_position_ids: Tensor<i64>,
 }
 
+impl MaskedTiles {
+    /// The memory of square tiles, in bytes. `edge_patches` is the number of patches of an edge of a tile.
+    pub(crate) const fn bytes(num_tiles: u32, tile: Size, edge_patches: u32) -> usize {
+        let patches = num_tiles as usize * (edge_patches as usize).pow(2);
+        pixel_bytes(num_tiles, tile) + bytes_of::<bool>(patches) + bytes_of::<i64>(patches)
+    }
+}
+
 /// The inputs of MiniCPM-V's encoder and resampler for one slice of N patches.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ResamplerSlice {
@@ -146,4 +159,14 @@ pub struct ResamplerSlice {
     pub pos_embed: Tensor<f32>,
     /// The input `key_padding_mask` of the resampler: [1, N], which is 0 throughout, because nothing is padded.
     pub key_padding_mask: Tensor<f32>,
+}
+
+/// The memory of `count` values of the type `T`, in bytes.
+pub(crate) const fn bytes_of<T>(count: usize) -> usize {
+    count * size_of::<T>()
+}
+
+/// The memory of `pixel_values` [tiles, 3, height, width], in bytes.
+pub(crate) const fn pixel_bytes(num_tiles: u32, tile: Size) -> usize {
+    bytes_of::<f32>(num_tiles as usize * 3 * tile.pixels() as usize)
 }

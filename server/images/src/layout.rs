@@ -1,4 +1,5 @@
-//! The place of an image in the prompt: its tokens, its text, and the rows of the encoder's output that the tokens read.
+//! The place of an image in the prompt (its tokens, its text, and the rows of the encoder's output that the tokens read),
+//! and the memory of the encoder's inputs.
 
 use std::ops::Range;
 
@@ -22,7 +23,8 @@ pub enum FeatureRow {
     GlobalSeparator,
 }
 
-/// The tokens and the text of an image in the prompt. They depend only on the size of the image, not on its pixels.
+/// The tokens and the text of an image in the prompt, and the memory of its inputs. They depend only on the size of the
+/// image, not on its pixels.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ImageLayout {
     /// The number of image tokens: positions of the prompt whose embeddings come from the encoder. Text around them
@@ -33,6 +35,12 @@ pub struct ImageLayout {
     pub feature_rows: Option<Vec<FeatureRow>>,
     /// The grid of the tokens, for models with M-RoPE.
     pub grid: Option<TokenGrid>,
+    /// The memory that the inputs of the encoder take, in bytes: [`EncoderInputs::size_bytes`] of the inputs that
+    /// [`ImageProcessor::preprocess`] computes for an image of this size.
+    ///
+    /// [`EncoderInputs::size_bytes`]: crate::EncoderInputs::size_bytes
+    /// [`ImageProcessor::preprocess`]: crate::ImageProcessor::preprocess
+    pub input_bytes: usize,
     /// The text that replaces the marker of the image in the prompt, as a function of the image's number.
     pub(crate) text: PromptText,
 }

@@ -12,8 +12,8 @@
 //!                                                            tokens ─► image_spans ─► mrope_positions, token_types
 //! ```
 //!
-//! An [`ImageLayout`] depends only on the size of the image, so the number of tokens and the text of the prompt are known
-//! before the image is decoded. Where OpenVINO GenAI and transformers differ, this crate does what transformers 4.57
+//! An [`ImageLayout`] depends only on the size of the image, so the number of tokens, the text of the prompt and the memory
+//! of the inputs are known before the image is decoded. Where OpenVINO GenAI and transformers differ, this crate does what transformers 4.57
 //! does with Pillow.
 
 mod config;

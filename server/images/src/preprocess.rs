@@ -44,7 +44,7 @@ pub(crate) fn read_filter(file: &JsonFile, default: Filter) -> Result<Filter, Lo
 }
 
 /// Splits an image into tiles, row by row. The sides of the image are multiples of those of the tiles.
-pub(crate) fn cut(image: &RgbImage, tile: Size) -> Vec<RgbImage> {
+pub(crate) fn split_into_tiles(image: &RgbImage, tile: Size) -> Vec<RgbImage> {
     let corners = |length: u32, step: u32| (0..length / step).map(move |index| index * step);
     let size = image.size();
     corners(size.height, tile.height)

@@ -154,7 +154,7 @@ impl ImageProcessor {
         &self.learned_rows
     }
 
-    /// Returns the tokens and the text of an image of this size in the prompt.
+    /// Returns the tokens and the text of an image of this size in the prompt, and the memory of its inputs.
     ///
     /// # Errors
     ///

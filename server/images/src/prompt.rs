@@ -101,7 +101,7 @@ mod tests {
 
     fn image(num_tokens: usize, before_number: Option<&str>, rest: &str) -> ImageLayout {
         let text = PromptText { before_number: before_number.map(str::to_owned), rest: rest.to_owned() };
-        ImageLayout { num_tokens, feature_rows: None, grid: None, text }
+        ImageLayout { num_tokens, feature_rows: None, grid: None, input_bytes: 0, text }
     }
 
     #[test]

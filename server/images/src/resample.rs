@@ -78,7 +78,7 @@ pub(crate) enum WeightPrecision {
 
 /// A part of an image, in pixels of that image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Part {
+pub(crate) struct ImageRegion {
     pub(crate) left: u32,
     pub(crate) top: u32,
     pub(crate) size: Size,
@@ -91,17 +91,17 @@ pub(crate) struct Part {
 /// If a side of the new size is 0.
 #[must_use]
 pub fn resize(image: &RgbImage, size: Size, filter: Filter) -> RgbImage {
-    resize_part(image, size, filter, Part { left: 0, top: 0, size })
+    resize_region(image, size, filter, ImageRegion { left: 0, top: 0, size })
 }
 
 /// Resizes an image and returns a part of the result; the rest is not computed.
-pub(crate) fn resize_part(image: &RgbImage, size: Size, filter: Filter, part: Part) -> RgbImage {
-    resize_with(image, size, filter, part, WeightPrecision::Pillow)
+pub(crate) fn resize_region(image: &RgbImage, size: Size, filter: Filter, region: ImageRegion) -> RgbImage {
+    resize_with(image, size, filter, region, WeightPrecision::Pillow)
 }
 
 /// Resizes an image as PyTorch does with antialiasing: with Pillow's filters, but weights of 16 bits.
 pub(crate) fn resize_torch(image: &RgbImage, size: Size, filter: Filter) -> RgbImage {
-    resize_with(image, size, filter, Part { left: 0, top: 0, size }, WeightPrecision::Torch)
+    resize_with(image, size, filter, ImageRegion { left: 0, top: 0, size }, WeightPrecision::Torch)
 }
 
 /// The axis that is resampled first. The result of the first pass is rounded to 8 bits, so the order matters.
@@ -129,10 +129,10 @@ fn resize_with(
     image: &RgbImage,
     size: Size,
     filter: Filter,
-    part: Part,
+    region: ImageRegion,
     precision: WeightPrecision,
 ) -> RgbImage {
-    assert!(size.pixels() > 0 && part.size.pixels() > 0, "an image has at least one pixel");
+    assert!(size.pixels() > 0 && region.size.pixels() > 0, "an image has at least one pixel");
     let from = image.size();
     let order = match precision {
         WeightPrecision::Pillow => FirstPass::of_pillow(from, size),
@@ -140,8 +140,8 @@ fn resize_with(
     };
     let axis =
         |from, to, start, length| Axis::new(filter, precision, Scale { from, to }, start..start + length);
-    let columns = axis(from.width, size.width, part.left, part.size.width);
-    let rows = axis(from.height, size.height, part.top, part.size.height);
+    let columns = axis(from.width, size.width, region.left, region.size.width);
+    let rows = axis(from.height, size.height, region.top, region.size.height);
     // Only these input pixels affect the part.
     let (needed_rows, needed_columns) = (rows.inputs(), columns.inputs());
     let bytes = needed_columns.start * 3..needed_columns.end * 3;
@@ -149,14 +149,14 @@ fn resize_with(
     let pixels = match order {
         FirstPass::Horizontal => {
             let narrow: Vec<u8> = needed.flat_map(|row| columns.resample_row(row)).collect();
-            rows.resample_rows(&narrow, part.size.width as usize * 3)
+            rows.resample_rows(&narrow, region.size.width as usize * 3)
         }
         FirstPass::Vertical => {
             let flat = rows.resample_rows(&needed.collect::<Vec<_>>().concat(), bytes.len());
             flat.chunks_exact(bytes.len()).flat_map(|row| columns.resample_row(row)).collect()
         }
     };
-    RgbImage::new(part.size, pixels).expect("invariant: each pixel of the part was computed")
+    RgbImage::new(region.size, pixels).expect("invariant: each pixel of the region was computed")
 }
 
 /// The number of pixels of an axis before and after resampling.

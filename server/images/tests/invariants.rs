@@ -77,6 +77,7 @@ fn check(processor: &ImageProcessor, image: &RgbImage, detail: Detail) {
         (Err(layout), Err(inputs)) => return assert_eq!(layout, inputs, "{place}"),
         (layout, inputs) => panic!("{place}: {layout:?} but {:?}", inputs.err()),
     };
+    assert_eq!(layout.input_bytes, inputs.size_bytes(), "{place}");
     let text = layout.prompt_text(0);
     assert_eq!(text.matches(processor.image_token()).count(), layout.num_tokens, "{place}");
     let rows = encoder_rows(&inputs, rows_of_a_tile(family));
@@ -120,6 +121,33 @@ fn layouts_and_inputs_of_all_families_agree() {
             check(&processor, &image, Detail::Auto);
             check(&processor, &image, Detail::Low);
         }
+    }
+}
+
+#[test]
+fn the_memory_of_the_inputs_is_known_from_the_size_of_an_image() {
+    /// Tiny and odd sizes, and those of images with many tiles.
+    const USUAL: [[u32; 2]; 8] =
+        [[1, 1], [2, 3], [11, 10], [13, 17], [333, 777], [501, 499], [1301, 907], [1200, 1200]];
+    /// Sizes that some families reject.
+    const NARROW: [[u32; 2]; 5] = [[1, 150], [190, 1], [11, 2000], [1999, 13], [4000, 28]];
+    for family in ModelFamily::ALL {
+        let processor = processor(family);
+        let mut num_accepted = 0;
+        for [width, height] in USUAL.into_iter().chain(NARROW) {
+            let image = RgbImage::filled(Size::new(width, height), [1, 2, 3]);
+            for detail in [Detail::Auto, Detail::Low] {
+                let place = format!("{family} {} {detail:?}", image.size());
+                match (processor.layout(image.size(), detail), processor.preprocess(&image, detail)) {
+                    (Ok(layout), Ok(inputs)) => {
+                        assert_eq!(layout.input_bytes, inputs.size_bytes(), "{place}");
+                        num_accepted += 1;
+                    }
+                    (layout, inputs) => assert_eq!(layout.err(), inputs.err(), "{place}"),
+                }
+            }
+        }
+        assert!(num_accepted >= 2 * USUAL.len(), "{family}: {num_accepted} images");
     }
 }
 

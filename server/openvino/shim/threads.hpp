@@ -53,7 +53,7 @@ private:
 // The number of threads of the arena that runs the graph.
 inline size_t num_threads() { return size_t(std::max(1, tbb::this_task_arena::max_concurrency())); }
 
-// The groups of threads, each of which has consecutive slots of the arena. There are not more groups than threads.
+// The groups of threads, each of which has consecutive slots of the arena. There are at most as many groups as threads.
 struct Groups {
     size_t count, threads;
     static Groups of_arena() {
@@ -63,7 +63,7 @@ struct Groups {
     // The first slot of a group.
     size_t begin(size_t group) const { return group * threads / count; }
     size_t of_slot(size_t slot) const { return ((slot + 1) * count - 1) / threads; }
-    // The first of the blocks of a matrix that the thread in a slot multiplies if there are several groups.
+    // With several groups: the first block of a matrix that the thread in a slot multiplies.
     size_t first_block(size_t slot, size_t blocks) const { return slot * blocks / threads; }
 };
 

@@ -29,7 +29,7 @@ pub const ADAPTER_RANKS_MAX: usize = 1024;
 
 /// The origin of the graph, which determines the names in it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Origin<'a> {
+pub(crate) enum GraphOrigin<'a> {
     /// The graph was read from a GGUF file of this architecture.
     Gguf(&'a str),
     /// The graph was read from an IR.
@@ -50,7 +50,7 @@ const INTERLEAVED: &str = "llama";
 pub(crate) fn add(
     model: &mut Model,
     sources: &[AdapterSource],
-    origin: Origin<'_>,
+    origin: GraphOrigin<'_>,
     method: AdapterMethod,
 ) -> Result<Vec<u64>, Error> {
     check(sources)?;
@@ -116,10 +116,10 @@ fn check(sources: &[AdapterSource]) -> Result<(), Error> {
 }
 
 /// The projections of the model by the names that adapters use for them.
-fn projections(model: &mut Model, origin: Origin<'_>) -> Result<BTreeMap<String, Projection>, Error> {
+fn projections(model: &mut Model, origin: GraphOrigin<'_>) -> Result<BTreeMap<String, Projection>, Error> {
     let unsupported = |why: String| Err(Error::Unsupported(why));
     let shim::Projections { all, unknown_rotations } = shim::list_projections(model)?;
-    if let Origin::Gguf(architecture) = origin {
+    if let GraphOrigin::Gguf(architecture) = origin {
         if !ARCHITECTURES.contains(&architecture) {
             return unsupported(format!(
                 "adapters are not supported for its architecture {architecture:?} (supported: {})",
@@ -137,12 +137,12 @@ fn projections(model: &mut Model, origin: Origin<'_>) -> Result<BTreeMap<String,
     let names: BTreeSet<&str> = all.iter().map(|one| one.name.as_str()).collect();
     for projection in &all {
         let module = match origin {
-            Origin::Gguf(_) => names::of_tensor(&projection.name, &names),
-            Origin::Ir => names::of_node(&projection.name),
+            GraphOrigin::Gguf(_) => names::of_tensor(&projection.name, &names),
+            GraphOrigin::Ir => names::of_node(&projection.name),
         };
         let Some(module) = module else { continue };
         let mut projection = projection.clone();
-        if origin == Origin::Ir {
+        if origin == GraphOrigin::Ir {
             // Graphs of exporters have the row order of adapters.
             projection.paired = None;
         }

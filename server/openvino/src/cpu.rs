@@ -64,7 +64,7 @@ pub(crate) struct CpuFeatures {
     /// Whether the f32 products of AVX-512 are faster than its bf16 products, as on Intel's processors
     /// ([decision 0108](../../../docs/decisions/0108-slow-bf16.md)).
     pub(crate) slow_avx512_bf16: bool,
-    /// This feature includes the permission of the operating system.
+    /// Whether the processor has AMX and the operating system permits this process to use it.
     pub(crate) amx: bool,
 }
 

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use server_engine::CacheLayout;
 
-use crate::adapters::{self, Origin};
+use crate::adapters::{self, GraphOrigin};
 use crate::compiled_graph::CompiledGraph;
 use crate::config::Config;
 use crate::cpu::{self, CpuFeatures};
@@ -306,8 +306,8 @@ impl ModelLoader {
     /// adapter.
     fn add_adapters(&self, model: &mut Model, method: AdapterMethod) -> Result<Vec<u64>, Error> {
         let origin = match &self.source {
-            ModelSource::Gguf(file) => Origin::Gguf(file.architecture().unwrap_or_default()),
-            ModelSource::Ir(_) => Origin::Ir,
+            ModelSource::Gguf(file) => GraphOrigin::Gguf(file.architecture().unwrap_or_default()),
+            ModelSource::Ir(_) => GraphOrigin::Ir,
             ModelSource::Vision(_) => {
                 return Err(Error::Unsupported(
                     "adapters of vision-language models are not supported".to_owned(),

@@ -226,42 +226,46 @@ impl StepInputs {
             )));
         }
         let positions = match port("position_ids") {
-            None => Shape::Tokens,
-            Some(port) => Shape::of_positions(port).ok_or_else(|| {
+            None => InputShape::Tokens,
+            Some(port) => InputShape::of_positions(port).ok_or_else(|| {
                 Error::Unsupported(format!("its input position_ids has the shape {:?}", port.shape))
             })?,
         };
         Ok(Self {
-            input_ids: Input::new("input_ids", Presence::of(!reads_embeddings))?,
+            input_ids: Input::new("input_ids", InputPresence::of(!reads_embeddings))?,
             inputs_embeds: Input::with_shape(
                 "inputs_embeds",
-                Presence::of(reads_embeddings),
-                Shape::Rows(columns),
+                InputPresence::of(reads_embeddings),
+                InputShape::Rows(columns),
             )?,
-            position_ids: Input::with_shape("position_ids", Presence::of(has("position_ids")), positions)?,
+            position_ids: Input::with_shape(
+                "position_ids",
+                InputPresence::of(has("position_ids")),
+                positions,
+            )?,
             token_type_ids: Input::with_shape(
                 "token_type_ids",
-                Presence::of(has("token_type_ids")),
-                Shape::Column,
+                InputPresence::of(has("token_type_ids")),
+                InputShape::Column,
             )?,
             visual_pos_masks: Input::with_shape(
                 "visual_pos_masks",
-                Presence::of(has("visual_pos_masks")),
-                Shape::Row,
+                InputPresence::of(has("visual_pos_masks")),
+                InputShape::Row,
             )?,
             deepstack_visual_embeds: Input::with_shape(
                 "deepstack_visual_embeds",
-                Presence::of(layers > 0),
-                Shape::Layers { layers, columns },
+                InputPresence::of(layers > 0),
+                InputShape::Layers { layers, columns },
             )?,
-            past_lens: Input::new("past_lens", Presence::InModel)?,
-            subsequence_begins: Input::new("subsequence_begins", Presence::InModel)?,
-            block_indices: Input::new("block_indices", Presence::InModel)?,
-            block_indices_begins: Input::new("block_indices_begins", Presence::InModel)?,
+            past_lens: Input::new("past_lens", InputPresence::InModel)?,
+            subsequence_begins: Input::new("subsequence_begins", InputPresence::InModel)?,
+            block_indices: Input::new("block_indices", InputPresence::InModel)?,
+            block_indices_begins: Input::new("block_indices_begins", InputPresence::InModel)?,
             max_context_len: Tensor::new(i32::TYPE, &[])?,
-            logits_indices: Input::new("logits_indices", Presence::InModel)?,
-            adapters: Input::new("adapters", Presence::of(has("adapters")))?,
-            block_scores: Input::new("block_scores", Presence::of(has("block_scores")))?,
+            logits_indices: Input::new("logits_indices", InputPresence::InModel)?,
+            adapters: Input::new("adapters", InputPresence::of(has("adapters")))?,
+            block_scores: Input::new("block_scores", InputPresence::of(has("block_scores")))?,
             kv_heads,
             vision,
         })
@@ -339,8 +343,8 @@ impl StepInputs {
         let image_tokens: usize = images.rows.iter().map(|image| image.tokens.len()).sum();
         let deepstack = match self.deepstack_visual_embeds.presence {
             // The graph reads a row even if no token does.
-            Presence::InModel => self.deepstack_visual_embeds.values_mut(image_tokens.max(1))?,
-            Presence::Absent => &mut [],
+            InputPresence::InModel => self.deepstack_visual_embeds.values_mut(image_tokens.max(1))?,
+            InputPresence::Absent => &mut [],
         };
         if image_tokens == 0 {
             deepstack.fill(0.0);
@@ -391,7 +395,7 @@ impl StepInputs {
     /// Sums the attention to each block of the step over all heads. The result is empty if the model has no block scores.
     fn sum_block_scores(&mut self, sums: &mut Vec<f32>) -> Result<(), Error> {
         sums.clear();
-        if self.block_scores.presence == Presence::Absent {
+        if self.block_scores.presence == InputPresence::Absent {
             return Ok(());
         }
         let blocks = self.block_scores.length as usize / size_of::<f32>() / self.kv_heads;
@@ -406,12 +410,12 @@ impl StepInputs {
 
 /// Whether a model has an input.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Presence {
+enum InputPresence {
     InModel,
     Absent,
 }
 
-impl Presence {
+impl InputPresence {
     fn of(is_in_model: bool) -> Self {
         if is_in_model { Self::InModel } else { Self::Absent }
     }
@@ -419,7 +423,7 @@ impl Presence {
 
 /// The shape of an input with values for each token of a step.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Shape {
+enum InputShape {
     /// `[tokens]`
     Tokens,
     /// `[3, tokens]`
@@ -434,7 +438,7 @@ enum Shape {
     Rows(usize),
 }
 
-impl Shape {
+impl InputShape {
     fn of_positions(port: &Port) -> Option<Self> {
         match port.shape[..] {
             [_] => Some(Self::Tokens),
@@ -479,9 +483,9 @@ impl Shape {
 struct Input<T> {
     name: &'static str,
     tensor: Tensor,
-    shape: Shape,
+    shape: InputShape,
     length: i64,
-    presence: Presence,
+    presence: InputPresence,
     _element: std::marker::PhantomData<T>,
 }
 
@@ -489,26 +493,26 @@ struct Input<T> {
 const INPUT_TOKENS: i64 = 4096;
 
 impl<T: Element> Input<T> {
-    fn new(name: &'static str, presence: Presence) -> Result<Self, Error> {
-        Self::with_shape(name, presence, Shape::Tokens)
+    fn new(name: &'static str, presence: InputPresence) -> Result<Self, Error> {
+        Self::with_shape(name, presence, InputShape::Tokens)
     }
 
-    fn with_shape(name: &'static str, presence: Presence, shape: Shape) -> Result<Self, Error> {
+    fn with_shape(name: &'static str, presence: InputPresence, shape: InputShape) -> Result<Self, Error> {
         // An absent input needs no memory.
-        let length = if presence == Presence::Absent { 1 } else { INPUT_TOKENS };
+        let length = if presence == InputPresence::Absent { 1 } else { INPUT_TOKENS };
         let tensor = Tensor::new(T::TYPE, &shape.dimensions(length))?;
         Ok(Self { name, tensor, shape, length, presence, _element: std::marker::PhantomData })
     }
 
     fn bind(&self, request: &mut InferRequest) -> Result<(), Error> {
         match self.presence {
-            Presence::InModel => request.set(self.name, &self.tensor),
-            Presence::Absent => Ok(()),
+            InputPresence::InModel => request.set(self.name, &self.tensor),
+            InputPresence::Absent => Ok(()),
         }
     }
 
     fn write(&mut self, length: usize, values: impl Iterator<Item = T>) -> Result<(), Error> {
-        if self.presence == Presence::Absent {
+        if self.presence == InputPresence::Absent {
             return Ok(());
         }
         for (to, value) in self.values_mut(length)?.iter_mut().zip(values) {

@@ -80,7 +80,7 @@ fn argmax(logits: &[f32]) -> TokenId {
     best.0 as TokenId
 }
 
-/// Runs a step with all sequences, prompts in chunks of `chunk` tokens, and appends the most probable tokens.
+/// Runs a step with at most `chunk` tokens of each sequence, and appends the most probable tokens.
 fn step(runner: &mut OpenVinoRunner, sequences: &mut [Stepper], chunk: usize) {
     let mut batch = Batch::default();
     for sequence in sequences.iter_mut() {

@@ -6,7 +6,7 @@ use crate::{Formats, ReasoningFormat, ToolFormat};
 /// A model family, identified by its template.
 struct Family {
     /// The template of the family contains all texts of one of these lists.
-    told_by: &'static [&'static [&'static str]],
+    detected_by: &'static [&'static [&'static str]],
     tool: ToolFormat,
     /// The candidates for the reasoning format. The first candidate with a text that the template contains is
     /// selected.
@@ -22,28 +22,28 @@ const MISTRAL: &[(ReasoningFormat, &[&str])] =
 
 const FAMILIES: [Family; 14] = [
     Family {
-        told_by: &[&["<|channel|>", "<|message|>"]],
+        detected_by: &[&["<|channel|>", "<|message|>"]],
         tool: ToolFormat::Gptoss,
         reasoning: &[(ReasoningFormat::Gptoss, &["<|channel|>"])],
     },
     Family {
-        told_by: &[&["<|tool_call>"], &["<|channel>"], &["<start_of_turn>", "tool_code"]],
+        detected_by: &[&["<|tool_call>"], &["<|channel>"], &["<start_of_turn>", "tool_code"]],
         tool: ToolFormat::Gemma4,
         reasoning: &[(ReasoningFormat::Gemma4, &["<|channel>"])],
     },
     Family {
-        told_by: &[&["<function=", "<parameter="]],
+        detected_by: &[&["<function=", "<parameter="]],
         tool: ToolFormat::Qwen3Coder,
         reasoning: &[(ReasoningFormat::Qwen3, THINK)],
     },
     Family {
-        told_by: &[&["<param name="]],
+        detected_by: &[&["<param name="]],
         tool: ToolFormat::MiniCpm5,
         reasoning: &[(ReasoningFormat::MiniCpm5, THINK)],
     },
     Family {
         // The last text identifies LFM 2.5, whose template contains none of the tokens.
-        told_by: &[
+        detected_by: &[
             &["<|tool_call_start|>"],
             &["<|tool_list_start|>"],
             &["<|tool_response_start|>"],
@@ -53,42 +53,42 @@ const FAMILIES: [Family; 14] = [
         reasoning: &[(ReasoningFormat::Qwen3, THINK)],
     },
     Family {
-        told_by: &[&["functools"], &["<|tool|>", "<|/tool|>"]],
+        detected_by: &[&["functools"], &["<|tool|>", "<|/tool|>"]],
         tool: ToolFormat::Phi4,
         reasoning: &[(ReasoningFormat::Qwen3, THINK)],
     },
-    Family { told_by: &[&["[TOOL_CALLS]", "[ARGS]"]], tool: ToolFormat::Devstral, reasoning: MISTRAL },
+    Family { detected_by: &[&["[TOOL_CALLS]", "[ARGS]"]], tool: ToolFormat::Devstral, reasoning: MISTRAL },
     Family {
-        told_by: &[&["[TOOL_CALLS]"], &["[AVAILABLE_TOOLS]"]],
+        detected_by: &[&["[TOOL_CALLS]"], &["[AVAILABLE_TOOLS]"]],
         tool: ToolFormat::Mistral,
         reasoning: MISTRAL,
     },
     Family {
-        told_by: &[&["<｜tool▁calls▁begin｜>"], &["<｜tool▁call▁begin｜>"]],
+        detected_by: &[&["<｜tool▁calls▁begin｜>"], &["<｜tool▁call▁begin｜>"]],
         tool: ToolFormat::DeepSeek,
         reasoning: &[(ReasoningFormat::DeepSeek, THINK)],
     },
     Family {
-        told_by: &[&["<|start_of_role|>", "tool"], &["<|tool_call|>"]],
+        detected_by: &[&["<|start_of_role|>", "tool"], &["<|tool_call|>"]],
         tool: ToolFormat::Granite,
         reasoning: &[(ReasoningFormat::Granite, &["Here is my thought process", "<think>", "</think>"])],
     },
     Family {
-        told_by: &[&["<|python_tag|>"], &["<|python_start|>"]],
+        detected_by: &[&["<|python_tag|>"], &["<|python_start|>"]],
         tool: ToolFormat::Llama3,
         reasoning: &[(ReasoningFormat::Qwen3, THINK)],
     },
     Family {
-        told_by: &[&["<tool_call>"]],
+        detected_by: &[&["<tool_call>"]],
         tool: ToolFormat::Hermes3,
         reasoning: &[(ReasoningFormat::Qwen3, THINK)],
     },
     Family {
-        told_by: &[&["<|start_header_id|>", "tools"], &["<|header_start|>", "tools"]],
+        detected_by: &[&["<|start_header_id|>", "tools"], &["<|header_start|>", "tools"]],
         tool: ToolFormat::Llama3,
         reasoning: &[(ReasoningFormat::Qwen3, THINK)],
     },
-    Family { told_by: &[&[]], tool: ToolFormat::None, reasoning: MISTRAL },
+    Family { detected_by: &[&[]], tool: ToolFormat::None, reasoning: MISTRAL },
 ];
 
 impl Formats {
@@ -96,7 +96,7 @@ impl Formats {
     /// detected.
     pub fn detect(template: &str) -> Self {
         let has_all = |texts: &&[&str]| texts.iter().all(|text| template.contains(text));
-        let family = FAMILIES.iter().find(|family| family.told_by.iter().any(has_all));
+        let family = FAMILIES.iter().find(|family| family.detected_by.iter().any(has_all));
         let Some(Family { tool, reasoning, .. }) = family else { return Self::default() };
         let is_used = |(_, signs): &&(_, &[&str])| signs.iter().any(|sign| template.contains(sign));
         let reasoning = reasoning.iter().find(is_used).map_or(ReasoningFormat::None, |(format, _)| *format);

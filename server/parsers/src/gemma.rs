@@ -1,7 +1,7 @@
 //! Converts the arguments in Gemma's notation to JSON, one character at a time: keys have no quotes, strings are
 //! enclosed in special tokens and have no escapes, and everything else is as in JSON. Text without quotes is a string.
 
-use crate::json::{JsonString, NESTING_MAX, Number, Pieces, Verdict, escape, quoted};
+use crate::json::{JsonString, NESTING_MAX, Number, Pieces, ValueEffect, escape, quoted};
 use crate::literal::is_space;
 use crate::scanner::{ScanEvent, Scanner};
 use crate::schema::Types;
@@ -85,9 +85,9 @@ impl GemmaObject {
         }
     }
 
-    /// Reads the next character, and appends the JSON that is certain to `to`. After [`Verdict::Done`] or `Bad`, no
-    /// more characters may follow; the result is never `Over`.
-    pub(crate) fn step(&mut self, letter: char, to: &mut String) -> Verdict {
+    /// Reads the next character, and appends the JSON that is certain to `to`. After [`ValueEffect::Completes`] or
+    /// `Invalid`, no more characters may follow; the result is never `AlreadyComplete`.
+    pub(crate) fn step(&mut self, letter: char, to: &mut String) -> ValueEffect {
         match &mut self.state {
             State::Json { string, part } => {
                 let part = *part;
@@ -95,7 +95,7 @@ impl GemmaObject {
                 to.push_str(&self.pieces.written);
                 self.pieces.written.clear();
                 self.pieces.meant.clear();
-                if closed { self.text_is_whole(part, to) } else { Verdict::More }
+                if closed { self.text_is_whole(part, to) } else { ValueEffect::Continues }
             }
             State::Text { .. } => self.text(letter, to),
             State::Key if letter == ':' => {
@@ -154,7 +154,7 @@ impl GemmaObject {
     }
 
     /// Reads a character of a text that may be the marker that ends the calls.
-    fn end(&mut self, letter: char, to: &mut String) -> Verdict {
+    fn end(&mut self, letter: char, to: &mut String) -> ValueEffect {
         let mut read = match &mut self.state {
             State::End { read } => std::mem::take(read),
             _ => String::new(),
@@ -162,9 +162,10 @@ impl GemmaObject {
         read.push(letter);
         let is_end = read == CALLS_END;
         if !is_end {
-            let verdict = if CALLS_END.starts_with(&read) { Verdict::More } else { Verdict::Bad };
+            let effect =
+                if CALLS_END.starts_with(&read) { ValueEffect::Continues } else { ValueEffect::Invalid };
             self.state = State::End { read };
-            return verdict;
+            return effect;
         }
         if !self.word.is_empty() {
             self.word_is_whole(to);
@@ -173,12 +174,12 @@ impl GemmaObject {
             to.push(if is_object { '}' } else { ']' });
         }
         self.state = State::Ended;
-        Verdict::Done
+        ValueEffect::Completes
     }
 
-    fn go(&mut self, state: State) -> Verdict {
+    fn go(&mut self, state: State) -> ValueEffect {
         self.state = state;
-        Verdict::More
+        ValueEffect::Continues
     }
 
     fn comma(&mut self, to: &mut String) {
@@ -192,9 +193,9 @@ impl GemmaObject {
     }
 
     /// Reads a character outside of strings and words.
-    fn between(&mut self, letter: char, to: &mut String) -> Verdict {
+    fn between(&mut self, letter: char, to: &mut String) -> ValueEffect {
         if is_space(letter) {
-            return Verdict::More;
+            return ValueEffect::Continues;
         }
         let close = if self.in_object() { '}' } else { ']' };
         match (&self.state, letter) {
@@ -203,7 +204,7 @@ impl GemmaObject {
                 self.open.pop();
                 to.push(letter);
                 self.state = State::Next;
-                if self.open.is_empty() { Verdict::Done } else { Verdict::More }
+                if self.open.is_empty() { ValueEffect::Completes } else { ValueEffect::Continues }
             }
             (State::Next, ',') => {
                 self.is_comma_due = true;
@@ -218,12 +219,12 @@ impl GemmaObject {
                 self.end(letter, to)
             }
             (State::Item | State::Value, letter) => self.begin(letter, to),
-            _ => Verdict::Bad,
+            _ => ValueEffect::Invalid,
         }
     }
 
     /// Begins a key or a value.
-    fn begin(&mut self, letter: char, to: &mut String) -> Verdict {
+    fn begin(&mut self, letter: char, to: &mut String) -> ValueEffect {
         let is_key = matches!(self.state, State::Item) && self.in_object();
         let part = if is_key { Part::Key } else { Part::Value };
         match letter {
@@ -238,7 +239,7 @@ impl GemmaObject {
                 self.state = part.state();
                 self.word(letter, to)
             }
-            ',' | ':' | '{' | '}' | '[' | ']' => Verdict::Bad,
+            ',' | ':' | '{' | '}' | '[' | ']' => ValueEffect::Invalid,
             letter => {
                 self.word.clear();
                 self.word.push(letter);
@@ -247,9 +248,9 @@ impl GemmaObject {
         }
     }
 
-    fn open(&mut self, letter: char, to: &mut String) -> Verdict {
+    fn open(&mut self, letter: char, to: &mut String) -> ValueEffect {
         if self.open.len() == NESTING_MAX {
-            return Verdict::Bad;
+            return ValueEffect::Invalid;
         }
         self.comma(to);
         to.push(letter);
@@ -258,14 +259,14 @@ impl GemmaObject {
     }
 
     /// Reads a character of a key or a value without quotes, or of the token that begins a string.
-    fn word(&mut self, letter: char, to: &mut String) -> Verdict {
+    fn word(&mut self, letter: char, to: &mut String) -> ValueEffect {
         let part = if matches!(self.state, State::Key) { Part::Key } else { Part::Value };
         self.word.push(letter);
         if !self.word.starts_with('<') {
             // Values without quotes contain no tokens, and keys contain no brackets or commas.
             let is_wrong =
                 letter == '<' || part == Part::Key && matches!(letter, ',' | '{' | '}' | '[' | ']' | '\n');
-            return if is_wrong { Verdict::Bad } else { Verdict::More };
+            return if is_wrong { ValueEffect::Invalid } else { ValueEffect::Continues };
         }
         if part == Part::Key && !QUOTE.starts_with(&self.word) && CALLS_END.starts_with(&self.word) {
             // The marker, instead of a closing brace, follows the comma.
@@ -278,22 +279,22 @@ impl GemmaObject {
             to.push('"');
             return self.go(State::Text { part });
         }
-        if QUOTE.starts_with(&self.word) { Verdict::More } else { Verdict::Bad }
+        if QUOTE.starts_with(&self.word) { ValueEffect::Continues } else { ValueEffect::Invalid }
     }
 
-    fn text(&mut self, letter: char, to: &mut String) -> Verdict {
-        let State::Text { part } = self.state else { return Verdict::Bad };
+    fn text(&mut self, letter: char, to: &mut String) -> ValueEffect {
+        let State::Text { part } = self.state else { return ValueEffect::Invalid };
         self.scanner.push(letter);
         loop {
             match self.scanner.settle(std::iter::once((0, QUOTE))) {
-                None => return Verdict::More,
+                None => return ValueEffect::Continues,
                 Some(ScanEvent::Letter(letter)) => escape(letter, to),
                 Some(ScanEvent::Marker(_)) => return self.text_is_whole(part, to),
             }
         }
     }
 
-    fn text_is_whole(&mut self, part: Part, to: &mut String) -> Verdict {
+    fn text_is_whole(&mut self, part: Part, to: &mut String) -> ValueEffect {
         to.push('"');
         self.go(if part == Part::Key { State::Colon } else { State::Next })
     }

@@ -4,9 +4,9 @@
 
 mod header;
 
-use crate::json::{JsonValue, Verdict};
+use crate::delta_buffer::DeltaBuffer;
+use crate::json::{JsonValue, ValueEffect};
 use crate::literal::is_space;
-use crate::out::Out;
 use crate::scanner::{ScanEvent, Scanner};
 use crate::{Formats, ReasoningFormat, ToolFormat};
 use header::{CHANNEL, CONSTRAIN, Header, START};
@@ -30,8 +30,8 @@ pub(crate) struct Harmony {
     is_reasoned: bool,
     /// Whitespace outside of messages, which is content only if text follows.
     layout: String,
-    content: Joint,
-    reasoning: Joint,
+    content: MessageSeparator,
+    reasoning: MessageSeparator,
     /// A buffer that is reused to avoid allocations.
     written: String,
 }
@@ -55,12 +55,12 @@ enum State {
 
 /// Decides whether a newline separates two messages of the same kind.
 #[derive(Debug, Default)]
-struct Joint {
+struct MessageSeparator {
     given: bool,
     due: bool,
 }
 
-impl Joint {
+impl MessageSeparator {
     /// Whether a newline precedes the next text.
     fn takes_newline(&mut self) -> bool {
         let takes = self.given && self.due;
@@ -80,8 +80,8 @@ impl Harmony {
             header: String::new(),
             is_reasoned: false,
             layout: String::new(),
-            content: Joint::default(),
-            reasoning: Joint::default(),
+            content: MessageSeparator::default(),
+            reasoning: MessageSeparator::default(),
             written: String::new(),
         }
     }
@@ -91,36 +91,36 @@ impl Harmony {
     }
 
     /// Reads the next character.
-    pub(crate) fn push(&mut self, letter: char, out: &mut Out) {
-        out.worked(1);
+    pub(crate) fn push(&mut self, letter: char, out: &mut DeltaBuffer) {
+        out.add_work(1);
         if let State::Arguments(value) = &mut self.state {
             // Markers within strings do not end a call, so the scanner does not search for them here.
-            let verdict = value.step(letter, &mut self.written);
+            let effect = value.step(letter, &mut self.written);
             out.arguments(&self.written);
             self.written.clear();
-            match verdict {
-                Verdict::More => {
+            match effect {
+                ValueEffect::Continues => {
                     if out.is_prepared() {
                         self.header.push(letter);
                     }
                     return;
                 }
-                Verdict::Done => {
+                ValueEffect::Completes => {
                     out.end();
                     self.state = State::Outside;
                     return;
                 }
-                Verdict::Over | Verdict::Bad if out.is_prepared() => {
+                ValueEffect::AlreadyComplete | ValueEffect::Invalid if out.is_prepared() => {
                     out.drop_prepared();
                     self.unread(out);
                 }
-                Verdict::Over | Verdict::Bad => self.state = State::Outside,
+                ValueEffect::AlreadyComplete | ValueEffect::Invalid => self.state = State::Outside,
             }
         }
         self.scanner.push(letter);
         loop {
             let found = self.scanner.settle(MARKERS.iter().copied().enumerate());
-            out.worked(self.scanner.take_work());
+            out.add_work(self.scanner.take_work());
             match found {
                 None => return,
                 Some(ScanEvent::Letter(letter)) => self.letter(letter, out),
@@ -130,7 +130,7 @@ impl Harmony {
     }
 
     /// Ends the text.
-    pub(crate) fn finish(&mut self, out: &mut Out) {
+    pub(crate) fn finish(&mut self, out: &mut DeltaBuffer) {
         for letter in self.scanner.finish().chars() {
             self.letter(letter, out);
         }
@@ -148,7 +148,7 @@ impl Harmony {
         }
     }
 
-    fn letter(&mut self, letter: char, out: &mut Out) {
+    fn letter(&mut self, letter: char, out: &mut DeltaBuffer) {
         match &self.state {
             State::Lead => {
                 self.header.push(letter);
@@ -193,7 +193,7 @@ impl Harmony {
         }
     }
 
-    fn marker(&mut self, marker: &'static str, out: &mut Out) {
+    fn marker(&mut self, marker: &'static str, out: &mut DeltaBuffer) {
         match (&self.state, marker) {
             (State::Lead | State::Header, CHANNEL | CONSTRAIN) => {
                 self.header.push_str(marker);
@@ -246,7 +246,7 @@ impl Harmony {
     }
 
     /// Treats the header as text, because it is not a valid beginning of a message.
-    fn header_is_text(&mut self, out: &mut Out) {
+    fn header_is_text(&mut self, out: &mut DeltaBuffer) {
         self.state = State::Outside;
         let text = std::mem::take(&mut self.header);
         for letter in text.chars() {
@@ -255,7 +255,7 @@ impl Harmony {
     }
 
     /// Begins a message after a complete header.
-    fn message(&mut self, out: &mut Out) {
+    fn message(&mut self, out: &mut DeltaBuffer) {
         self.layout.clear();
         let Some(Header { channel, recipient }) = Header::read(&self.header) else {
             self.header.push_str(MESSAGE);
@@ -282,7 +282,7 @@ impl Harmony {
     }
 
     /// Treats the message as text of its channel, because it is not a call. Its header is dropped as markup.
-    fn unread(&mut self, out: &mut Out) {
+    fn unread(&mut self, out: &mut DeltaBuffer) {
         self.state = if self.is_reasoned { State::Reasoning } else { State::Content };
         let text = std::mem::take(&mut self.header);
         for letter in text.chars() {
@@ -290,7 +290,7 @@ impl Harmony {
         }
     }
 
-    fn give_content(&mut self, text: &str, out: &mut Out) {
+    fn give_content(&mut self, text: &str, out: &mut DeltaBuffer) {
         if text.is_empty() {
             return;
         }

@@ -8,7 +8,7 @@ mod value;
 pub(crate) use number::Number;
 pub(crate) use string::{JsonString, Pieces, escape, quoted};
 pub use value::NESTING_MAX;
-pub(crate) use value::{JsonValue, Verdict};
+pub(crate) use value::{JsonValue, ValueEffect};
 
 #[cfg(test)]
 mod tests;

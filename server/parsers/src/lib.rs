@@ -26,6 +26,7 @@
 //! ```
 
 mod delta;
+mod delta_buffer;
 mod detect;
 mod format;
 mod gemma;
@@ -33,7 +34,6 @@ mod harmony;
 mod json;
 mod literal;
 mod marked;
-mod out;
 mod parser;
 mod python;
 mod reasoning;

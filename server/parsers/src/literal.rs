@@ -66,7 +66,7 @@ impl LiteralChoice {
     }
 
     /// The number of bytes that matched.
-    pub(crate) fn fitted(&self) -> usize {
+    pub(crate) fn matched_bytes(&self) -> usize {
         self.read.len() - self.read.chars().next_back().map_or(0, char::len_utf8)
     }
 

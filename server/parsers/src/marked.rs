@@ -6,11 +6,11 @@
 
 use std::sync::Arc;
 
+use crate::delta_buffer::DeltaBuffer;
 use crate::literal::is_space;
-use crate::out::Out;
 use crate::reasoning::{Reasoning, opened, reasoning};
 use crate::scanner::{ScanEvent, Scanner};
-use crate::tool::{Calls, Mark, MarkPosition, Step, calls};
+use crate::tool::{CallMarker, Calls, MarkerPosition, Step, calls};
 use crate::{Formats, Tools};
 
 /// The parser of a response with markers.
@@ -18,7 +18,7 @@ use crate::{Formats, Tools};
 pub(crate) struct MarkedText {
     calls: Option<Box<dyn Calls>>,
     reasoning: &'static Reasoning,
-    signs: Vec<Sign>,
+    mode_markers: Vec<ModeMarker>,
     mode: Mode,
     scanner: Scanner,
     /// Whether only layout has been read since the beginning, the end of reasoning or the end of a call.
@@ -51,15 +51,15 @@ enum Mode {
 
 /// A text that changes the mode.
 #[derive(Clone, Copy, Debug)]
-struct Sign {
+struct ModeMarker {
     text: &'static str,
-    position: MarkPosition,
-    to: SignTarget,
+    position: MarkerPosition,
+    to: ModeTarget,
 }
 
 #[derive(Clone, Copy, Debug)]
-enum SignTarget {
-    Calls { mark: usize },
+enum ModeTarget {
+    Calls { marker: usize },
     Reasoning { tags: usize },
     Answer,
     AnswerEnd,
@@ -71,7 +71,7 @@ impl MarkedText {
         let reasoning = reasoning(formats.reasoning);
         let opened = opened(reasoning, prompt);
         Self {
-            signs: signs(calls.as_deref(), reasoning),
+            mode_markers: mode_markers(calls.as_deref(), reasoning),
             calls,
             reasoning,
             mode: opened.map_or(Mode::Text, |opened| Mode::Reasoning { tags: opened.tags, at_prompt: true }),
@@ -90,10 +90,10 @@ impl MarkedText {
     }
 
     /// Reads the next character.
-    pub(crate) fn push(&mut self, letter: char, out: &mut Out) {
+    pub(crate) fn push(&mut self, letter: char, out: &mut DeltaBuffer) {
         self.again.push(letter);
         while let Some(letter) = self.again.pop() {
-            out.worked(1);
+            out.add_work(1);
             match self.mode {
                 Mode::Calls { .. } => self.step_calls(letter, out),
                 Mode::AnswerEnd => self.answer_end(letter, out),
@@ -109,7 +109,7 @@ impl MarkedText {
     }
 
     /// Ends the text.
-    pub(crate) fn finish(&mut self, out: &mut Out) {
+    pub(crate) fn finish(&mut self, out: &mut DeltaBuffer) {
         match self.mode {
             Mode::Text => {
                 let held = self.scanner.finish();
@@ -130,7 +130,7 @@ impl MarkedText {
         }
     }
 
-    fn scan(&mut self, out: &mut Out) {
+    fn scan(&mut self, out: &mut DeltaBuffer) {
         loop {
             let found = match self.mode {
                 Mode::Reasoning { tags, at_prompt } => {
@@ -140,15 +140,16 @@ impl MarkedText {
                 }
                 _ => {
                     let (at_start, in_answer) = (self.at_start, self.in_answer);
-                    let counts = |sign: &&Sign| match sign.to {
-                        SignTarget::AnswerEnd => in_answer,
-                        _ => at_start || sign.position == MarkPosition::Anywhere,
+                    let counts = |mode_marker: &&ModeMarker| match mode_marker.to {
+                        ModeTarget::AnswerEnd => in_answer,
+                        _ => at_start || mode_marker.position == MarkerPosition::Anywhere,
                     };
-                    let signs = self.signs.iter().enumerate().filter(|(_, sign)| counts(sign));
-                    self.scanner.settle(signs.map(|(index, sign)| (index, sign.text)))
+                    let mode_markers =
+                        self.mode_markers.iter().enumerate().filter(|(_, mode_marker)| counts(mode_marker));
+                    self.scanner.settle(mode_markers.map(|(index, mode_marker)| (index, mode_marker.text)))
                 }
             };
-            out.worked(self.scanner.take_work());
+            out.add_work(self.scanner.take_work());
             match found {
                 None => return,
                 Some(ScanEvent::Letter(letter)) => self.letter(letter, out),
@@ -157,7 +158,7 @@ impl MarkedText {
         }
     }
 
-    fn letter(&mut self, letter: char, out: &mut Out) {
+    fn letter(&mut self, letter: char, out: &mut DeltaBuffer) {
         let mut bytes = [0; 4];
         let text = letter.encode_utf8(&mut bytes);
         if let Mode::Reasoning { at_prompt, .. } = &mut self.mode {
@@ -169,7 +170,7 @@ impl MarkedText {
     }
 
     /// Adds content or layout.
-    fn text(&mut self, text: &str, out: &mut Out) {
+    fn text(&mut self, text: &str, out: &mut DeltaBuffer) {
         for letter in text.chars() {
             if self.at_start && is_space(letter) {
                 self.layout.push(letter);
@@ -182,33 +183,33 @@ impl MarkedText {
         }
     }
 
-    fn marker(&mut self, index: usize, out: &mut Out) {
+    fn marker(&mut self, index: usize, out: &mut DeltaBuffer) {
         if let Mode::Reasoning { tags, .. } = self.mode {
             self.trim = true;
             if index < self.reasoning.tags[tags].close.len() {
                 self.start(Mode::Text);
             } else {
-                // The model has repeated the tag at the end of the prompt.
+                // The prompt ends with this tag, and the model has repeated it.
                 self.mode = Mode::Reasoning { tags, at_prompt: false };
             }
             return;
         }
-        let sign = self.signs[index];
-        match sign.to {
-            SignTarget::Reasoning { tags } => {
+        let mode_marker = self.mode_markers[index];
+        match mode_marker.to {
+            ModeTarget::Reasoning { tags } => {
                 self.start(Mode::Reasoning { tags, at_prompt: false });
                 self.trim = true;
             }
-            SignTarget::Answer => {
+            ModeTarget::Answer => {
                 self.start(Mode::Text);
                 self.trim = true;
                 self.in_answer = true;
             }
-            SignTarget::AnswerEnd => {
-                out.open(sign.text);
+            ModeTarget::AnswerEnd => {
+                out.open(mode_marker.text);
                 self.mode = Mode::AnswerEnd;
             }
-            SignTarget::Calls { mark } => self.enter_calls(mark, out),
+            ModeTarget::Calls { marker } => self.enter_calls(marker, out),
         }
     }
 
@@ -219,21 +220,21 @@ impl MarkedText {
         self.at_start = true;
     }
 
-    fn enter_calls(&mut self, mark: usize, out: &mut Out) {
+    fn enter_calls(&mut self, marker: usize, out: &mut DeltaBuffer) {
         let Some(calls) = &mut self.calls else { return };
-        let Mark { text, is_read, .. } = calls.marks()[mark];
+        let CallMarker { text, is_read, .. } = calls.markers()[marker];
         self.mode = Mode::Calls { before: out.calls() };
         out.open(text);
-        calls.enter(mark, out);
+        calls.enter(marker, out);
         if is_read {
             for letter in text.chars() {
                 let step = calls.step(letter, out);
-                debug_assert_eq!(step, Step::More, "a sign that is read fits the machine");
+                debug_assert_eq!(step, Step::More, "a marker that is read fits the machine");
             }
         }
     }
 
-    fn step_calls(&mut self, letter: char, out: &mut Out) {
+    fn step_calls(&mut self, letter: char, out: &mut DeltaBuffer) {
         let Some(calls) = &mut self.calls else { return };
         out.read(letter);
         match calls.step(letter, out) {
@@ -255,7 +256,7 @@ impl MarkedText {
     }
 
     /// Leaves calls. The open text becomes content, except its last `again` bytes.
-    fn leave_calls(&mut self, again: usize, out: &mut Out) {
+    fn leave_calls(&mut self, again: usize, out: &mut DeltaBuffer) {
         if let Mode::Calls { before } = self.mode
             && out.calls() > before
         {
@@ -265,12 +266,12 @@ impl MarkedText {
         self.mode = Mode::Text;
         let (text, rest) = out.close(again);
         self.text(&text, out);
-        out.worked(rest.len());
+        out.add_work(rest.len());
         self.again.extend(rest.chars().rev());
     }
 
     /// The tag that ends a response counts only if nothing follows it.
-    fn answer_end(&mut self, letter: char, out: &mut Out) {
+    fn answer_end(&mut self, letter: char, out: &mut DeltaBuffer) {
         out.read(letter);
         if is_space(letter) {
             return;
@@ -283,20 +284,28 @@ impl MarkedText {
     }
 }
 
-fn signs(calls: Option<&dyn Calls>, reasoning: &Reasoning) -> Vec<Sign> {
-    let marks = calls.map_or(&[][..], |calls| calls.marks());
-    let mut signs: Vec<Sign> = marks
+fn mode_markers(calls: Option<&dyn Calls>, reasoning: &Reasoning) -> Vec<ModeMarker> {
+    let markers = calls.map_or(&[][..], |calls| calls.markers());
+    let mut mode_markers: Vec<ModeMarker> = markers
         .iter()
         .enumerate()
-        .map(|(mark, sign)| Sign { text: sign.text, position: sign.position, to: SignTarget::Calls { mark } })
+        .map(|(marker, call_marker)| ModeMarker {
+            text: call_marker.text,
+            position: call_marker.position,
+            to: ModeTarget::Calls { marker },
+        })
         .collect();
     for (index, tags) in reasoning.tags.iter().enumerate() {
-        let to = SignTarget::Reasoning { tags: index };
-        signs.extend(tags.open.iter().map(|text| Sign { text, position: tags.position, to }));
+        let to = ModeTarget::Reasoning { tags: index };
+        mode_markers.extend(tags.open.iter().map(|text| ModeMarker { text, position: tags.position, to }));
     }
     if let Some((open, close)) = reasoning.answer {
-        signs.push(Sign { text: open, position: MarkPosition::Start, to: SignTarget::Answer });
-        signs.push(Sign { text: close, position: MarkPosition::Anywhere, to: SignTarget::AnswerEnd });
+        mode_markers.push(ModeMarker { text: open, position: MarkerPosition::Start, to: ModeTarget::Answer });
+        mode_markers.push(ModeMarker {
+            text: close,
+            position: MarkerPosition::Anywhere,
+            to: ModeTarget::AnswerEnd,
+        });
     }
-    signs
+    mode_markers
 }

@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
+use crate::delta_buffer::{DeltaBuffer, Ending};
 use crate::harmony::Harmony;
 use crate::marked::MarkedText;
-use crate::out::{Ending, Out};
 use crate::{Delta, Formats, Tools};
 
 /// Parses the text of one response incrementally.
@@ -17,7 +17,7 @@ use crate::{Delta, Formats, Tools};
 #[derive(Debug)]
 pub struct Parser {
     machine: Machine,
-    out: Out,
+    out: DeltaBuffer,
 }
 
 #[derive(Debug)]
@@ -36,7 +36,7 @@ impl Parser {
         } else {
             Machine::Marked(Box::new(MarkedText::new(formats, tools, prompt)))
         };
-        Self { machine, out: Out::default() }
+        Self { machine, out: DeltaBuffer::default() }
     }
 
     /// Adds the next piece of text. Returns the deltas that are now certain; often there are none.

@@ -7,7 +7,7 @@ mod value;
 pub(crate) use number::number;
 pub(crate) use value::{ClosingContext, PythonValue};
 
-use crate::json::{Verdict, quoted};
+use crate::json::{ValueEffect, quoted};
 use crate::schema::Types;
 
 /// Converts all of `text`, a literal, to JSON.
@@ -18,10 +18,12 @@ pub(crate) fn literal(text: &str) -> Option<String> {
     let mut letters = text.trim().chars().chain([' ']);
     loop {
         match value.step(letters.next()?, &mut json) {
-            Verdict::More => {}
-            Verdict::Done => return (letters.next()? == ' ' && letters.next().is_none()).then_some(json),
-            Verdict::Over => return letters.next().is_none().then_some(json),
-            Verdict::Bad => return None,
+            ValueEffect::Continues => {}
+            ValueEffect::Completes => {
+                return (letters.next()? == ' ' && letters.next().is_none()).then_some(json);
+            }
+            ValueEffect::AlreadyComplete => return letters.next().is_none().then_some(json),
+            ValueEffect::Invalid => return None,
         }
     }
 }

@@ -1,7 +1,7 @@
 //! Reasoning formats: the tags around reasoning.
 
 use crate::ReasoningFormat;
-use crate::tool::MarkPosition;
+use crate::tool::MarkerPosition;
 
 /// A pair of tags around reasoning.
 #[derive(Debug)]
@@ -10,7 +10,7 @@ pub(crate) struct Tags {
     pub(crate) open: &'static [&'static str],
     /// The alternatives for the closing tag.
     pub(crate) close: &'static [&'static str],
-    pub(crate) position: MarkPosition,
+    pub(crate) position: MarkerPosition,
 }
 
 /// The tags of a reasoning format.
@@ -21,20 +21,24 @@ pub(crate) struct Reasoning {
     pub(crate) answer: Option<(&'static str, &'static str)>,
 }
 
-const THINK: Tags = Tags { open: &["<think>"], close: &["</think>"], position: MarkPosition::Start };
+const THINK: Tags = Tags { open: &["<think>"], close: &["</think>"], position: MarkerPosition::Start };
 
 static NONE: Reasoning = Reasoning { tags: &[], answer: None };
 
 static THINKING: Reasoning = Reasoning { tags: &[THINK], answer: None };
 
 static MAGISTRAL: Reasoning = Reasoning {
-    tags: &[Tags { open: &["[THINK]"], close: &["[/THINK]"], position: MarkPosition::Start }],
+    tags: &[Tags { open: &["[THINK]"], close: &["[/THINK]"], position: MarkerPosition::Start }],
     answer: None,
 };
 
 static GEMMA: Reasoning = Reasoning {
     // The tags are special tokens, so they are tags wherever they occur.
-    tags: &[Tags { open: &["<|channel>thought"], close: &["<channel|>"], position: MarkPosition::Anywhere }],
+    tags: &[Tags {
+        open: &["<|channel>thought"],
+        close: &["<channel|>"],
+        position: MarkerPosition::Anywhere,
+    }],
     answer: None,
 };
 
@@ -44,7 +48,7 @@ static GRANITE: Reasoning = Reasoning {
         Tags {
             open: &["Here is my thought process:", "Here's my thought process:"],
             close: &["Here is my response:", "Here's my response:"],
-            position: MarkPosition::Start,
+            position: MarkerPosition::Start,
         },
     ],
     answer: Some(("<response>", "</response>")),

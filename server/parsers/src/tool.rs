@@ -16,7 +16,7 @@ mod tagged_value;
 pub(crate) use call_object::{CallObject, ObjectRule};
 pub(crate) use json_arguments::JsonArguments;
 pub(crate) use json_calls::JsonCalls;
-pub(crate) use machine::{Calls, Mark, MarkPosition, Step};
+pub(crate) use machine::{CallMarker, Calls, MarkerPosition, Step};
 
 use bracketed::BracketedCalls;
 use deepseek::DeepSeek;

@@ -1,6 +1,6 @@
 //! Converts text to a value of a type that the schema of the tool allows, for formats whose values are untyped.
 
-use crate::json::{JsonValue, Number, Verdict, quoted};
+use crate::json::{JsonValue, Number, ValueEffect, quoted};
 use crate::python;
 use crate::schema::Types;
 
@@ -30,7 +30,7 @@ pub(crate) fn partial(text: &str, types: Types) -> String {
     if value.starts_with('{') && types.object || value.starts_with('[') && types.array {
         let mut machine = JsonValue::new();
         let mut written = String::new();
-        if value.chars().all(|letter| machine.step(letter, &mut written) == Verdict::More) {
+        if value.chars().all(|letter| machine.step(letter, &mut written) == ValueEffect::Continues) {
             return written + &machine.held();
         }
     }
@@ -85,9 +85,9 @@ fn json(value: &str) -> Option<String> {
     let mut letters = value.chars();
     loop {
         match machine.step(letters.next()?, &mut written) {
-            Verdict::More => {}
-            Verdict::Done => return letters.next().is_none().then_some(written),
-            Verdict::Over | Verdict::Bad => return None,
+            ValueEffect::Continues => {}
+            ValueEffect::Completes => return letters.next().is_none().then_some(written),
+            ValueEffect::AlreadyComplete | ValueEffect::Invalid => return None,
         }
     }
 }

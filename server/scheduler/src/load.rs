@@ -19,9 +19,9 @@ pub struct Load {
     /// All tokens of a waiting sequence count, because the number of cached ones is known only when the sequence is
     /// admitted.
     pub uncomputed_tokens: u64,
-    /// Number of tokens of the images that are being encoded, or that waiting sequences need and that are not encoded. An
-    /// image that several sequences need counts once. All images of a waiting sequence count until it reserves those whose
-    /// tokens are not cached, because these are known only when the scheduler tries to admit the sequence.
+    /// Number of tokens of the images that are being encoded, and of the unencoded images that waiting sequences need.
+    /// An image that several sequences need counts once. All images of a waiting sequence count until it reserves those
+    /// whose tokens are not cached, because these are known only when the scheduler tries to admit the sequence.
     pub unencoded_image_tokens: u64,
     /// Number of tokens of the images whose encoder outputs are stored.
     pub encoded_image_tokens: u64,

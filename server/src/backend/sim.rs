@@ -107,7 +107,7 @@ fn runner(sim: &SimArgs, adapters: usize, text: &ModelText) -> anyhow::Result<Bo
 /// The chat template does not open the model's turn, or the model has no token that ends a turn.
 pub fn script(answers: &[String], text: &ModelText) -> anyhow::Result<SimScript> {
     let template =
-        text.chat_template.as_ref().context("the model has no chat template, so answers have no turns")?;
+        text.chat_template.as_ref().context("the model has no chat template, which --sim-answer requires")?;
     let messages = [json!({"role": "user", "content": "x"})];
     let render = |add_generation_prompt| {
         let input = RenderInput { messages: &messages, add_generation_prompt, ..RenderInput::default() };

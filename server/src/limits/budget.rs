@@ -1,80 +1,80 @@
-//! A budget of bytes that all requests share. A request claims bytes before it uses them and never waits for them.
+//! A budget of bytes that all requests share. A request reserves bytes before it uses them and never waits for them.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Size up to which a claim may use all of the budget. Larger claims leave a reserve to smaller ones, so that clients
-/// with small requests, which are the majority, are served while others send as much as they can.
-const SMALL_CLAIM_BYTES: usize = 64 << 10;
+/// Size up to which a reservation may use all of the budget. Larger reservations leave a part to smaller ones, so that
+/// clients with small requests, which are the majority, are served while others send as much as they can.
+const SMALL_RESERVATION_BYTES: usize = 64 << 10;
 
 /// The bytes that all requests together may use for a purpose.
 #[derive(Debug)]
 pub(crate) struct ByteBudget {
     bytes_max: usize,
-    /// The bytes that claims of more than [`SMALL_CLAIM_BYTES`] may use.
+    /// The bytes that reservations of more than [`SMALL_RESERVATION_BYTES`] may use.
     large_bytes_max: usize,
-    claimed: AtomicUsize,
+    reserved: AtomicUsize,
 }
 
-/// The error for a claim of more bytes than the budget has left.
+/// The error for a reservation of more bytes than the budget has left.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct BudgetExhausted;
 
-/// Bytes that one request claimed. Dropping it returns them.
+/// Bytes that one request reserved. Dropping it returns them.
 #[derive(Debug)]
-pub(crate) struct ByteClaim {
+pub(crate) struct ByteReservation {
     budget: Arc<ByteBudget>,
     bytes: usize,
 }
 
 impl ByteBudget {
-    /// Creates a budget of `bytes_max`, an eighth of which is reserved for small claims. A single claim of
-    /// `claim_bytes_max` always fits.
-    pub(crate) fn new(bytes_max: usize, claim_bytes_max: usize) -> Arc<Self> {
-        let reserve = (bytes_max / 8).min(bytes_max.saturating_sub(claim_bytes_max));
-        Arc::new(Self { bytes_max, large_bytes_max: bytes_max - reserve, claimed: AtomicUsize::new(0) })
+    /// Creates a budget of `bytes_max`, an eighth of which is reserved for small reservations. A single reservation of
+    /// `reservation_bytes_max` always fits.
+    pub(crate) fn new(bytes_max: usize, reservation_bytes_max: usize) -> Arc<Self> {
+        let small_bytes = (bytes_max / 8).min(bytes_max.saturating_sub(reservation_bytes_max));
+        Arc::new(Self { bytes_max, large_bytes_max: bytes_max - small_bytes, reserved: AtomicUsize::new(0) })
     }
 
     pub(crate) fn bytes_max(&self) -> usize {
         self.bytes_max
     }
 
-    /// The bytes that claims of more than [`SMALL_CLAIM_BYTES`] may use.
+    /// The bytes that reservations of more than [`SMALL_RESERVATION_BYTES`] may use.
     pub(crate) fn large_bytes_max(&self) -> usize {
         self.large_bytes_max
     }
 
-    /// Returns a claim of no bytes, which can grow.
-    pub(crate) fn claim(self: &Arc<Self>) -> ByteClaim {
-        ByteClaim { budget: Arc::clone(self), bytes: 0 }
+    /// Returns a reservation of no bytes, which can grow.
+    pub(crate) fn empty_reservation(self: &Arc<Self>) -> ByteReservation {
+        ByteReservation { budget: Arc::clone(self), bytes: 0 }
     }
 }
 
-impl ByteClaim {
+impl ByteReservation {
     /// The bytes of the budget.
     pub(crate) fn bytes_max(&self) -> usize {
         self.budget.bytes_max
     }
 
-    /// Grows the claim to `bytes` in total.
+    /// Grows the reservation to `bytes` in total.
     ///
     /// # Errors
-    /// The budget is exhausted. The claim does not change.
+    /// The budget is exhausted. The reservation does not change.
     pub(crate) fn grow_to(&mut self, bytes: usize) -> Result<(), BudgetExhausted> {
         let more = bytes.saturating_sub(self.bytes);
         let ByteBudget { bytes_max, large_bytes_max, .. } = *self.budget;
-        let limit = if bytes <= SMALL_CLAIM_BYTES { bytes_max } else { large_bytes_max };
-        let fits = |claimed: usize| claimed.checked_add(more).filter(|sum| *sum <= limit);
-        let grown = self.budget.claimed.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fits);
+        let limit = if bytes <= SMALL_RESERVATION_BYTES { bytes_max } else { large_bytes_max };
+        let fits = |reserved: usize| reserved.checked_add(more).filter(|sum| *sum <= limit);
+        let grown = self.budget.reserved.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fits);
         grown.map_err(|_| BudgetExhausted)?;
         self.bytes += more;
         Ok(())
     }
 }
 
-impl Drop for ByteClaim {
+impl Drop for ByteReservation {
     fn drop(&mut self) {
-        self.budget.claimed.fetch_sub(self.bytes, Ordering::Relaxed);
+        self.budget.reserved.fetch_sub(self.bytes, Ordering::Relaxed);
     }
 }
 
@@ -83,30 +83,31 @@ mod tests {
     use super::*;
 
     #[test]
-    fn claims_share_the_budget_and_return_what_they_claimed() {
+    fn reservations_share_the_budget_and_return_their_bytes() {
         let budget = ByteBudget::new(100, 100);
-        let (mut first, mut second) = (budget.claim(), budget.claim());
+        let (mut first, mut second) = (budget.empty_reservation(), budget.empty_reservation());
         assert_eq!((first.grow_to(60), second.grow_to(30)), (Ok(()), Ok(())));
         assert_eq!(second.grow_to(41), Err(BudgetExhausted));
-        assert_eq!(second.grow_to(20), Ok(()), "a claim does not shrink");
+        assert_eq!(second.grow_to(20), Ok(()), "a reservation does not shrink");
         assert_eq!(second.grow_to(40), Ok(()));
         assert_eq!(first.grow_to(usize::MAX), Err(BudgetExhausted));
         drop(first);
         assert_eq!(second.grow_to(100), Ok(()));
         drop(second);
-        assert_eq!(budget.claimed.load(Ordering::Relaxed), 0);
+        assert_eq!(budget.reserved.load(Ordering::Relaxed), 0);
     }
 
     #[test]
     fn small_claims_have_room_when_large_ones_have_used_theirs() {
         const MEBIBYTE: usize = 1 << 20;
         let budget = ByteBudget::new(16 * MEBIBYTE, 8 * MEBIBYTE);
-        let (mut first, mut second, mut small) = (budget.claim(), budget.claim(), budget.claim());
+        let (mut first, mut second, mut small) =
+            (budget.empty_reservation(), budget.empty_reservation(), budget.empty_reservation());
         assert_eq!((first.grow_to(8 * MEBIBYTE), second.grow_to(6 * MEBIBYTE)), (Ok(()), Ok(())));
         assert_eq!(second.grow_to(6 * MEBIBYTE + 1), Err(BudgetExhausted));
         assert_eq!(small.grow_to(70_000), Err(BudgetExhausted));
         assert_eq!(small.grow_to(60_000), Ok(()));
         let whole = ByteBudget::new(MEBIBYTE, MEBIBYTE);
-        assert_eq!(whole.claim().grow_to(MEBIBYTE), Ok(()), "a single claim always fits");
+        assert_eq!(whole.empty_reservation().grow_to(MEBIBYTE), Ok(()), "a single reservation always fits");
     }
 }

@@ -1,12 +1,12 @@
-//! The memory that tokenizers may use. Before a text is tokenized, it claims the memory of its worst case. A text that
+//! The memory that tokenizers may use. Before a text is tokenized, it reserves the memory of its worst case. A text that
 //! does not fit waits for those that are being tokenized.
 
 use server_text::ENCODE_MEMORY_PER_BYTE;
 
-use super::waiting::{AboveBudget, WaitingBudget, WaitingClaim};
+use super::waiting::{AboveBudget, WaitingBudget, WaitingReservation};
 
-/// Size in bytes up to which texts are tokenized without a claim: the number of threads limits their memory.
-pub(crate) const UNCLAIMED_BYTES_MAX: usize = 64 << 10;
+/// Size in bytes up to which texts are tokenized without a reservation: the number of threads limits their memory.
+pub(crate) const UNRESERVED_BYTES_MAX: usize = 64 << 10;
 
 /// The memory that all texts that are being tokenized may use together.
 #[derive(Debug)]
@@ -16,18 +16,18 @@ pub(crate) struct TokenizerMemory {
 }
 
 impl TokenizerMemory {
-    /// Creates a budget of this many bytes. At least one text of [`UNCLAIMED_BYTES_MAX`] fits.
+    /// Creates a budget of this many bytes. At least one text of [`UNRESERVED_BYTES_MAX`] fits.
     pub(crate) fn new(bytes: usize) -> Self {
-        let text_bytes_max = (bytes / ENCODE_MEMORY_PER_BYTE).max(UNCLAIMED_BYTES_MAX);
+        let text_bytes_max = (bytes / ENCODE_MEMORY_PER_BYTE).max(UNRESERVED_BYTES_MAX);
         Self { text_bytes: WaitingBudget::new(text_bytes_max) }
     }
 
-    /// Claims memory for a text of `bytes` bytes, and waits until other texts have returned enough.
+    /// Reserves memory for a text of `bytes` bytes, and waits until other texts have returned enough.
     ///
     /// # Errors
     /// The text needs more than all of the memory. The error has the size of the longest text that can be tokenized.
-    pub(crate) fn claim(&self, bytes: usize) -> Result<WaitingClaim<'_>, AboveBudget> {
-        self.text_bytes.claim(if bytes <= UNCLAIMED_BYTES_MAX { 0 } else { bytes })
+    pub(crate) fn reserve(&self, bytes: usize) -> Result<WaitingReservation<'_>, AboveBudget> {
+        self.text_bytes.reserve(if bytes <= UNRESERVED_BYTES_MAX { 0 } else { bytes })
     }
 }
 
@@ -36,11 +36,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_text_that_can_never_fit_is_rejected_at_once_and_a_short_one_needs_no_claim() {
+    fn a_text_that_can_never_fit_is_rejected_at_once_and_a_short_one_needs_no_reservation() {
         let memory = TokenizerMemory::new(1 << 30);
         let max = (1 << 30) / ENCODE_MEMORY_PER_BYTE;
-        assert_eq!(memory.claim(max + 1).unwrap_err(), AboveBudget { max });
-        let _all = memory.claim(max).unwrap();
-        memory.claim(UNCLAIMED_BYTES_MAX).unwrap();
+        assert_eq!(memory.reserve(max + 1).unwrap_err(), AboveBudget { max });
+        let _all = memory.reserve(max).unwrap();
+        memory.reserve(UNRESERVED_BYTES_MAX).unwrap();
     }
 }

@@ -1,9 +1,9 @@
-//! A budget that all requests share. A request claims a part of it before it uses a resource, and waits while other
-//! requests have claimed too much.
+//! A budget that all requests share. A request reserves a part of it before it uses a resource, and waits while other
+//! requests have reserved too much.
 
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
-/// An amount, such as bytes, that all claims together never exceed.
+/// An amount, such as bytes, that all reservations together never exceed.
 #[derive(Debug)]
 pub(crate) struct WaitingBudget {
     max: usize,
@@ -13,14 +13,14 @@ pub(crate) struct WaitingBudget {
 
 #[derive(Debug, Default)]
 struct State {
-    claimed: usize,
-    /// The number of claims that have been made, including those that wait.
+    reserved: usize,
+    /// The number of reservations that have been made, including those that wait.
     arrived: u64,
-    /// The number of claims that have been granted. Claims are granted in the order of their arrival.
+    /// The number of reservations that have been granted. Reservations are granted in the order of their arrival.
     granted: u64,
 }
 
-/// The error for a claim of more than the whole budget.
+/// The error for a reservation of more than the whole budget.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct AboveBudget {
     /// The whole budget.
@@ -29,7 +29,7 @@ pub(crate) struct AboveBudget {
 
 /// A part of the budget. Dropping it returns the part.
 #[derive(Debug)]
-pub(crate) struct WaitingClaim<'a> {
+pub(crate) struct WaitingReservation<'a> {
     budget: &'a WaitingBudget,
     amount: usize,
 }
@@ -39,12 +39,13 @@ impl WaitingBudget {
         Self { max, state: Mutex::default(), changed: Condvar::new() }
     }
 
-    /// Claims an amount. If other claims leave too little, this blocks the thread until enough has been returned. Claims are
-    /// granted in the order of their arrival, so that a large one is not delayed by smaller ones that arrive later.
+    /// Reserves an amount. If other reservations leave too little, this blocks the thread until enough has been
+    /// returned. Reservations are granted in the order of their arrival, so that a large one is not delayed by smaller
+    /// ones that arrive later.
     ///
     /// # Errors
     /// The amount exceeds the whole budget.
-    pub(crate) fn claim(&self, amount: usize) -> Result<WaitingClaim<'_>, AboveBudget> {
+    pub(crate) fn reserve(&self, amount: usize) -> Result<WaitingReservation<'_>, AboveBudget> {
         if amount > self.max {
             return Err(AboveBudget { max: self.max });
         }
@@ -52,15 +53,15 @@ impl WaitingBudget {
             let mut state = self.state();
             let number = state.arrived;
             state.arrived += 1;
-            let must_wait = |state: &mut State| state.granted != number || state.claimed + amount > self.max;
+            let must_wait = |state: &mut State| state.granted != number || state.reserved + amount > self.max;
             let mut state = self.changed.wait_while(state, must_wait).unwrap_or_else(PoisonError::into_inner);
-            state.claimed += amount;
+            state.reserved += amount;
             state.granted += 1;
             drop(state);
-            // The next claim may fit too.
+            // The next reservation may fit too.
             self.changed.notify_all();
         }
-        Ok(WaitingClaim { budget: self, amount })
+        Ok(WaitingReservation { budget: self, amount })
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -68,10 +69,10 @@ impl WaitingBudget {
     }
 }
 
-impl Drop for WaitingClaim<'_> {
+impl Drop for WaitingReservation<'_> {
     fn drop(&mut self) {
         if self.amount > 0 {
-            self.budget.state().claimed -= self.amount;
+            self.budget.state().reserved -= self.amount;
             self.budget.changed.notify_all();
         }
     }
@@ -94,7 +95,7 @@ mod tests {
                 scope.spawn(move || {
                     let amount = 100 + thread * 30;
                     for _ in 0..200 {
-                        let _claim = budget.claim(amount).unwrap();
+                        let _reservation = budget.reserve(amount).unwrap();
                         peak.fetch_max(
                             present.fetch_add(amount, Ordering::SeqCst) + amount,
                             Ordering::SeqCst,
@@ -106,14 +107,14 @@ mod tests {
             }
         });
         assert!(peak.load(Ordering::SeqCst) <= MAX);
-        assert_eq!(budget.state().claimed, 0);
+        assert_eq!(budget.state().reserved, 0);
     }
 
     #[test]
     fn a_claim_that_can_never_fit_is_rejected_at_once() {
         let budget = WaitingBudget::new(10);
-        let _all = budget.claim(10).unwrap();
-        assert_eq!(budget.claim(11).unwrap_err(), AboveBudget { max: 10 });
-        budget.claim(0).unwrap();
+        let _all = budget.reserve(10).unwrap();
+        assert_eq!(budget.reserve(11).unwrap_err(), AboveBudget { max: 10 });
+        budget.reserve(0).unwrap();
     }
 }

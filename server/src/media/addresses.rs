@@ -1,13 +1,13 @@
 //! Decides which addresses the server connects to on behalf of a client. Pure: it resolves no names.
 //!
 //! Only public addresses are allowed, so that no client can make the server send requests to the network behind it.
-//! `--allowed-media-networks` adds networks, but never the addresses at which clouds offer credentials.
+//! `--allowed-media-networks` adds networks, but never the addresses of cloud metadata services.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 
-/// Addresses at which clouds offer metadata and credentials to their machines. No flag allows them.
+/// Addresses at which cloud providers serve metadata and credentials to virtual machines. No flag allows them.
 const CREDENTIAL_NETWORKS: [IpNet; 7] = [
     // Link-local addresses, with the metadata services of most clouds.
     v4([169, 254, 0, 0], 16),

@@ -33,7 +33,7 @@ pub(crate) fn chat(mut request: ChatRequest, target: Target<'_>) -> Result<Prepa
     let undecoded = prepare_conversation(&generation, &conversation, answer, target)
         .map_err(|error| if calls_functions { functions::renamed(error) } else { error })?;
     let mut prepared = undecoded.decode_images(target)?;
-    prepared.reply.calls_functions = calls_functions;
+    prepared.answer_options.calls_functions = calls_functions;
     Ok(prepared)
 }
 

@@ -47,7 +47,7 @@ impl Default for Reasoning {
     }
 }
 
-/// The effort of reasoning.
+/// The reasoning effort.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Effort {
     None,

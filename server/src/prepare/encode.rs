@@ -81,7 +81,7 @@ impl Encoder<'_> {
         text: &str,
         encode: impl FnOnce() -> Result<Vec<TokenId>, EncodeError>,
     ) -> Result<Vec<TokenId>, Error> {
-        let claim = self.model.tokenizer_memory.claim(text.len()).map_err(|AboveBudget { max }| {
+        let reservation = self.model.tokenizer_memory.reserve(text.len()).map_err(|AboveBudget { max }| {
             let problem = format!(
                 "has {} bytes; this server tokenizes texts of at most {max} bytes (--max-tokenizer-memory)",
                 text.len()
@@ -89,7 +89,7 @@ impl Encoder<'_> {
             Error::coded("string_above_max_length", self.param, problem)
         })?;
         let tokens = encode().map_err(|error| Error::invalid(self.param, error));
-        drop(claim);
+        drop(reservation);
         tokens
     }
 }

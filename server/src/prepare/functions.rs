@@ -57,7 +57,7 @@ pub(super) fn renamed(error: Error) -> Error {
     Error::Invalid { code, message: format!("{renamed}{problem}"), param: renamed }
 }
 
-/// Converts the function calls in a conversation, and their results, to tool calls and results.
+/// Converts the function calls in a conversation, and their results, to tool calls and tool results.
 ///
 /// # Errors
 /// A call or a result is malformed.

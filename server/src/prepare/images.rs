@@ -1,7 +1,8 @@
 //! Reads the images of a conversation, and assigns positions of the prompt to them.
 //!
 //! The sizes of all images are known before the prompt is rendered, and the prompt is tokenized and checked before any
-//! image is decoded. A request that is too long is therefore rejected at little cost.
+//! image is decoded. The memory of the images after preprocessing follows from their sizes and is reserved before any of
+//! them is decoded. So a request that is too long, or for whose images there is no memory, is rejected at little cost.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -23,7 +24,7 @@ use tokio_util::sync::CancellationToken;
 use super::media::Media;
 use crate::error::Error;
 use crate::image_reader::ImageReader;
-use crate::limits::{BudgetExhausted, ByteClaim};
+use crate::limits::{BudgetExhausted, ByteReservation};
 
 /// Number of images of a request.
 ///
@@ -49,7 +50,7 @@ pub(super) struct ConversationImage {
 pub(super) struct AssignedImages {
     pub(super) images: Arc<RequestImages>,
     /// The memory of the images after preprocessing.
-    pub(super) memory: ByteClaim,
+    pub(super) memory: ByteReservation,
 }
 
 /// Whether preparing a request with this body may decode images.
@@ -251,40 +252,33 @@ pub(super) fn assign(
     }
     let is_mrope = layouts.iter().all(|layout| layout.grid.is_some());
     let positions = is_mrope.then(|| Arc::new(positions(&mrope_positions(tokens.len(), &spans))));
+    let UniqueImages { images, indices } = UniqueImages::of(images);
+    let memory = reserve_memory(&images, reader)?;
     let mut inputs: Vec<Arc<ImageInput>> = Vec::new();
+    let mut digests = Vec::with_capacity(images.len());
+    for ConversationImage { param, bytes, detail, num_pixels, layout } in images {
+        let refused = |error: ImageError| Error::invalid(param.clone(), error);
+        let decoding = reader.decoding.reserve(num_pixels as usize);
+        let decoding = decoding.expect("invariant: an image has no more pixels than the budget");
+        if canceled.is_cancelled() {
+            // No client receives this error.
+            return Err(Error::Internal("the client has disconnected".to_owned()));
+        }
+        let pixels = decode(&bytes, &DecodeLimits::default()).map_err(refused)?;
+        let digest = ImageDigest(reader.processor.digest(&pixels, detail).0);
+        // Different files may have the same pixels.
+        if inputs.iter().all(|input| input.digest != digest) {
+            let encoder_inputs = reader.processor.preprocess(&pixels, detail).map_err(refused)?;
+            drop((pixels, decoding));
+            debug_assert_eq!(encoder_inputs.size_bytes(), layout.input_bytes, "the reservation is exact");
+            let content = (reader.content)(encoder_inputs, layout.feature_rows);
+            inputs.push(Arc::new(ImageInput { digest, rows: layout.num_tokens as u32, content }));
+        }
+        digests.push(digest);
+    }
     let mut prompt = PromptImages { spans: Vec::new(), attention: attention(reader.processor.family()) };
-    let mut memory = reader.memory.claim();
-    let mut bytes_total = 0;
-    // An image that a request contains several times is decoded once.
-    let mut decoded: HashMap<(Bytes, Detail), ImageDigest> = HashMap::new();
-    for (image, span) in images.into_iter().zip(&spans) {
-        let ConversationImage { param, bytes, detail, num_pixels, layout } = image;
-        let key = (bytes, detail);
-        let known = decoded.get(&key).copied();
-        let digest = match known {
-            Some(digest) => digest,
-            None => {
-                let refused = |error: ImageError| Error::invalid(param.clone(), error);
-                let decoding = reader.decoding.claim(num_pixels as usize);
-                let decoding = decoding.expect("invariant: an image has no more pixels than the budget");
-                if canceled.is_cancelled() {
-                    // No client receives this error.
-                    return Err(Error::Internal("the client has disconnected".to_owned()));
-                }
-                let pixels = decode(&key.0, &DecodeLimits::default()).map_err(refused)?;
-                let digest = ImageDigest(reader.processor.digest(&pixels, detail).0);
-                if inputs.iter().all(|input| input.digest != digest) {
-                    let encoder_inputs = reader.processor.preprocess(&pixels, detail).map_err(refused)?;
-                    drop((pixels, decoding));
-                    bytes_total += encoder_inputs.size_bytes();
-                    claim(&mut memory, bytes_total, &param)?;
-                    let content = (reader.content)(encoder_inputs, layout.feature_rows);
-                    inputs.push(Arc::new(ImageInput { digest, rows: layout.num_tokens as u32, content }));
-                }
-                decoded.insert(key, digest);
-                digest
-            }
-        };
+    for (index, span) in indices.into_iter().zip(&spans) {
+        let digest = digests[index];
         let mut first_row = 0;
         for range in &span.ranges {
             let num_tokens = range.len() as u32;
@@ -295,16 +289,50 @@ pub(super) fn assign(
     Ok(Some(AssignedImages { images: Arc::new(RequestImages { inputs, prompt, positions }), memory }))
 }
 
-/// Claims the memory of the images of a request, `bytes` in total.
-fn claim(memory: &mut ByteClaim, bytes: usize, param: &str) -> Result<(), Error> {
-    let bytes_max = memory.bytes_max();
-    if bytes > bytes_max {
-        let problem = format!(
-            "the images of the request take more than {bytes_max} bytes after preprocessing (--max-image-memory)"
-        );
-        return Err(Error::coded("array_above_max_length", param, problem));
+/// The images of a request, without repetitions.
+struct UniqueImages {
+    images: Vec<ConversationImage>,
+    /// For each image of the request, its index in `images`.
+    indices: Vec<usize>,
+}
+
+impl UniqueImages {
+    fn of(all: Vec<ConversationImage>) -> Self {
+        let mut known: HashMap<(Bytes, Detail), usize> = HashMap::new();
+        let mut unique = Self { images: Vec::new(), indices: Vec::with_capacity(all.len()) };
+        for image in all {
+            let next = unique.images.len();
+            let index = *known.entry((image.bytes.clone(), image.detail)).or_insert(next);
+            if index == next {
+                unique.images.push(image);
+            }
+            unique.indices.push(index);
+        }
+        unique
     }
-    memory.grow_to(bytes).map_err(|BudgetExhausted| Error::ImageMemoryFull(bytes_max))
+}
+
+/// Reserves the memory that the images of a request take after preprocessing. It follows from their sizes, so it is reserved
+/// before any of them is decoded. Different files with the same pixels count separately.
+///
+/// # Errors
+/// The images take more than the whole memory, or other requests use it.
+fn reserve_memory(images: &[ConversationImage], reader: &ImageReader) -> Result<ByteReservation, Error> {
+    let mut memory = reader.memory.empty_reservation();
+    let bytes_max = memory.bytes_max();
+    let mut bytes = 0;
+    for ConversationImage { param, layout, .. } in images {
+        bytes += layout.input_bytes;
+        if bytes > bytes_max {
+            let problem = format!(
+                "the images up to this one take {bytes} bytes after preprocessing (limit: {bytes_max} bytes, \
+                 --max-image-memory)"
+            );
+            return Err(Error::coded("array_above_max_length", param, problem));
+        }
+    }
+    memory.grow_to(bytes).map_err(|BudgetExhausted| Error::ImageMemoryFull(bytes_max))?;
+    Ok(memory)
 }
 
 fn attention(family: ModelFamily) -> SpanAttention {

@@ -16,9 +16,9 @@ use server_openai::Generation;
 
 pub(crate) use biases::check_tokens;
 pub(crate) use kind::Kind;
-pub(crate) use table::{Endpoint, Parameter, Peer, Support};
+pub(crate) use table::{Endpoint, Parameter, PeerSupport, Support};
 
-use super::prepared::{Target, TextRule, UsageRule};
+use super::prepared::{Target, TextOptions, UsageReporting};
 use super::resolved::{ResolvedParameters, Truncate};
 use crate::error::Error;
 use crate::limits::{CHOICES_MAX, REPETITION_PENALTY_MAX, REPETITION_PENALTY_MIN, TOP_LOGPROBS_MAX};
@@ -92,16 +92,16 @@ pub(super) fn resolve(
     })
 }
 
-fn usage(generation: &Generation, stream: bool) -> Result<UsageRule, Error> {
-    let Some(options) = generation.stream_options else { return Ok(UsageRule::Never) };
+fn usage(generation: &Generation, stream: bool) -> Result<UsageReporting, Error> {
+    let Some(options) = generation.stream_options else { return Ok(UsageReporting::Never) };
     if !stream {
         return Err(Error::invalid("stream_options", "requires stream = true"));
     }
     Ok(match (options.include_usage.unwrap_or(false), options.continuous_usage_stats.unwrap_or(false)) {
-        (true, true) => UsageRule::Always,
-        (true, false) => UsageRule::Last,
+        (true, true) => UsageReporting::EveryChunk,
+        (true, false) => UsageReporting::LastChunk,
         // As in vLLM, `continuous_usage_stats` alone has no effect.
-        (false, _) => UsageRule::Never,
+        (false, _) => UsageReporting::Never,
     })
 }
 
@@ -123,7 +123,7 @@ fn candidates(generation: &Generation, choices: u32, stream: bool) -> Result<u32
     Ok(best_of)
 }
 
-fn text(generation: &Generation, target: Target<'_>) -> Result<TextRule, Error> {
+fn text(generation: &Generation, target: Target<'_>) -> Result<TextOptions, Error> {
     let detokenize = generation.detokenize.unwrap_or(true);
     let stops = stops(generation, target.model);
     if !detokenize && generation.stop.as_ref().is_some_and(|stop| !stop.0.is_empty()) {
@@ -132,7 +132,7 @@ fn text(generation: &Generation, target: Target<'_>) -> Result<TextRule, Error> 
             "cannot be combined with detokenize = false, because the answer has no text",
         ));
     }
-    Ok(TextRule {
+    Ok(TextOptions {
         parser: None,
         stops: if detokenize { stops } else { Vec::new() },
         tokens_min: generation.min_tokens.unwrap_or(0),

@@ -7,7 +7,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::media::Media;
 use super::parser_settings::ParserSettings;
-use crate::limits::ByteClaim;
+use crate::limits::ByteReservation;
 use crate::model::Model;
 
 /// The model and the limits that a request is prepared for.
@@ -29,18 +29,18 @@ pub(crate) struct PreparedRequest {
     /// The requests to the engine, one for each prompt.
     pub(crate) prompts: Vec<Request>,
     /// The memory of the images, which is needed until the answer is complete.
-    pub(crate) image_memory: Option<ByteClaim>,
+    pub(crate) image_memory: Option<ByteReservation>,
     /// The prefix of the text of each prompt's choices, which may be empty.
     pub(crate) echoes: Vec<String>,
     /// How tokens become text.
-    pub(crate) text: TextRule,
+    pub(crate) text: TextOptions,
     /// How the answer is presented.
-    pub(crate) reply: Reply,
+    pub(crate) answer_options: AnswerOptions,
 }
 
-/// The rules by which tokens become the text of a choice.
+/// The options by which tokens become the text of a choice.
 #[derive(Clone, Debug)]
-pub(crate) struct TextRule {
+pub(crate) struct TextOptions {
     /// The settings for parsing the text; `None` if all of it is content.
     pub(crate) parser: Option<Arc<ParserSettings>>,
     /// Strings that end a choice. In parsed text, they count only within content.
@@ -61,14 +61,14 @@ pub(crate) struct TextRule {
     pub(crate) discards: bool,
 }
 
-/// The rules by which the answer is presented.
+/// The options by which the answer is presented.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Reply {
+pub(crate) struct AnswerOptions {
     /// The name of the model in the request.
     pub(crate) model: String,
     pub(crate) stream: bool,
     /// When a streamed answer reports the usage.
-    pub(crate) usage: UsageRule,
+    pub(crate) usage: UsageReporting,
     /// Number of returned choices for each prompt. If more are generated, the best ones are returned.
     pub(crate) choices: u32,
     /// Number of most probable tokens with log probabilities; `None` for no log probabilities.
@@ -87,10 +87,10 @@ pub(crate) struct Reply {
 
 /// The chunks in which a streamed answer reports the usage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum UsageRule {
+pub(crate) enum UsageReporting {
     Never,
     /// The usage is in an additional last chunk.
-    Last,
+    LastChunk,
     /// The usage is in an additional last chunk, and each other chunk has the usage up to that point.
-    Always,
+    EveryChunk,
 }

@@ -1,14 +1,14 @@
-//! Renders a conversation to a prompt with the chat template. If the template does not render tools ([`Abilities`]), the
-//! tools are described in the text of a message.
+//! Renders a conversation to a prompt with the chat template. If the template does not render tools
+//! ([`server_text::TemplateFeatures`]), the tools are described in the text of a message.
 
 mod continued;
 mod messages;
-mod words;
+mod tools_as_text;
 
 use serde_json::{Map, Value, json};
 use server_engine::TokenId;
 use server_parsers::ReasoningFormat;
-use server_text::{Abilities, ChatTemplate, RenderError, RenderInput, ToolsPlace};
+use server_text::{ChatTemplate, RenderError, RenderInput, ToolsLocation};
 
 use super::conversation::{Conversation, Effort};
 use super::encode::{Encoder, SpecialTokens};
@@ -125,7 +125,6 @@ fn text(
     template: &ChatTemplate,
     model: &Model,
 ) -> Result<String, RenderFailure> {
-    let Abilities { tools: place, .. } = model.abilities;
     let mut messages = messages::for_template(conversation, model)?;
     let variables = variables(conversation, model);
     let render = |messages: &[Value], tools: Option<&[Value]>| {
@@ -144,26 +143,27 @@ fn text(
         return render(&messages, None);
     }
     let mut tools: Vec<Value> = conversation.tools.iter().map(super::tools::Tool::template_value).collect();
-    if model.abilities.needs_descriptions {
+    if model.template_features.needs_tool_descriptions {
         for tool in tools.iter_mut().filter(|tool| tool["function"]["description"].is_null()) {
             tool["function"]["description"] = json!("");
         }
     }
-    match place {
-        ToolsPlace::Variable => render(&messages, Some(&tools)),
-        ToolsPlace::SystemMessage => {
-            words::system(&mut messages)["tools"] = json!(words::spaced(&Value::Array(tools)));
+    match model.template_features.tools_location {
+        ToolsLocation::Variable => render(&messages, Some(&tools)),
+        ToolsLocation::SystemMessage => {
+            tools_as_text::system(&mut messages)["tools"] =
+                json!(tools_as_text::spaced(&Value::Array(tools)));
             render(&messages, None)
         }
-        ToolsPlace::Nowhere => {
-            let description = words::tools(&tools, model);
+        ToolsLocation::Unsupported => {
+            let description = tools_as_text::tools(&tools, model);
             let mut with_system = messages.clone();
-            words::append(words::system(&mut with_system), &description);
+            tools_as_text::append(tools_as_text::system(&mut with_system), &description);
             match render(&with_system, None) {
                 // Some templates reject system messages.
                 Err(RenderFailure::Render(RenderError::Refused(_))) => {
                     if let Some(user) = messages.iter_mut().find(|message| message["role"] == "user") {
-                        words::prepend(user, &description);
+                        tools_as_text::prepend(user, &description);
                     }
                     render(&messages, None)
                 }

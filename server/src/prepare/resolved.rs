@@ -9,7 +9,7 @@ use server_engine::{
 use server_openai::Generation;
 
 use super::images::{self, AssignedImages, ConversationImage};
-use super::prepared::{PreparedRequest, Reply, Target, TextRule, UsageRule};
+use super::prepared::{AnswerOptions, PreparedRequest, Target, TextOptions, UsageReporting};
 use crate::error::Error;
 use crate::limits::{CHOICES_MAX, ECHO_BYTES_MAX, LOGPROBS_TOTAL_MAX};
 
@@ -90,7 +90,7 @@ impl UndecodedRequest {
         self.request.prompts.iter().map(|prompt| prompt.prompt.len() as u64).sum()
     }
 
-    /// Decodes the images and claims their memory.
+    /// Decodes the images and reserves their memory.
     ///
     /// # Errors
     /// An image cannot be decoded, a prompt does not have the tokens of its images, the memory for images is exhausted, or
@@ -124,14 +124,14 @@ pub(super) struct ResolvedParameters {
     /// The parameters of the draft model, if there is one.
     pub(super) draft: DraftModelParams,
     pub(super) sampling: Sampling,
-    pub(super) text: TextRule,
+    pub(super) text: TextOptions,
     pub(super) truncate: Option<Truncate>,
     /// Number of most probable tokens that are reported with log probabilities at each generated token.
     pub(super) logprobs: Option<u32>,
     /// Number of most probable tokens that are reported with log probabilities at each token of the prompt.
     pub(super) prompt_logprobs: Option<u32>,
     pub(super) stream: bool,
-    pub(super) usage: UsageRule,
+    pub(super) usage: UsageReporting,
     pub(super) token_ids: bool,
     pub(super) names_by_id: bool,
     pub(super) salt: u64,
@@ -277,7 +277,7 @@ impl ResolvedParameters {
         self.limit_logprobs(&mut requests, tokens_max)?;
         echoes.resize(count, String::new());
         let discards = tokens_max.is_some_and(|max| max.tokens == 0);
-        let reply = Reply {
+        let answer_options = AnswerOptions {
             model,
             stream: self.stream,
             usage: self.usage,
@@ -293,8 +293,8 @@ impl ResolvedParameters {
                 Vec::new()
             },
         };
-        let text = TextRule { discards, ..self.text };
-        let request = PreparedRequest { prompts: requests, image_memory: None, echoes, text, reply };
+        let text = TextOptions { discards, ..self.text };
+        let request = PreparedRequest { prompts: requests, image_memory: None, echoes, text, answer_options };
         Ok(UndecodedRequest { request, images, param })
     }
 

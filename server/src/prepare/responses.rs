@@ -440,7 +440,7 @@ fn response(request: &Request, id: Id, prepared: &PreparedRequest) -> Response {
         instructions: request.instructions.clone(),
         max_output_tokens: request.max_output_tokens,
         max_tool_calls: request.max_tool_calls,
-        model: prepared.reply.model.clone(),
+        model: prepared.answer_options.model.clone(),
         output: Vec::new(),
         parallel_tool_calls: true,
         previous_response_id: request.previous_response_id.clone(),

@@ -14,7 +14,7 @@ use super::best::best;
 use super::choice::{self, Choice};
 use super::delta::ChoiceDelta;
 use crate::error::Error;
-use crate::prepare::TextRule;
+use crate::prepare::TextOptions;
 use crate::request_record::RequestRecord;
 
 /// An event of an answer. No events follow `Finished` or `Failed`.
@@ -84,13 +84,13 @@ impl Answer {
         submitted: Vec<SubmittedPrompt>,
         choices: u32,
         tokenizer: &Arc<Tokenizer>,
-        rule: &TextRule,
+        options: &TextOptions,
         record: RequestRecord,
     ) -> Self {
         let generated = submitted.first().map_or(choices, |prompt| prompt.choices);
         let best_of = (generated > choices).then_some(BestOf { generated, returned: choices });
         let reasons =
-            rule.parser.as_ref().is_some_and(|parser| parser.formats.reasoning != ReasoningFormat::None);
+            options.parser.as_ref().is_some_and(|parser| parser.formats.reasoning != ReasoningFormat::None);
         let mut usage = Usage {
             completion_tokens_details: reasons.then(CompletionTokensDetails::default),
             ..Usage::default()
@@ -105,11 +105,11 @@ impl Answer {
                 }
                 let prompt = PromptAnswer {
                     stream: Some(stream),
-                    choices: (0..choices).map(|_| Choice::new(tokenizer, rule)).collect(),
+                    choices: (0..choices).map(|_| Choice::new(tokenizer, options)).collect(),
                     first,
                     scores: None,
                     awaits_scores: is_scored,
-                    discards: rule.discards,
+                    discards: options.discards,
                 };
                 first += choices;
                 prompt

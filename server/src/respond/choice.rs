@@ -9,7 +9,7 @@ use server_text::{DetokenizeOptions, Detokenizer, StopFilter, StopFilterOutput, 
 
 use super::delta::{ChoiceDelta, TokenText, push};
 use super::parsed::ParsedText;
-use crate::prepare::TextRule;
+use crate::prepare::TextOptions;
 
 /// Stands for the log probability of probability 0, as in OpenAI's API, because JSON has no infinity.
 const LOGPROB_MIN: f32 = -9999.0;
@@ -57,13 +57,13 @@ impl TextFilter {
 }
 
 impl Choice {
-    pub(super) fn new(tokenizer: &Arc<Tokenizer>, rule: &TextRule) -> Self {
-        let options =
-            DetokenizeOptions { skip_special: rule.skip_special, continues_text: rule.continues_text };
-        let detokenizer = Detokenizer::new(Arc::clone(tokenizer), options);
-        let stops = StopFilter::new(&rule.stops, rule.include_stop);
-        let stops = if rule.tokens_min > 0 { stops.inactive() } else { stops };
-        let text = match &rule.parser {
+    pub(super) fn new(tokenizer: &Arc<Tokenizer>, options: &TextOptions) -> Self {
+        let detokenize_options =
+            DetokenizeOptions { skip_special: options.skip_special, continues_text: options.continues_text };
+        let detokenizer = Detokenizer::new(Arc::clone(tokenizer), detokenize_options);
+        let stops = StopFilter::new(&options.stops, options.include_stop);
+        let stops = if options.tokens_min > 0 { stops.inactive() } else { stops };
+        let text = match &options.parser {
             None => (detokenizer, TextFilter::Plain(stops)),
             Some(settings) => {
                 let parsed = Box::new(ParsedText::new(settings, stops));
@@ -73,10 +73,10 @@ impl Choice {
         };
         Self {
             text: Some(text),
-            include_stop: rule.include_stop,
-            tokens_until_stops: rule.tokens_min,
-            detokenize: rule.detokenize,
-            stop_tokens: rule.stop_tokens.clone(),
+            include_stop: options.include_stop,
+            tokens_until_stops: options.tokens_min,
+            detokenize: options.detokenize,
+            stop_tokens: options.stop_tokens.clone(),
             stop_token: None,
             held: Vec::new(),
             bytes: 0,

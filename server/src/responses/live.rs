@@ -30,7 +30,7 @@ const FOLLOWED_BYTES_MAX: usize = 64 << 10;
 
 /// All responses that are generated in the background. Clones share the same responses.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Background(Arc<Inner>);
+pub(crate) struct BackgroundResponses(Arc<Inner>);
 
 #[derive(Debug, Default)]
 struct Inner {
@@ -43,7 +43,7 @@ struct Inner {
     cut_off: CancellationToken,
 }
 
-impl Background {
+impl BackgroundResponses {
     /// Creates a response whose generation has not begun.
     pub(crate) fn live(&self, response: BackgroundResponse) -> Arc<LiveResponse> {
         let BackgroundResponse { assembly, retained, tenant, stores_events } = response;
@@ -63,7 +63,7 @@ impl Background {
         })
     }
 
-    /// Runs `work`, which generates a response. [`Background::find`] returns the response until the work is done.
+    /// Runs `work`, which generates a response. [`BackgroundResponses::find`] returns the response until the work is done.
     pub(crate) fn begin(&self, live: Arc<LiveResponse>, work: impl Future<Output = ()> + Send + 'static) {
         let id = live.assembly().response().id.clone();
         self.lock().insert(id.clone(), live);
@@ -103,7 +103,7 @@ impl Background {
 
 /// The registration of a response. Dropping it removes the response, however the work on it has ended.
 struct Registration {
-    background: Background,
+    background: BackgroundResponses,
     id: String,
 }
 
@@ -383,7 +383,7 @@ mod tests {
     #[tokio::test]
     async fn deltas_are_added_on_another_thread_while_the_response_is_used() {
         let budget = ByteBudget::new(1 << 20, 1 << 20);
-        let live = Background::default().live(BackgroundResponse {
+        let live = BackgroundResponses::default().live(BackgroundResponse {
             assembly: Assembly::new(new_response(Status::InProgress, 1)),
             retained: RetainedRequest::new(&budget, Vec::new(), &json!({})).unwrap(),
             tenant: Tenant::default(),

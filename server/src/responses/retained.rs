@@ -6,20 +6,20 @@ use std::sync::Arc;
 use serde::Serialize;
 use server_openai::responses::Item;
 
-use crate::limits::{BudgetExhausted, ByteBudget, ByteClaim, ValuesMemory};
+use crate::limits::{BudgetExhausted, ByteBudget, ByteReservation, ValuesMemory};
 
 /// The items that a request adds to the conversation, which remain in memory until the response is stored. This value
-/// also claims the memory for them and for the parts of the request that the response repeats, such as its tools. The
-/// context length does not limit this memory, because the prompt contains neither all parts of an item nor the tools
-/// that the model must not call.
+/// also reserves the memory for them and for the parts of the request that the response repeats, such as its tools. The
+/// context length does not limit this memory, because the prompt omits some parts of items, and the tools that the
+/// model must not call.
 #[derive(Debug)]
 pub(crate) struct RetainedRequest {
     items: Vec<Arc<Item>>,
-    _claim: ByteClaim,
+    _reservation: ByteReservation,
 }
 
 impl RetainedRequest {
-    /// Claims the memory for `items` and for `response`, which has no output yet.
+    /// Reserves the memory for `items` and for `response`, which has no output yet.
     ///
     /// # Errors
     /// The budget is exhausted.
@@ -32,9 +32,9 @@ impl RetainedRequest {
         let items_of_request: Vec<&Item> = items.iter().map(Arc::as_ref).collect();
         serde_json::to_writer(&mut memory, &(items_of_request, response))
             .expect("invariant: items and responses are JSON");
-        let mut claim = budget.claim();
-        claim.grow_to(memory.bytes())?;
-        Ok(Self { items, _claim: claim })
+        let mut reservation = budget.empty_reservation();
+        reservation.grow_to(memory.bytes())?;
+        Ok(Self { items, _reservation: reservation })
     }
 
     pub(crate) fn items(&self) -> &[Arc<Item>] {
@@ -70,7 +70,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_items_and_the_response_claim_their_memory_as_long_as_they_exist() {
+    fn the_items_and_the_response_reserve_their_memory_as_long_as_they_exist() {
         let item =
             json!({"type": "reasoning", "id": "rs_1", "summary": [], "encrypted_content": "x".repeat(1000)});
         let bytes = serde_json::to_string(&item).unwrap().len();
@@ -83,7 +83,7 @@ mod tests {
             |count, response: &Value| RetainedRequest::new(&budget, vec![Arc::clone(&item); count], response);
         assert!(retain(70, &plain).is_err(), "the items are too large");
         let one = retain(1, &with_tools).unwrap();
-        assert!(retain(1, &with_tools).is_err(), "the first claimed most of the budget");
+        assert!(retain(1, &with_tools).is_err(), "the first reserved most of the budget");
         drop(one);
         assert_eq!(retain(2, &plain).unwrap().items().len(), 2);
     }

@@ -8,7 +8,7 @@ use futures_util::StreamExt as _;
 
 use crate::app::App;
 use crate::error::{Error, Resource};
-use crate::limits::{BudgetExhausted, ByteClaim, VALUES_BYTES_MAX, ValuesMemory};
+use crate::limits::{BudgetExhausted, ByteReservation, VALUES_BYTES_MAX, ValuesMemory};
 
 /// Size of the part of a rejected body that the server reads and discards. A client that is still sending does not
 /// read the answer, and closing the connection early would discard the answer with the unread data.
@@ -31,7 +31,7 @@ pub(super) async fn read(app: &App, request: Request) -> Result<Bytes, Error> {
     }
     let values_bytes_max = VALUES_BYTES_MAX.min(app.body_bytes().bytes_max());
     let buffer = Buffer {
-        claim: app.body_bytes().claim(),
+        reservation: app.body_bytes().empty_reservation(),
         bytes: Vec::new(),
         bytes_max,
         announced,
@@ -78,7 +78,7 @@ impl From<BudgetExhausted> for Refusal {
 
 /// A body that is arriving.
 struct Buffer {
-    claim: ByteClaim,
+    reservation: ByteReservation,
     bytes: Vec<u8>,
     bytes_max: usize,
     announced: Option<usize>,
@@ -87,16 +87,16 @@ struct Buffer {
 }
 
 impl Buffer {
-    /// Claims the memory for the values in the next piece, and `capacity` bytes for the text of the body.
-    fn claim(&mut self, piece: &[u8], capacity: usize) -> Result<(), Refusal> {
+    /// Reserves the memory for the values in the next piece, and `capacity` bytes for the text of the body.
+    fn reserve(&mut self, piece: &[u8], capacity: usize) -> Result<(), Refusal> {
         self.values.add(piece);
         if self.values.bytes() > self.values_bytes_max {
             return Err(Refusal::TooManyValues);
         }
-        Ok(self.claim.grow_to(capacity + self.values.bytes())?)
+        Ok(self.reservation.grow_to(capacity + self.values.bytes())?)
     }
 
-    /// Appends a piece after claiming the memory for it.
+    /// Appends a piece after reserving the memory for it.
     fn push(&mut self, piece: &[u8]) -> Result<(), Refusal> {
         let length = self.bytes.len() + piece.len();
         if length > self.bytes_max {
@@ -108,24 +108,24 @@ impl Buffer {
             let expected = self.announced.unwrap_or(self.bytes_max).min(self.bytes_max);
             capacity = (capacity * 2).min(expected).max(length);
         }
-        self.claim(piece, capacity)?;
+        self.reserve(piece, capacity)?;
         self.bytes.reserve_exact(capacity - self.bytes.len());
         self.bytes.extend_from_slice(piece);
         Ok(())
     }
 
     fn finish(self) -> Bytes {
-        Bytes::from_owner(ClaimedBytes { bytes: self.bytes, _claim: self.claim })
+        Bytes::from_owner(ReservedBytes { bytes: self.bytes, _reservation: self.reservation })
     }
 }
 
 /// Bytes that count toward the budget as long as they exist.
-struct ClaimedBytes<T> {
+struct ReservedBytes<T> {
     bytes: T,
-    _claim: ByteClaim,
+    _reservation: ByteReservation,
 }
 
-impl<T: AsRef<[u8]>> AsRef<[u8]> for ClaimedBytes<T> {
+impl<T: AsRef<[u8]>> AsRef<[u8]> for ReservedBytes<T> {
     fn as_ref(&self) -> &[u8] {
         self.bytes.as_ref()
     }
@@ -136,8 +136,8 @@ async fn whole(body: Body, mut buffer: Buffer) -> Result<Bytes, Refusal> {
     let Some(first) = next(&mut pieces).await? else { return Ok(Bytes::new()) };
     let mut second = next(&mut pieces).await?;
     if second.is_none() && first.len() <= buffer.bytes_max {
-        buffer.claim(&first, first.len())?;
-        return Ok(Bytes::from_owner(ClaimedBytes { bytes: first, _claim: buffer.claim }));
+        buffer.reserve(&first, first.len())?;
+        return Ok(Bytes::from_owner(ReservedBytes { bytes: first, _reservation: buffer.reservation }));
     }
     let (mut size, mut pushed) = (first.len(), buffer.push(&first));
     drop(first);

@@ -7,7 +7,7 @@ use server_openai::{
     ChoiceFinishReason, FunctionCall, FunctionDelta, ToolCall, ToolCallDelta, Usage,
 };
 
-use super::generate::{Head, TextEndpoint, WholeCall, WholeChoice, generate};
+use super::generate::{AnswerContext, TextEndpoint, WholeCall, WholeChoice, generate};
 use super::probabilities;
 use crate::app::App;
 use crate::error::Error;
@@ -31,7 +31,7 @@ impl TextEndpoint for Chat {
         prepare::chat(ChatRequest::read(&prepare::checked(prepare::Endpoint::Chat, body)?)?, target)
     }
 
-    fn start(head: &Head, choice: u32, events: &mut Events) {
+    fn start(context: &AnswerContext, choice: u32, events: &mut Events) {
         let delta = ChatDelta {
             role: Some("assistant"),
             content: Some(String::new()),
@@ -39,12 +39,12 @@ impl TextEndpoint for Chat {
             ..ChatDelta::default()
         };
         events.push(&ChatChunk {
-            prompt_token_ids: probabilities::prompt_token_ids(head, choice),
-            ..chunk(head, choice, delta, Vec::new())
+            prompt_token_ids: probabilities::prompt_token_ids(context, choice),
+            ..chunk(context, choice, delta, Vec::new())
         });
     }
 
-    fn delta(head: &Head, delta: ChoiceDelta, events: &mut Events) {
+    fn delta(context: &AnswerContext, delta: ChoiceDelta, events: &mut Events) {
         let index = delta.choice();
         let (delta, tokens) = match delta {
             ChoiceDelta::Text { text, tokens, .. } => {
@@ -59,50 +59,50 @@ impl TextEndpoint for Chat {
             }
             ChoiceDelta::CallBegin { call, id, name, .. } => {
                 let function = FunctionDelta { name: Some(name), arguments: String::new() };
-                (call_delta(head, call, Some(id), function), Vec::new())
+                (call_delta(context, call, Some(id), function), Vec::new())
             }
             ChoiceDelta::CallArguments { call, text, tokens, .. } => {
                 let function = FunctionDelta { name: None, arguments: text };
-                (call_delta(head, call, None, function), tokens)
+                (call_delta(context, call, None, function), tokens)
             }
             // The client learns from the next chunk that the call is complete.
             ChoiceDelta::CallEnd { .. } => return,
             ChoiceDelta::End { reason, tokens, .. } => {
-                let (delta, finish_reason) = (ChatDelta::default(), Some(finish_reason(head, reason)));
-                let token_ids = probabilities::token_ids(head, &[], &tokens).filter(|ids| !ids.is_empty());
+                let (delta, finish_reason) = (ChatDelta::default(), Some(finish_reason(context, reason)));
+                let token_ids = probabilities::token_ids(context, &[], &tokens).filter(|ids| !ids.is_empty());
                 let choice = ChatChunkChoice { index, delta, logprobs: None, finish_reason, token_ids };
-                events.push(&ChatChunk { choices: vec![choice], ..empty_chunk(head) });
+                events.push(&ChatChunk { choices: vec![choice], ..empty_chunk(context) });
                 return;
             }
         };
-        events.push(&chunk(head, index, delta, tokens));
+        events.push(&chunk(context, index, delta, tokens));
     }
 
-    fn usage(head: &Head, usage: Usage, events: &mut Events) {
-        events.push(&ChatChunk { choices: Vec::new(), usage: Some(Some(usage)), ..empty_chunk(head) });
+    fn usage(context: &AnswerContext, usage: Usage, events: &mut Events) {
+        events.push(&ChatChunk { choices: Vec::new(), usage: Some(Some(usage)), ..empty_chunk(context) });
     }
 
-    fn whole(head: Head, choices: Vec<WholeChoice>, usage: Usage) -> ChatCompletion {
-        let prompt_token_ids = probabilities::prompt_token_ids(&head, 0);
-        let prompt_logprobs = probabilities::prompt_logprobs(&head, 0);
+    fn whole(context: AnswerContext, choices: Vec<WholeChoice>, usage: Usage) -> ChatCompletion {
+        let prompt_token_ids = probabilities::prompt_token_ids(&context, 0);
+        let prompt_logprobs = probabilities::prompt_logprobs(&context, 0);
         let choices = (0..)
             .zip(choices)
             .map(|(index, mut choice)| ChatChoice {
                 index,
-                token_ids: probabilities::token_ids(&head, &choice.tokens, &choice.end_tokens),
-                logprobs: probabilities::chat(&head, std::mem::take(&mut choice.tokens)),
-                finish_reason: finish_reason(&head, choice.reason.unwrap_or(ChoiceFinishReason::Stop)),
-                message: message(choice, head.reply.calls_functions),
+                token_ids: probabilities::token_ids(&context, &choice.tokens, &choice.end_tokens),
+                logprobs: probabilities::chat(&context, std::mem::take(&mut choice.tokens)),
+                finish_reason: finish_reason(&context, choice.reason.unwrap_or(ChoiceFinishReason::Stop)),
+                message: message(choice, context.answer_options.calls_functions),
             })
             .collect();
         ChatCompletion {
-            id: head.id,
+            id: context.id,
             object: "chat.completion",
-            created: head.created,
-            model: head.reply.model,
+            created: context.created,
+            model: context.answer_options.model,
             choices,
             usage,
-            system_fingerprint: head.fingerprint,
+            system_fingerprint: context.fingerprint,
             prompt_token_ids,
             prompt_logprobs,
         }
@@ -110,16 +110,18 @@ impl TextEndpoint for Chat {
 }
 
 /// Returns the reason in the form that the request uses: `function_call` if the request has functions instead of tools.
-fn finish_reason(head: &Head, reason: ChoiceFinishReason) -> ChoiceFinishReason {
+fn finish_reason(context: &AnswerContext, reason: ChoiceFinishReason) -> ChoiceFinishReason {
     match reason {
-        ChoiceFinishReason::ToolCalls if head.reply.calls_functions => ChoiceFinishReason::FunctionCall,
+        ChoiceFinishReason::ToolCalls if context.answer_options.calls_functions => {
+            ChoiceFinishReason::FunctionCall
+        }
         reason => reason,
     }
 }
 
 /// Returns a part of the call with this number, in the form that the request uses. The first part has an ID.
-fn call_delta(head: &Head, index: u32, id: Option<String>, function: FunctionDelta) -> ChatDelta {
-    if head.reply.calls_functions {
+fn call_delta(context: &AnswerContext, index: u32, id: Option<String>, function: FunctionDelta) -> ChatDelta {
+    if context.answer_options.calls_functions {
         return ChatDelta { function_call: Some(function), ..ChatDelta::default() };
     }
     let r#type = id.as_ref().map(|_| "function");
@@ -152,23 +154,23 @@ fn message(choice: WholeChoice, calls_functions: bool) -> ChatMessage {
     }
 }
 
-fn empty_chunk(head: &Head) -> ChatChunk {
+fn empty_chunk(context: &AnswerContext) -> ChatChunk {
     ChatChunk {
-        id: head.id.clone(),
+        id: context.id.clone(),
         object: "chat.completion.chunk",
-        created: head.created,
-        model: head.reply.model.clone(),
+        created: context.created,
+        model: context.answer_options.model.clone(),
         choices: Vec::new(),
-        usage: head.chunk_usage(),
-        system_fingerprint: head.fingerprint.clone(),
+        usage: context.chunk_usage(),
+        system_fingerprint: context.fingerprint.clone(),
         prompt_token_ids: None,
     }
 }
 
 /// Returns a chunk with a delta of a choice and its tokens.
-fn chunk(head: &Head, index: u32, delta: ChatDelta, tokens: Vec<TokenText>) -> ChatChunk {
-    let token_ids = probabilities::token_ids(head, &tokens, &[]).filter(|ids| !ids.is_empty());
-    let logprobs = probabilities::chat(head, tokens);
+fn chunk(context: &AnswerContext, index: u32, delta: ChatDelta, tokens: Vec<TokenText>) -> ChatChunk {
+    let token_ids = probabilities::token_ids(context, &tokens, &[]).filter(|ids| !ids.is_empty());
+    let logprobs = probabilities::chat(context, tokens);
     let choice = ChatChunkChoice { index, delta, logprobs, finish_reason: None, token_ids };
-    ChatChunk { choices: vec![choice], ..empty_chunk(head) }
+    ChatChunk { choices: vec![choice], ..empty_chunk(context) }
 }

@@ -4,7 +4,7 @@ use axum::extract::{Request, State};
 use axum::response::Response;
 use server_openai::{Completion, CompletionChoice, CompletionRequest, Usage};
 
-use super::generate::{Head, TextEndpoint, WholeChoice, generate};
+use super::generate::{AnswerContext, TextEndpoint, WholeChoice, generate};
 use super::probabilities;
 use crate::app::App;
 use crate::error::Error;
@@ -29,27 +29,27 @@ impl TextEndpoint for Completions {
         prepare::completion(CompletionRequest::read(&request)?, target)
     }
 
-    fn start(head: &Head, index: u32, events: &mut Events) {
-        let text = head.echo(index).to_owned();
-        if !text.is_empty() || head.reply.token_ids {
-            let logprobs = probabilities::echoed(head, index);
-            let prompt_token_ids = probabilities::prompt_token_ids(head, index);
+    fn start(context: &AnswerContext, index: u32, events: &mut Events) {
+        let text = context.echo(index).to_owned();
+        if !text.is_empty() || context.answer_options.token_ids {
+            let logprobs = probabilities::echoed(context, index);
+            let prompt_token_ids = probabilities::prompt_token_ids(context, index);
             let choice =
                 CompletionChoice { index, text, logprobs, prompt_token_ids, ..CompletionChoice::default() };
-            events.push(&completion(head, vec![choice], head.chunk_usage()));
+            events.push(&completion(context, vec![choice], context.chunk_usage()));
         }
     }
 
-    fn delta(head: &Head, delta: ChoiceDelta, events: &mut Events) {
+    fn delta(context: &AnswerContext, delta: ChoiceDelta, events: &mut Events) {
         let index = delta.choice();
         let choice = match delta {
             ChoiceDelta::Text { text, tokens, .. } => {
-                let token_ids = probabilities::token_ids(head, &tokens, &[]);
-                let logprobs = probabilities::completion(head, index, tokens);
+                let token_ids = probabilities::token_ids(context, &tokens, &[]);
+                let logprobs = probabilities::completion(context, index, tokens);
                 CompletionChoice { index, text, logprobs, token_ids, ..CompletionChoice::default() }
             }
             ChoiceDelta::End { reason, tokens, .. } => {
-                let token_ids = probabilities::token_ids(head, &[], &tokens).filter(|ids| !ids.is_empty());
+                let token_ids = probabilities::token_ids(context, &[], &tokens).filter(|ids| !ids.is_empty());
                 CompletionChoice {
                     index,
                     finish_reason: Some(reason),
@@ -63,41 +63,45 @@ impl TextEndpoint for Completions {
             | ChoiceDelta::CallArguments { .. }
             | ChoiceDelta::CallEnd { .. } => return,
         };
-        events.push(&completion(head, vec![choice], head.chunk_usage()));
+        events.push(&completion(context, vec![choice], context.chunk_usage()));
     }
 
-    fn usage(head: &Head, usage: Usage, events: &mut Events) {
-        events.push(&completion(head, Vec::new(), Some(Some(usage))));
+    fn usage(context: &AnswerContext, usage: Usage, events: &mut Events) {
+        events.push(&completion(context, Vec::new(), Some(Some(usage))));
     }
 
-    fn whole(head: Head, choices: Vec<WholeChoice>, usage: Usage) -> Completion {
+    fn whole(context: AnswerContext, choices: Vec<WholeChoice>, usage: Usage) -> Completion {
         let choices = (0..).zip(choices).map(|(index, choice)| {
-            let token_ids = probabilities::token_ids(&head, &choice.tokens, &choice.end_tokens);
-            let generated = probabilities::completion(&head, index, choice.tokens);
+            let token_ids = probabilities::token_ids(&context, &choice.tokens, &choice.end_tokens);
+            let generated = probabilities::completion(&context, index, choice.tokens);
             CompletionChoice {
                 index,
                 text: choice.text,
-                logprobs: probabilities::joined(probabilities::echoed(&head, index), generated),
+                logprobs: probabilities::joined(probabilities::echoed(&context, index), generated),
                 finish_reason: choice.reason,
                 token_ids,
-                prompt_token_ids: probabilities::prompt_token_ids(&head, index),
-                prompt_logprobs: probabilities::prompt_logprobs(&head, index),
+                prompt_token_ids: probabilities::prompt_token_ids(&context, index),
+                prompt_logprobs: probabilities::prompt_logprobs(&context, index),
             }
         });
         let choices = choices.collect();
-        completion(&head, choices, Some(Some(usage)))
+        completion(&context, choices, Some(Some(usage)))
     }
 }
 
 /// Returns a whole answer or a chunk, which have the same format.
-fn completion(head: &Head, choices: Vec<CompletionChoice>, usage: Option<Option<Usage>>) -> Completion {
+fn completion(
+    context: &AnswerContext,
+    choices: Vec<CompletionChoice>,
+    usage: Option<Option<Usage>>,
+) -> Completion {
     Completion {
-        id: head.id.clone(),
+        id: context.id.clone(),
         object: "text_completion",
-        created: head.created,
-        model: head.reply.model.clone(),
+        created: context.created,
+        model: context.answer_options.model.clone(),
         choices,
         usage,
-        system_fingerprint: head.fingerprint.clone(),
+        system_fingerprint: context.fingerprint.clone(),
     }
 }

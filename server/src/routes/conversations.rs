@@ -11,7 +11,7 @@ use server_openai::responses::{
 };
 
 use super::responses::{
-    Lookup, Offer, Page, Selection, conversation, damaged, list, no_conversation, unreadable,
+    Lookup, Page, PagePosition, Selection, conversation, damaged, list, no_conversation, unreadable,
 };
 use super::stored_objects::{answered, json};
 use super::{body, counted};
@@ -114,8 +114,8 @@ pub(super) async fn add(State(app): State<App>, Path(id): Path<String>, request:
         let given = check_count(items.ok_or_else(|| Error::missing("items"))?)?;
         let parsed = parse_id(&id)?;
         let referenced = referenced(app, tenant, &given)?;
-        let added = app.store().append(parsed, tenant, |tally| {
-            Ok::<_, Failure>(new_items(given, referenced, parsed.items_after(tally.generated_ids))?)
+        let added = app.store().append(parsed, tenant, |counts| {
+            Ok::<_, Failure>(new_items(given, referenced, parsed.items_after(counts.generated_ids))?)
         });
         let added = added?.ok_or_else(|| no_conversation(&id))?;
         Ok(list(added.into_iter().map(Arc::unwrap_or_clone).collect(), false))
@@ -238,10 +238,10 @@ fn page_of(stored: &StoredRecord, page: &Page) -> Result<(Vec<Item>, bool), Erro
     }
     let (mut selection, mut data) = (Selection::new(page), Vec::new());
     for item in items {
-        match selection.offer(&item.id, item.bytes()) {
-            Offer::Skip => {}
-            Offer::Take => data.push(item.parse().map_err(damaged)?),
-            Offer::End => break,
+        match selection.add(&item.id, item.bytes()) {
+            PagePosition::Before => {}
+            PagePosition::OnPage => data.push(item.parse().map_err(damaged)?),
+            PagePosition::After => break,
         }
     }
     Ok((data, selection.finish()?))

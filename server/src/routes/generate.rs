@@ -23,7 +23,7 @@ use crate::dispatches::Dispatch;
 use crate::encoding::{self, EncodingCost};
 use crate::error::Error;
 use crate::model::unix_time;
-use crate::prepare::{PreparedRequest, Reply, Target, UsageRule};
+use crate::prepare::{AnswerOptions, PreparedRequest, Target, UsageReporting};
 use crate::respond::{Answer, ChoiceDelta, TokenText};
 use crate::sse::Events;
 use crate::tenant::Tenant;
@@ -40,21 +40,21 @@ pub(super) trait TextEndpoint: Send + 'static {
     /// Parses and prepares a request.
     fn prepare(body: &[u8], target: Target<'_>) -> Result<PreparedRequest, Error>;
     /// Encodes the first chunk of a choice, if there is one before its first delta.
-    fn start(head: &Head, choice: u32, events: &mut Events);
+    fn start(context: &AnswerContext, choice: u32, events: &mut Events);
     /// Encodes a delta as a chunk.
-    fn delta(head: &Head, delta: ChoiceDelta, events: &mut Events);
+    fn delta(context: &AnswerContext, delta: ChoiceDelta, events: &mut Events);
     /// Encodes the chunk with the usage.
-    fn usage(head: &Head, usage: Usage, events: &mut Events);
+    fn usage(context: &AnswerContext, usage: Usage, events: &mut Events);
     /// Returns the whole answer.
-    fn whole(head: Head, choices: Vec<WholeChoice>, usage: Usage) -> Self::Whole;
+    fn whole(context: AnswerContext, choices: Vec<WholeChoice>, usage: Usage) -> Self::Whole;
 }
 
 /// The values that all chunks of an answer share.
-pub(super) struct Head {
+pub(super) struct AnswerContext {
     pub(super) id: String,
     pub(super) created: u64,
     pub(super) fingerprint: String,
-    pub(super) reply: Reply,
+    pub(super) answer_options: AnswerOptions,
     /// The prefix of the text of the choices, for each prompt.
     pub(super) echoes: Vec<String>,
     pub(super) tokenizer: Arc<Tokenizer>,
@@ -65,15 +65,15 @@ pub(super) struct Head {
     pub(super) errors: ErrorFormat,
 }
 
-impl Head {
+impl AnswerContext {
     /// Returns the number of choices of all prompts.
     fn choices(&self) -> u32 {
-        self.reply.choices * self.echoes.len() as u32
+        self.answer_options.choices * self.echoes.len() as u32
     }
 
     /// Returns the index of a choice's prompt.
     pub(super) fn prompt_of(&self, choice: u32) -> usize {
-        (choice / self.reply.choices) as usize
+        (choice / self.answer_options.choices) as usize
     }
 
     /// Returns the prefix of a choice's text.
@@ -83,10 +83,10 @@ impl Head {
 
     /// Returns the member `usage` of a chunk with a choice.
     pub(super) fn chunk_usage(&self) -> Option<Option<Usage>> {
-        match self.reply.usage {
-            UsageRule::Never => None,
-            UsageRule::Last => Some(None),
-            UsageRule::Always => Some(Some(self.usage)),
+        match self.answer_options.usage {
+            UsageReporting::Never => None,
+            UsageReporting::LastChunk => Some(None),
+            UsageReporting::EveryChunk => Some(Some(self.usage)),
         }
     }
 }
@@ -154,7 +154,7 @@ pub(super) async fn generate<E: TextEndpoint>(app: App, request: axum::extract::
         app.dispatches().record(dispatch, accepted.is_ok().then(|| app.submissions()));
     }
     counted::mark(match accepted {
-        Ok((head, answer)) => respond::<E>(head, answer).await.unwrap_or_else(Error::into_response),
+        Ok((context, answer)) => respond::<E>(context, answer).await.unwrap_or_else(Error::into_response),
         Err(error) => counted::rejected(&app, E::NAME, error),
     })
 }
@@ -163,7 +163,7 @@ async fn accept<E: TextEndpoint>(
     app: &App,
     request: axum::extract::Request,
     arrived: Instant,
-) -> Result<(Head, Answer), Error> {
+) -> Result<(AnswerContext, Answer), Error> {
     app.served()?;
     let errors = ErrorFormat::of(&request);
     let tenant = Tenant::of(request.headers())?;
@@ -171,27 +171,27 @@ async fn accept<E: TextEndpoint>(
     let served = app.served()?;
     let admitted = app.admission().admit()?;
     let id = app.next_id();
-    let PreparedRequest { mut prompts, image_memory, echoes, text, reply } =
+    let PreparedRequest { mut prompts, image_memory, echoes, text, answer_options } =
         prepare::<E>(app, body, id, tenant).await?;
-    tenant.claim(&mut prompts);
+    tenant.assign_prompts(&mut prompts);
     let admitted = admitted.with_image_memory(image_memory);
     let id = format!("{}-{id}", E::ID_PREFIX);
-    let (text, choices) = (&text, reply.choices);
+    let (text, choices) = (&text, answer_options.choices);
     let submission =
         Submission { endpoint: E::NAME, id: id.clone(), arrived, admitted, prompts, text, choices };
     let answer = submit(app, served, submission)?;
-    let head = Head {
+    let context = AnswerContext {
         id,
         created: unix_time(),
         fingerprint: served.model.fingerprint.clone(),
-        reply,
+        answer_options,
         echoes,
         tokenizer: Arc::clone(&served.model.text.tokenizer),
         scores: Vec::new(),
         usage: Usage::default(),
         errors,
     };
-    Ok((head, answer))
+    Ok((context, answer))
 }
 
 async fn prepare<E: TextEndpoint>(
@@ -209,54 +209,54 @@ async fn prepare<E: TextEndpoint>(
 }
 
 /// Returns the response with the answer. An error before the first delta is returned as an error response.
-async fn respond<E: TextEndpoint>(mut head: Head, answer: Answer) -> Result<Response, Error> {
-    let id = head.id.clone();
-    let response = if head.reply.stream {
+async fn respond<E: TextEndpoint>(mut context: AnswerContext, answer: Answer) -> Result<Response, Error> {
+    let id = context.id.clone();
+    let response = if context.answer_options.stream {
         let encoder = move |answer: &Answer| {
-            (head.scores, head.usage) = (answer.scores(), answer.usage());
-            Box::new(ChunkEncoder::<E> { head, endpoint: PhantomData })
+            (context.scores, context.usage) = (answer.scores(), answer.usage());
+            Box::new(ChunkEncoder::<E> { context, endpoint: PhantomData })
         };
         stream(answer, encoder).await?
     } else {
-        whole::<E>(head, answer).await?
+        whole::<E>(context, answer).await?
     };
     Ok(with_request_id(response, &id))
 }
 
-async fn whole<E: TextEndpoint>(mut head: Head, mut answer: Answer) -> Result<Response, Error> {
-    let empty = |choice| WholeChoice { text: head.echo(choice).to_owned(), ..WholeChoice::default() };
-    let mut choices: Vec<WholeChoice> = (0..head.choices()).map(empty).collect();
+async fn whole<E: TextEndpoint>(mut context: AnswerContext, mut answer: Answer) -> Result<Response, Error> {
+    let empty = |choice| WholeChoice { text: context.echo(choice).to_owned(), ..WholeChoice::default() };
+    let mut choices: Vec<WholeChoice> = (0..context.choices()).map(empty).collect();
     let usage = answer.fold(|delta| choices[delta.choice() as usize].add(delta)).await?;
-    head.scores = answer.scores();
-    let Reply { logprobs, prompt_logprobs, token_ids, .. } = &head.reply;
+    context.scores = answer.scores();
+    let AnswerOptions { logprobs, prompt_logprobs, token_ids, .. } = &context.answer_options;
     let has_tokens = *token_ids || logprobs.or(*prompt_logprobs).is_some();
     let text_bytes: usize = choices.iter().map(WholeChoice::text_bytes).sum();
     let cost = if has_tokens { EncodingCost::High } else { EncodingCost::of_text(text_bytes) };
-    let encode = move || axum::Json(E::whole(head, choices, usage)).into_response();
+    let encode = move || axum::Json(E::whole(context, choices, usage)).into_response();
     let response = encoding::run(cost, encode).await;
     Ok(hold_until_sent(response, answer.into_record()))
 }
 
 /// Encodes an answer as chunks.
 struct ChunkEncoder<E> {
-    head: Head,
+    context: AnswerContext,
     endpoint: PhantomData<fn() -> E>,
 }
 
 impl<E: TextEndpoint> Encoder for ChunkEncoder<E> {
     fn num_opening_parts(&self) -> u32 {
-        self.head.choices()
+        self.context.choices()
     }
 
     /// The first chunk of a choice can contain the text, the IDs and the log probabilities of its prompt.
     fn opening_cost(&self, choice: u32) -> EncodingCost {
-        let prompt = self.head.reply.prompts.get(self.head.prompt_of(choice));
+        let prompt = self.context.answer_options.prompts.get(self.context.prompt_of(choice));
         let tokens = EncodingCost::of_tokens(prompt.map_or(0, |prompt| prompt.len()));
-        tokens.max(EncodingCost::of_text(self.head.echo(choice).len()))
+        tokens.max(EncodingCost::of_text(self.context.echo(choice).len()))
     }
 
     fn opening(&mut self, choice: u32, events: &mut Events) {
-        E::start(&self.head, choice, events);
+        E::start(&self.context, choice, events);
     }
 
     fn deltas_cost(&self, deltas: &[ChoiceDelta]) -> EncodingCost {
@@ -264,13 +264,13 @@ impl<E: TextEndpoint> Encoder for ChunkEncoder<E> {
     }
 
     fn deltas(&mut self, deltas: Vec<ChoiceDelta>, usage: Usage, events: &mut Events) {
-        self.head.usage = usage;
-        deltas.into_iter().for_each(|delta| E::delta(&self.head, delta, events));
+        self.context.usage = usage;
+        deltas.into_iter().for_each(|delta| E::delta(&self.context, delta, events));
     }
 
     async fn finish(self: Box<Self>, usage: Usage, mut events: Events) -> Events {
-        if self.head.reply.usage != UsageRule::Never {
-            E::usage(&self.head, usage, &mut events);
+        if self.context.answer_options.usage != UsageReporting::Never {
+            E::usage(&self.context, usage, &mut events);
         }
         events.done();
         events
@@ -278,7 +278,7 @@ impl<E: TextEndpoint> Encoder for ChunkEncoder<E> {
 
     /// The status has been sent already, so the error is sent as an event, and no `[DONE]` follows.
     async fn fail(self: Box<Self>, error: Error, mut events: Events) -> Events {
-        self.head.errors.push_error(&error, &mut events);
+        self.context.errors.push_error(&error, &mut events);
         events
     }
 }

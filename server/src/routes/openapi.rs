@@ -10,7 +10,7 @@ use std::sync::LazyLock;
 use axum::Json;
 use serde_json::{Map, Value, json};
 
-use crate::prepare::{Endpoint, Kind, Parameter, Peer, Support};
+use crate::prepare::{Endpoint, Kind, Parameter, PeerSupport, Support};
 use operations::{API, BARE, Body, Operation, Query};
 
 /// The schemas of answers.
@@ -152,10 +152,10 @@ fn elements(endpoint: Endpoint, parameter: &Parameter) -> Option<&'static str> {
 }
 
 fn property(parameter: &Parameter, elements: Option<&str>) -> Value {
-    let peer = |peer: Peer| match peer {
-        Peer::Has => "yes",
-        Peer::Partly => "partly",
-        Peer::Lacks => "no",
+    let peer = |peer: PeerSupport| match peer {
+        PeerSupport::Full => "yes",
+        PeerSupport::Partial => "partly",
+        PeerSupport::None => "no",
     };
     let mut property = schema(parameter.kind);
     if let Some(elements) = elements {

@@ -10,25 +10,29 @@ use server_openai::{
 };
 use server_text::{DetokenizeOptions, Detokenizer, Tokenizer};
 
-use super::generate::Head;
+use super::generate::AnswerContext;
 use crate::respond::TokenText;
 
 /// Returns the IDs of `tokens`, followed by `end_tokens`, if token IDs are requested.
-pub(super) fn token_ids(head: &Head, tokens: &[TokenText], end_tokens: &[TokenId]) -> Option<Vec<TokenId>> {
+pub(super) fn token_ids(
+    context: &AnswerContext,
+    tokens: &[TokenText],
+    end_tokens: &[TokenId],
+) -> Option<Vec<TokenId>> {
     let ids = tokens.iter().map(|token| token.token).chain(end_tokens.iter().copied());
-    head.reply.token_ids.then(|| ids.collect())
+    context.answer_options.token_ids.then(|| ids.collect())
 }
 
 /// Returns the token IDs of a choice's prompt if they are requested.
-pub(super) fn prompt_token_ids(head: &Head, choice: u32) -> Option<Arc<[TokenId]>> {
-    if head.reply.token_ids { prompt(head, choice).cloned() } else { None }
+pub(super) fn prompt_token_ids(context: &AnswerContext, choice: u32) -> Option<Arc<[TokenId]>> {
+    if context.answer_options.token_ids { prompt(context, choice).cloned() } else { None }
 }
 
 /// Returns the log probabilities of a choice's prompt if they are requested.
-pub(super) fn prompt_logprobs(head: &Head, choice: u32) -> Option<PromptLogprobs> {
-    let count = head.reply.prompt_logprobs? as usize;
+pub(super) fn prompt_logprobs(context: &AnswerContext, choice: u32) -> Option<PromptLogprobs> {
+    let count = context.answer_options.prompt_logprobs? as usize;
     let entry = |TokenLogprob { token, logprob }: TokenLogprob, rank| {
-        (token, PromptLogprob { logprob, rank, decoded_token: head.tokenizer.token_text(token) })
+        (token, PromptLogprob { logprob, rank, decoded_token: context.tokenizer.token_text(token) })
     };
     let position = |scored: &ScoredToken| {
         let top = (1..).zip(scored.logprobs.top.iter().take(count));
@@ -36,13 +40,13 @@ pub(super) fn prompt_logprobs(head: &Head, choice: u32) -> Option<PromptLogprobs
         entries.extend([entry(scored.logprobs.chosen, scored.rank)]);
         Some(entries)
     };
-    Some(std::iter::once(None).chain(scores(head, choice)?.iter().map(position)).collect())
+    Some(std::iter::once(None).chain(scores(context, choice)?.iter().map(position)).collect())
 }
 
 /// Returns the log probabilities of a chat choice, or of a part of it.
-pub(super) fn chat(head: &Head, tokens: Vec<TokenText>) -> Option<ChatLogprobs> {
-    head.reply.logprobs?;
-    let content = entries(&head.tokenizer, tokens, head.reply.names_by_id);
+pub(super) fn chat(context: &AnswerContext, tokens: Vec<TokenText>) -> Option<ChatLogprobs> {
+    context.answer_options.logprobs?;
+    let content = entries(&context.tokenizer, tokens, context.answer_options.names_by_id);
     Some(ChatLogprobs { content, refusal: None })
 }
 
@@ -66,31 +70,35 @@ pub(super) fn entries(
 }
 
 /// Returns the log probabilities of a completion, or of a part of it.
-pub(super) fn completion(head: &Head, choice: u32, tokens: Vec<TokenText>) -> Option<CompletionLogprobs> {
-    head.reply.logprobs?;
-    let before = head.echo(choice).chars().count();
+pub(super) fn completion(
+    context: &AnswerContext,
+    choice: u32,
+    tokens: Vec<TokenText>,
+) -> Option<CompletionLogprobs> {
+    context.answer_options.logprobs?;
+    let before = context.echo(choice).chars().count();
     let mut logprobs = CompletionLogprobs::default();
     for TokenText { token, start, logprob, top } in tokens {
-        push(head, token, before + start, Some(Score { logprob, top: &top }), &mut logprobs);
+        push(context, token, before + start, Some(Score { logprob, top: &top }), &mut logprobs);
     }
     Some(logprobs)
 }
 
 /// Returns the log probabilities of an echoed prompt.
-pub(super) fn echoed(head: &Head, choice: u32) -> Option<CompletionLogprobs> {
-    let count = head.reply.logprobs? as usize;
-    let (echo, tokens) = (head.echo(choice), prompt(head, choice)?);
+pub(super) fn echoed(context: &AnswerContext, choice: u32) -> Option<CompletionLogprobs> {
+    let count = context.answer_options.logprobs? as usize;
+    let (echo, tokens) = (context.echo(choice), prompt(context, choice)?);
     if echo.is_empty() {
         return None;
     }
-    let scores = scores(head, choice)?.iter().map(|scored| {
+    let scores = scores(context, choice)?.iter().map(|scored| {
         let TokenLogprob { logprob, .. } = scored.logprobs.chosen;
         Some(Score { logprob, top: &scored.logprobs.top[..count.min(scored.logprobs.top.len())] })
     });
     let mut logprobs = CompletionLogprobs::default();
-    let positions = tokens.iter().copied().zip(offsets(head, echo, tokens));
+    let positions = tokens.iter().copied().zip(offsets(context, echo, tokens));
     for ((token, start), score) in positions.zip(std::iter::once(None).chain(scores)) {
-        push(head, token, start, score, &mut logprobs);
+        push(context, token, start, score, &mut logprobs);
     }
     Some(logprobs)
 }
@@ -121,18 +129,18 @@ struct Score<'a> {
 }
 
 fn push(
-    head: &Head,
+    context: &AnswerContext,
     token: TokenId,
     start: usize,
     score: Option<Score<'_>>,
     logprobs: &mut CompletionLogprobs,
 ) {
-    let name = name(head, token);
+    let name = name(context, token);
     // Include the token itself, whether or not it is one of the most probable.
     let tops = score.map(|Score { logprob, top }| {
         let mut tops = Map::new();
         for top in top {
-            tops.insert(self::name(head, top.token), number(top.logprob));
+            tops.insert(self::name(context, top.token), number(top.logprob));
         }
         tops.entry(name.clone()).or_insert_with(|| number(logprob));
         tops
@@ -145,11 +153,11 @@ fn push(
 
 /// Returns the position of each token's text within the echo, in characters. Special tokens have text in the echo of a
 /// prompt that consists of token IDs, but not in the echo of a text, because there the tokenizer added them.
-fn offsets(head: &Head, echo: &str, tokens: &[TokenId]) -> Vec<usize> {
+fn offsets(context: &AnswerContext, echo: &str, tokens: &[TokenId]) -> Vec<usize> {
     let length = echo.chars().count();
     let offsets = |skip_special| {
         let options = DetokenizeOptions { skip_special, continues_text: false };
-        let mut detokenizer = Detokenizer::new(Arc::clone(&head.tokenizer), options);
+        let mut detokenizer = Detokenizer::new(Arc::clone(&context.tokenizer), options);
         let mut end = 0;
         let mut starts = Vec::with_capacity(tokens.len());
         for &token in tokens {
@@ -162,20 +170,20 @@ fn offsets(head: &Head, echo: &str, tokens: &[TokenId]) -> Vec<usize> {
     if end == length { starts } else { offsets(false).0.into_iter().map(|start| start.min(length)).collect() }
 }
 
-fn scores(head: &Head, choice: u32) -> Option<&[ScoredToken]> {
-    head.scores.get(head.prompt_of(choice))?.as_deref()
+fn scores(context: &AnswerContext, choice: u32) -> Option<&[ScoredToken]> {
+    context.scores.get(context.prompt_of(choice))?.as_deref()
 }
 
-fn prompt(head: &Head, choice: u32) -> Option<&Arc<[TokenId]>> {
-    head.reply.prompts.get(head.prompt_of(choice))
+fn prompt(context: &AnswerContext, choice: u32) -> Option<&Arc<[TokenId]>> {
+    context.answer_options.prompts.get(context.prompt_of(choice))
 }
 
 /// Returns the text of the token, or the values of its bytes if they are not valid UTF-8, so that tokens remain distinct.
-fn name(head: &Head, token: TokenId) -> String {
-    if head.reply.names_by_id {
+fn name(context: &AnswerContext, token: TokenId) -> String {
+    if context.answer_options.names_by_id {
         return id(token);
     }
-    let bytes = head.tokenizer.token_bytes(token);
+    let bytes = context.tokenizer.token_bytes(token);
     std::str::from_utf8(bytes).map_or_else(
         |_| bytes.iter().fold("bytes:".to_owned(), |name, byte| format!("{name}\\x{byte:02x}")),
         str::to_owned,

@@ -32,7 +32,7 @@ use crate::responses::{Assembly, LogprobFormat, NewResponse, RetainedRequest};
 use crate::store::{Id, Kind};
 use crate::tenant::Tenant;
 pub(super) use context::{Lookup, conversation, damaged, no_conversation, unreadable};
-pub(super) use query::{Offer, Page, Selection};
+pub(super) use query::{Page, PagePosition, Selection};
 pub(super) use stored::{cancel, delete, input_items, list, retrieve};
 
 /// The name of the endpoint in metrics and logs.
@@ -61,14 +61,14 @@ async fn accept(app: &App, request: Request, arrived: Instant) -> Result<Pending
     let id = app.store().new_id(Kind::Response);
     let PreparedResponse { mut prepared, mut response, ids, mut input, call_names } =
         prepare(app, body, id, tenant, responses).await?;
-    tenant.claim(&mut prepared.prompts);
+    tenant.assign_prompts(&mut prepared.prompts);
     response.created_at = unix_time();
     response.store &= app.store().is_enabled();
     if response.background && !response.store {
         let problem = "requires stored responses, which this server has disabled (--max-stored-responses 0)";
         return Err(Error::invalid("background", problem));
     }
-    let delivery = match (response.background, prepared.reply.stream) {
+    let delivery = match (response.background, prepared.answer_options.stream) {
         (true, follows) => Delivery::Background { follows },
         (false, true) => Delivery::Streamed,
         (false, false) => Delivery::Whole,
@@ -78,12 +78,12 @@ async fn accept(app: &App, request: Request, arrived: Instant) -> Result<Pending
     }
     let retained = RetainedRequest::new(app.body_bytes(), input, &response);
     let retained = retained.map_err(|BudgetExhausted| app.overloaded(Resource::BodyBytes))?;
-    let logprobs = prepared.reply.logprobs.map(|_| {
+    let logprobs = prepared.answer_options.logprobs.map(|_| {
         let tokenizer = Arc::clone(&served.model.text.tokenizer);
-        let names_by_id = prepared.reply.names_by_id;
+        let names_by_id = prepared.answer_options.names_by_id;
         Box::new(move |tokens| probabilities::entries(&tokenizer, tokens, names_by_id)) as LogprobFormat
     });
-    let (choices, prompts) = (prepared.reply.choices, prepared.prompts);
+    let (choices, prompts) = (prepared.answer_options.choices, prepared.prompts);
     let admitted = admitted.with_image_memory(prepared.image_memory);
     let (id, text) = (id.to_string(), &prepared.text);
     let submission = Submission { endpoint: ENDPOINT, id, arrived, admitted, prompts, text, choices };

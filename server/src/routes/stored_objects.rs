@@ -26,7 +26,7 @@ pub(super) async fn answered(
     let answer = async {
         let tenant = Tenant::of(headers)?;
         let admitted = app.stored_objects().admit()?;
-        let answer = unread::claim_until_sent(work(tenant).await?, admitted, app.unread_answer_bytes());
+        let answer = unread::reserve_until_sent(work(tenant).await?, admitted, app.unread_answer_bytes());
         answer.map_err(|BudgetExhausted| app.overloaded(Resource::UnreadAnswers))
     };
     let answer = answer.await;

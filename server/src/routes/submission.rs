@@ -7,7 +7,7 @@ use axum::response::Response;
 use crate::app::{App, ServedModel};
 use crate::error::Error;
 use crate::limits::AdmittedRequest;
-use crate::prepare::TextRule;
+use crate::prepare::TextOptions;
 use crate::request_record::RequestRecord;
 use crate::respond::{Answer, SubmittedPrompt};
 
@@ -20,7 +20,7 @@ pub(super) struct Submission<'a> {
     pub(super) arrived: Instant,
     pub(super) admitted: AdmittedRequest,
     pub(super) prompts: Vec<server_engine::Request>,
-    pub(super) text: &'a TextRule,
+    pub(super) text: &'a TextOptions,
     /// Number of returned choices for each prompt.
     pub(super) choices: u32,
 }

@@ -45,6 +45,6 @@ async fn answer<T: Serialize + 'static>(
         // Serialize here too, because that takes long if the answer is large.
         Ok(Json(answer).into_response())
     });
-    let response = unread::claim_until_sent(response.await?, admitted, app.unread_answer_bytes());
+    let response = unread::reserve_until_sent(response.await?, admitted, app.unread_answer_bytes());
     response.map_err(|BudgetExhausted| app.overloaded(Resource::UnreadAnswers))
 }

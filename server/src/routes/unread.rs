@@ -30,14 +30,14 @@ pub(super) fn hold_until_sent(response: Response, guard: impl Send + Unpin + 'st
 ///
 /// # Errors
 /// The budget is exhausted.
-pub(super) fn claim_until_sent(
+pub(super) fn reserve_until_sent(
     response: Response,
     guard: impl Send + Unpin + 'static,
     budget: &Arc<ByteBudget>,
 ) -> Result<Response, BudgetExhausted> {
-    let mut claim = budget.claim();
-    claim.grow_to(large_bytes(&response))?;
-    Ok(hold_until_sent(response, (guard, claim)))
+    let mut reservation = budget.empty_reservation();
+    reservation.grow_to(large_bytes(&response))?;
+    Ok(hold_until_sent(response, (guard, reservation)))
 }
 
 /// Returns the size of a response that counts while it is sent, and 0 for any other.
@@ -111,7 +111,7 @@ mod tests {
 
     /// Returns an admitted answer of this size.
     fn answer(bytes: usize, admission: &Admission, budget: &Arc<ByteBudget>) -> Response {
-        claim_until_sent("x".repeat(bytes).into_response(), admission.admit().unwrap(), budget).unwrap()
+        reserve_until_sent("x".repeat(bytes).into_response(), admission.admit().unwrap(), budget).unwrap()
     }
 
     #[test]
@@ -121,7 +121,8 @@ mod tests {
         let (large, small) = (answer(BYTES, &admission, &budget), answer(1, &admission, &budget));
         assert_eq!(admission.requests(), 1);
         assert_eq!(large.body().size_hint().exact(), Some(BYTES as u64));
-        let second = claim_until_sent("x".repeat(BYTES).into_response(), admission.admit().unwrap(), &budget);
+        let second =
+            reserve_until_sent("x".repeat(BYTES).into_response(), admission.admit().unwrap(), &budget);
         assert_eq!(second.unwrap_err(), BudgetExhausted);
         drop((large, small));
         assert_eq!(admission.requests(), 0);

@@ -16,7 +16,8 @@ use server_openai::responses::{Conversation, Item};
 use tempfile::TempDir;
 
 use crate::store::{
-    CHAIN_MAX, Error, Id, Kind, NewItems, ResponseRecord, Store, StoreConfig, StoredItem, StoredRecord, Tally,
+    CHAIN_MAX, Error, Id, ItemCounts, Kind, NewItems, ResponseRecord, Store, StoreConfig, StoredItem,
+    StoredRecord,
 };
 use crate::tenant::Tenant;
 
@@ -132,9 +133,9 @@ fn check_record(store: &Store, files: &[RecordFile<'_>], file: &RecordFile<'_>, 
 fn change(store: &Store, id: Id, tenant: Tenant, before: Contents) {
     let read = || Contents::of(&store.get(id, tenant).expect("it can be read").expect("it is stored"));
     let item = item();
-    let add = |tally: Tally| {
-        assert_eq!(tally.items, before.items.len());
-        let generated_ids = tally.generated_ids.saturating_add(1);
+    let add = |counts: ItemCounts| {
+        assert_eq!(counts.items, before.items.len());
+        let generated_ids = counts.generated_ids.saturating_add(1);
         Ok::<_, Error>(NewItems { items: vec![Arc::clone(&item)], generated_ids })
     };
     let added = store.append(id, tenant, add).expect("it has room").expect("it is stored");
@@ -213,7 +214,7 @@ impl Contents {
     fn of(stored: &StoredRecord) -> Self {
         let item = |item: StoredItem<'_>| (item.id.clone(), item.parse().ok());
         let items: Vec<_> = stored.input().map(|read| read.ok().map(item)).collect();
-        assert_eq!(stored.tally().items, items.len());
+        assert_eq!(stored.counts().items, items.len());
         Self { head: stored.head().ok(), items, bytes: stored.bytes() }
     }
 }

@@ -35,12 +35,12 @@ pub(super) struct Entry {
     /// The content, unless the record is on disk.
     pub(super) data: Option<Chunks>,
     /// The counts of the record. `None` after a restart, until the record is read for the first time.
-    pub(super) tally: Option<Tally>,
+    pub(super) counts: Option<ItemCounts>,
 }
 
 /// The numbers of items and of generated IDs of a conversation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Tally {
+pub(crate) struct ItemCounts {
     pub(crate) items: usize,
     /// Number of item IDs that have been generated.
     pub(crate) generated_ids: u32,
@@ -50,7 +50,7 @@ pub(crate) struct Tally {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Size {
     pub(super) bytes: u64,
-    pub(super) tally: Tally,
+    pub(super) counts: ItemCounts,
 }
 
 /// The reason why the chain of a record cannot be listed.
@@ -145,7 +145,7 @@ impl Index {
     pub(super) fn append(&mut self, key: Key, size: Size, data: Option<Arc<[u8]>>) -> Option<Vec<Key>> {
         let Record { entry, .. } = self.records.get_mut(&key)?;
         self.bytes = self.bytes - entry.bytes + size.bytes;
-        (entry.bytes, entry.tally) = (size.bytes, Some(size.tally));
+        (entry.bytes, entry.counts) = (size.bytes, Some(size.counts));
         if let (Some(chunks), Some(chunk)) = (&mut entry.data, data) {
             Arc::make_mut(chunks).push(chunk);
         }

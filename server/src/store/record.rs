@@ -19,7 +19,7 @@ use serde::de::DeserializeOwned;
 use server_openai::responses::{Conversation, Item, Response};
 
 use super::error::{DEPTH_MAX, Error};
-use super::index::{Chunks, Tally};
+use super::index::{Chunks, ItemCounts};
 
 const HEAD: u8 = b'h';
 const INPUT: u8 = b'i';
@@ -267,18 +267,18 @@ impl StoredRecord {
         self.tagged(EVENT).map(serde_json::from_slice)
     }
 
-    pub(crate) fn tally(&self) -> Tally {
-        let mut tally = Tally::default();
+    pub(crate) fn counts(&self) -> ItemCounts {
+        let mut counts = ItemCounts::default();
         for line in self.lines() {
             match line.tag {
-                INPUT => tally.items += 1,
+                INPUT => counts.items += 1,
                 GENERATED_IDS => {
-                    tally.generated_ids = serde_json::from_slice(line.json).unwrap_or(tally.generated_ids)
+                    counts.generated_ids = serde_json::from_slice(line.json).unwrap_or(counts.generated_ids)
                 }
                 _ => {}
             }
         }
-        tally
+        counts
     }
 
     /// Returns the size of the record.
@@ -361,11 +361,11 @@ mod tests {
         let added = Lines::of_items(&[second, Arc::clone(&first)], 3).unwrap();
         let both = stored(&[whole, added]);
         assert_eq!(texts(&both), ["a \"b\"\n one\nn 9\n", "b two", "a \"b\"\n one\nn 9\n"]);
-        assert_eq!(both.tally(), Tally { items: 3, generated_ids: 3 });
+        assert_eq!(both.counts(), ItemCounts { items: 3, generated_ids: 3 });
         assert_eq!(both.head::<Conversation>().unwrap(), head);
         let without = stored(&[Lines::without(&both, 1)]);
         assert_eq!(texts(&without).len(), 2);
-        assert_eq!(without.tally(), Tally { items: 2, generated_ids: 3 }, "no ID is generated twice");
+        assert_eq!(without.counts(), ItemCounts { items: 2, generated_ids: 3 }, "no ID is generated twice");
         let changed = conversation(&json!({"a": "b"}));
         let changed_head = stored(&[Lines::with_head(&both, &changed).unwrap()]);
         assert_eq!(changed_head.head::<Conversation>().unwrap(), changed);
@@ -382,7 +382,7 @@ mod tests {
         for end in whole.0.len()..=file.len() {
             let read = StoredRecord::of_file(file[..end].to_vec());
             let items = if end == file.len() { 3 } else { 1 };
-            assert_eq!(read.tally().items, items, "{end} of {}", file.len());
+            assert_eq!(read.counts().items, items, "{end} of {}", file.len());
         }
     }
 
@@ -393,7 +393,7 @@ mod tests {
             assert!(read.head::<Conversation>().is_err() && read.response().is_err(), "{text:?}");
             let is_damaged = |item: Result<StoredItem<'_>, _>| item.and_then(|item| item.parse()).is_err();
             assert!(read.input().all(is_damaged), "{text:?}");
-            assert_eq!(read.tally().generated_ids, 0);
+            assert_eq!(read.counts().generated_ids, 0);
         }
     }
 
@@ -421,7 +421,7 @@ mod tests {
             let parsed = read.input().chain(read.output()).filter_map(|item| item.ok()?.parse().ok()).count();
             assert!(parsed <= lines(&bytes).count());
             let _ = (read.response(), read.head::<Conversation>(), read.events().count());
-            assert!(read.tally().items <= lines(&bytes).count());
+            assert!(read.counts().items <= lines(&bytes).count());
         }
     }
 }

@@ -34,8 +34,8 @@ fn put(store: &Store, text: &str) -> Id {
 }
 
 fn add(store: &Store, id: Id, text: &str) -> Result<bool, Error> {
-    let items = |tally: Tally| {
-        Ok::<_, Error>(NewItems { items: vec![item(text)], generated_ids: tally.generated_ids + 1 })
+    let items = |counts: ItemCounts| {
+        Ok::<_, Error>(NewItems { items: vec![item(text)], generated_ids: counts.generated_ids + 1 })
     };
     let added = store.append(id, tenant(), items);
     added.map(|added| added.is_some())
@@ -75,7 +75,7 @@ fn records_are_stored_changed_and_removed_in_memory_and_on_disk() {
         assert_eq!(texts(&store, id).unwrap(), ["a", "c", "d"]);
         let stored = store.get(id, tenant()).unwrap().unwrap();
         assert_eq!(stored.head::<Conversation>().unwrap(), changed);
-        assert_eq!(stored.tally(), Tally { items: 3, generated_ids: 3 });
+        assert_eq!(stored.counts(), ItemCounts { items: 3, generated_ids: 3 });
         assert!(store.get(id.owner(Kind::Response), tenant()).unwrap().is_none());
         assert!(store.remove(id, tenant()) && !store.remove(id, tenant()));
         assert!(texts(&store, id).is_none() && !add(&store, id, "e").unwrap());
@@ -273,7 +273,7 @@ fn concurrent_appends_lose_nothing() {
         });
         let all = texts(&store, id).unwrap();
         assert_eq!((all.len(), all.iter().collect::<BTreeSet<_>>().len()), (41, 41));
-        assert_eq!(store.get(id, tenant()).unwrap().unwrap().tally().generated_ids, 40);
+        assert_eq!(store.get(id, tenant()).unwrap().unwrap().counts().generated_ids, 40);
     }
 }
 

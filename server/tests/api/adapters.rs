@@ -21,7 +21,7 @@ fn adapted() -> Server {
     };
     let named = |(name, path): (&str, &str)| NamedAdapter { name: name.to_owned(), path: path.into() };
     let adapters = [("sql", "/adapters/sql"), ("group/tone", "/adapters/tone")].map(named);
-    let model = Model::new(vec!["parrot".to_owned()], built_in_text().unwrap(), "test");
+    let model = Model::new(vec!["test-model".to_owned()], built_in_text().unwrap(), "test");
     let model = Some(model.with_adapters(adapters.to_vec()));
     Setup { model, ..Setup::new(SimRunner::new(config, Clock::simulated()).with_adapters(2)) }.start()
 }
@@ -44,7 +44,7 @@ async fn a_request_has_the_adapter_that_it_names_as_its_model() {
     let ask = async |model: &str, more: Value| server.post(PATH, adapter_request(model, more)).await.json();
     let none = json!({});
     let all = tokio::join!(
-        ask("parrot", none.clone()),
+        ask("test-model", none.clone()),
         ask("sql", none.clone()),
         ask("group/tone", none.clone()),
         ask("sql", json!({"n": 2, "max_ngram_size": 3})),
@@ -52,7 +52,7 @@ async fn a_request_has_the_adapter_that_it_names_as_its_model() {
         ask("sql", json!({"guided_regex": "[a-c]{20}"})),
     );
     for (answer, adapter, name) in
-        [(&all.0, 0, "parrot"), (&all.1, 1, "sql"), (&all.2, 2, "group/tone"), (&all.3, 1, "sql")]
+        [(&all.0, 0, "test-model"), (&all.1, 1, "sql"), (&all.2, 2, "group/tone"), (&all.3, 1, "sql")]
     {
         assert_eq!(answer["model"], name);
         for choice in answer["choices"].as_array().unwrap() {
@@ -71,7 +71,7 @@ async fn beams_and_guides_follow_the_adapter() {
     let server = adapted();
     for more in [json!({"use_beam_search": true, "n": 3}), json!({"guided_regex": "[a-z]{20}"})] {
         let mut texts = Vec::new();
-        for model in ["parrot", "sql", "group/tone", "sql"] {
+        for model in ["test-model", "sql", "group/tone", "sql"] {
             let answer = server.post(PATH, adapter_request(model, more.clone())).await.json();
             texts.push(answer["choices"][0]["token_ids"].clone());
         }
@@ -92,7 +92,7 @@ async fn chat_streams_and_responses_accept_adapters_too() {
         json!({"model": model, "input": "Hi", "temperature": 0, "max_output_tokens": 8}).to_string()
     };
     let response = async |model: &str| server.post("/v1/responses", response(model)).await.json();
-    let (adapted, base) = (response("sql").await, response("parrot").await);
+    let (adapted, base) = (response("sql").await, response("test-model").await);
     assert_eq!(adapted["model"], "sql");
     assert_ne!(adapted["output"][0]["content"], base["output"][0]["content"]);
 }
@@ -104,7 +104,7 @@ async fn cached_prompts_are_not_shared_between_adapters() {
         let answer = server.post(PATH, adapter_request(model, json!({}))).await.json();
         answer["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap()
     };
-    for model in ["parrot", "sql", "group/tone"] {
+    for model in ["test-model", "sql", "group/tone"] {
         assert_eq!((cached(model).await, cached(model).await), (0, 32), "{model}");
     }
 }
@@ -120,10 +120,10 @@ async fn adapters_are_listed_with_the_model_that_they_change() {
             .iter()
             .map(|model| (model["id"].as_str().unwrap(), model.get("parent"), model.get("root")))
             .collect();
-        let parent = json!("parrot");
+        let parent = json!("test-model");
         let (sql, tone) = (json!("/adapters/sql"), json!("/adapters/tone"));
         let adapter = |name, root| (name, Some(&parent), Some(root));
-        assert_eq!(models, [("parrot", None, None), adapter("sql", &sql), adapter("group/tone", &tone)]);
+        assert_eq!(models, [("test-model", None, None), adapter("sql", &sql), adapter("group/tone", &tone)]);
         let one = server.get(&format!("{version}/models/group/tone")).await.json();
         assert_eq!((&one["id"], &one["parent"]), (&json!("group/tone"), &parent));
     }
@@ -135,7 +135,7 @@ async fn adapters_are_listed_with_the_model_that_they_change() {
 #[tokio::test]
 async fn requests_are_counted_by_their_adapters() {
     let server = adapted();
-    for model in ["parrot", "sql", "group/tone", "sql"] {
+    for model in ["test-model", "sql", "group/tone", "sql"] {
         server.post(PATH, adapter_request(model, json!({}))).await;
     }
     server.post(PATH, adapter_request("sql", json!({"temperature": 9}))).await;
@@ -143,5 +143,5 @@ async fn requests_are_counted_by_their_adapters() {
     for line in [r#"{adapter="sql"} 2"#, r#"{adapter="group/tone"} 1"#] {
         assert!(metrics.contains(&format!("ovfleet_server_adapter_requests_total{line}\n")), "{metrics}");
     }
-    assert!(!metrics.contains(r#"adapter="parrot""#), "{metrics}");
+    assert!(!metrics.contains(r#"adapter="test-model""#), "{metrics}");
 }

@@ -30,7 +30,7 @@ fn token_file(text: &str) -> (tempfile::TempDir, PathBuf, ReplicaTokenFile) {
 }
 
 fn guarded(file: &ReplicaTokenFile) -> Server {
-    let mut server = Server::parrot("Hello");
+    let mut server = Server::repeating("Hello");
     server.router = authenticated(server.router, file.clone(), server.app.clone());
     server
 }
@@ -57,10 +57,10 @@ async fn only_requests_with_the_token_are_served() {
         (
             "POST",
             "/v3/responses",
-            json!({"model": "parrot", "input": "Hi", "max_output_tokens": 8}).to_string(),
+            json!({"model": "test-model", "input": "Hi", "max_output_tokens": 8}).to_string(),
         ),
         ("POST", "/v3/conversations", "{}".to_owned()),
-        ("POST", "/tokenize", json!({"model": "parrot", "prompt": "Hi"}).to_string()),
+        ("POST", "/tokenize", json!({"model": "test-model", "prompt": "Hi"}).to_string()),
         ("GET", "/v3/models", String::new()),
         ("GET", "/openapi.json", String::new()),
         ("GET", "/metrics", String::new()),

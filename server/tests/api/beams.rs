@@ -136,7 +136,7 @@ async fn beam_search_works_for_chat_and_responses_and_with_a_schema() {
         assert!(validator.is_valid(&serde_json::from_str(text).unwrap()), "{text}");
     }
     assert!(texts[0] != texts[1] && texts[1] != texts[2] && texts[0] != texts[2], "{texts:?}");
-    let body = json!({"model": "parrot", "input": "Hello", "use_beam_search": true, "best_of": 3, "max_output_tokens": 16});
+    let body = json!({"model": "test-model", "input": "Hello", "use_beam_search": true, "best_of": 3, "max_output_tokens": 16});
     let response = server.post("/v3/responses", body.to_string()).await;
     assert_eq!(response.status, 200, "{}", response.body);
 }

@@ -44,8 +44,9 @@ async fn a_request_dropped_before_its_first_token_frees_its_blocks() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn cancelling_half_of_two_hundred_streams_does_not_change_the_others() {
-    let mut setup =
-        Setup::new(crate::harness::Parrot::new("some text that goes on and on, ".bytes().map(u32::from)));
+    let mut setup = Setup::new(crate::harness::RepeatingRunner::new(
+        "some text that goes on and on, ".bytes().map(u32::from),
+    ));
     setup.limits.max_concurrent_requests = 200;
     let server = std::sync::Arc::new(setup.start());
     let body = |client: usize| {

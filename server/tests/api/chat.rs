@@ -5,14 +5,14 @@ use http_body_util::BodyExt as _;
 use serde_json::{Value, json};
 use server_engine::sim::{SimFault, SimFaultKind};
 
-use crate::harness::{Answer, GatedRunner, IM_END, Parrot, Server, Setup, chat, faulty, merged};
+use crate::harness::{Answer, GatedRunner, IM_END, RepeatingRunner, Server, Setup, chat, faulty, merged};
 
 const PATH: &str = "/v3/chat/completions";
 const TEXT: &str = "the quick brown fox jumps over the lazy dog ";
 
 #[tokio::test]
 async fn a_whole_answer() {
-    let server = Server::parrot(TEXT);
+    let server = Server::repeating(TEXT);
     let answer = server.post(PATH, chat(json!({}))).await;
     assert_eq!(answer.headers["x-request-id"].to_str().unwrap(), answer.json()["id"]);
     expect![[r#"
@@ -21,7 +21,7 @@ async fn a_whole_answer() {
           "id": "chatcmpl-…",
           "object": "chat.completion",
           "created": 0,
-          "model": "parrot",
+          "model": "test-model",
           "choices": [
             {
               "index": 0,
@@ -50,35 +50,35 @@ async fn a_whole_answer() {
 
 #[tokio::test]
 async fn a_streamed_answer() {
-    let server = Server::parrot(TEXT);
+    let server = Server::repeating(TEXT);
     let answer = server.post(PATH, chat(json!({"stream": true, "max_tokens": 1}))).await;
     assert_eq!(answer.headers["cache-control"], "no-cache");
     expect![[r#"
         200
-        {"id":"chatcmpl-…","object":"chat.completion.chunk","created":0,"model":"parrot","choices":[{"index":0,"delta":{"role":"assistant","content":"","refusal":null},"logprobs":null,"finish_reason":null}],"system_fingerprint":"fp_…"}
-        {"id":"chatcmpl-…","object":"chat.completion.chunk","created":0,"model":"parrot","choices":[{"index":0,"delta":{"content":"u"},"logprobs":null,"finish_reason":null}],"system_fingerprint":"fp_…"}
-        {"id":"chatcmpl-…","object":"chat.completion.chunk","created":0,"model":"parrot","choices":[{"index":0,"delta":{},"logprobs":null,"finish_reason":"length"}],"system_fingerprint":"fp_…"}
+        {"id":"chatcmpl-…","object":"chat.completion.chunk","created":0,"model":"test-model","choices":[{"index":0,"delta":{"role":"assistant","content":"","refusal":null},"logprobs":null,"finish_reason":null}],"system_fingerprint":"fp_…"}
+        {"id":"chatcmpl-…","object":"chat.completion.chunk","created":0,"model":"test-model","choices":[{"index":0,"delta":{"content":"u"},"logprobs":null,"finish_reason":null}],"system_fingerprint":"fp_…"}
+        {"id":"chatcmpl-…","object":"chat.completion.chunk","created":0,"model":"test-model","choices":[{"index":0,"delta":{},"logprobs":null,"finish_reason":"length"}],"system_fingerprint":"fp_…"}
         [DONE]
     "#]].assert_eq(&answer.shown());
 }
 
 #[tokio::test]
 async fn a_streamed_answer_with_usage_has_a_null_in_all_chunks_but_the_last() {
-    let server = Server::parrot(TEXT);
+    let server = Server::repeating(TEXT);
     let parameters = json!({"stream": true, "max_tokens": 1, "stream_options": {"include_usage": true}});
     expect![[r#"
         200
-        {"id":"chatcmpl-…","object":"chat.completion.chunk","created":0,"model":"parrot","choices":[{"index":0,"delta":{"role":"assistant","content":"","refusal":null},"logprobs":null,"finish_reason":null}],"usage":null,"system_fingerprint":"fp_…"}
-        {"id":"chatcmpl-…","object":"chat.completion.chunk","created":0,"model":"parrot","choices":[{"index":0,"delta":{"content":"u"},"logprobs":null,"finish_reason":null}],"usage":null,"system_fingerprint":"fp_…"}
-        {"id":"chatcmpl-…","object":"chat.completion.chunk","created":0,"model":"parrot","choices":[{"index":0,"delta":{},"logprobs":null,"finish_reason":"length"}],"usage":null,"system_fingerprint":"fp_…"}
-        {"id":"chatcmpl-…","object":"chat.completion.chunk","created":0,"model":"parrot","choices":[],"usage":{"prompt_tokens":21,"completion_tokens":1,"total_tokens":22,"prompt_tokens_details":{"cached_tokens":0}},"system_fingerprint":"fp_…"}
+        {"id":"chatcmpl-…","object":"chat.completion.chunk","created":0,"model":"test-model","choices":[{"index":0,"delta":{"role":"assistant","content":"","refusal":null},"logprobs":null,"finish_reason":null}],"usage":null,"system_fingerprint":"fp_…"}
+        {"id":"chatcmpl-…","object":"chat.completion.chunk","created":0,"model":"test-model","choices":[{"index":0,"delta":{"content":"u"},"logprobs":null,"finish_reason":null}],"usage":null,"system_fingerprint":"fp_…"}
+        {"id":"chatcmpl-…","object":"chat.completion.chunk","created":0,"model":"test-model","choices":[{"index":0,"delta":{},"logprobs":null,"finish_reason":"length"}],"usage":null,"system_fingerprint":"fp_…"}
+        {"id":"chatcmpl-…","object":"chat.completion.chunk","created":0,"model":"test-model","choices":[],"usage":{"prompt_tokens":21,"completion_tokens":1,"total_tokens":22,"prompt_tokens_details":{"cached_tokens":0}},"system_fingerprint":"fp_…"}
         [DONE]
     "#]].assert_eq(&server.post(PATH, chat(parameters)).await.shown());
 }
 
 #[tokio::test]
 async fn log_probabilities_are_returned_with_their_text_streamed_or_not() {
-    let server = Server::parrot(TEXT);
+    let server = Server::repeating(TEXT);
     let parameters = json!({"max_tokens": 1, "logprobs": true, "top_logprobs": 2});
     let whole = server.post(PATH, chat(parameters)).await.json();
     let parameters = json!({"max_tokens": 1, "logprobs": true, "top_logprobs": 2, "stream": true});
@@ -116,7 +116,7 @@ async fn a_stream_that_is_read_late_has_all_log_probabilities() {
 
 #[tokio::test]
 async fn streamed_text_joined_is_the_whole_text() {
-    let server = Server::parrot("Grüße, 世界! 🦊 — ");
+    let server = Server::repeating("Grüße, 世界! 🦊 — ");
     for max_tokens in [1, 2, 3, 17, 60] {
         let whole = server.post(PATH, chat(json!({"max_tokens": max_tokens}))).await;
         let streamed = server.post(PATH, chat(json!({"max_tokens": max_tokens, "stream": true}))).await;
@@ -127,7 +127,7 @@ async fn streamed_text_joined_is_the_whole_text() {
 
 #[tokio::test]
 async fn a_stop_string_ends_a_choice_before_its_text_and_counts_the_tokens_up_to_it() {
-    let server = Server::parrot(TEXT);
+    let server = Server::repeating(TEXT);
     let plain = server.post(PATH, chat(json!({"max_tokens": 60}))).await.text();
     let (before, _) = plain.split_once("jumps").unwrap();
     for stream in [false, true] {
@@ -146,7 +146,7 @@ async fn a_stop_string_ends_a_choice_before_its_text_and_counts_the_tokens_up_to
 
 #[tokio::test]
 async fn log_probabilities_end_with_the_text() {
-    let server = Server::parrot(TEXT);
+    let server = Server::repeating(TEXT);
     let parameters = json!({"max_tokens": 60, "stop": "jumps", "logprobs": true});
     let answer = server.post(PATH, chat(parameters)).await;
     let tokens = answer.json()["choices"][0]["logprobs"]["content"].as_array().unwrap().clone();
@@ -157,7 +157,7 @@ async fn log_probabilities_end_with_the_text() {
 #[tokio::test]
 async fn the_end_token_ends_a_choice_unless_it_is_ignored() {
     let script = "hello".bytes().map(u32::from).chain([IM_END]);
-    let server = Setup::new(Parrot::new(script)).start();
+    let server = Setup::new(RepeatingRunner::new(script)).start();
     let answer = server.post(PATH, chat(json!({"max_tokens": 20}))).await;
     assert_eq!(answer.json()["choices"][0]["finish_reason"], "stop");
     assert!("hello".ends_with(&answer.text()), "{}", answer.text());
@@ -175,7 +175,7 @@ async fn the_end_token_ends_a_choice_unless_it_is_ignored() {
 
 #[tokio::test]
 async fn stop_tokens_end_a_choice_and_have_no_text() {
-    let server = Server::parrot(TEXT);
+    let server = Server::repeating(TEXT);
     let answer =
         server.post(PATH, chat(json!({"max_tokens": 60, "stop_token_ids": [u32::from(b'z')]}))).await;
     assert!(answer.text().ends_with("the la"), "{}", answer.text());
@@ -184,7 +184,7 @@ async fn stop_tokens_end_a_choice_and_have_no_text() {
 
 #[tokio::test]
 async fn the_chunks_of_several_choices_have_their_numbers_and_each_choice_ends() {
-    let server = Server::parrot(TEXT);
+    let server = Server::repeating(TEXT);
     let whole = server.post(PATH, chat(json!({"n": 3}))).await.json();
     let choices = whole["choices"].as_array().unwrap();
     let indexes: Vec<_> = choices.iter().map(|choice| choice["index"].as_u64().unwrap()).collect();
@@ -244,7 +244,7 @@ async fn a_choice_that_a_stop_string_ended_is_not_computed_further() {
         });
         chat(merged(parameters, more))
     };
-    let whole = Server::parrot("x").post(PATH, sampled(json!({"stream": false}))).await.json();
+    let whole = Server::repeating("x").post(PATH, sampled(json!({"stream": false}))).await.json();
     let [one, other] = [0, 1].map(|choice| whole["choices"][choice]["message"]["content"].as_str().unwrap());
     let stop = &one[4..7];
     assert!(!other.contains(stop), "{stop} in {other}");
@@ -271,7 +271,7 @@ async fn a_choice_that_a_stop_string_ended_is_not_computed_further() {
 
 #[tokio::test]
 async fn a_bias_and_a_penalty_reach_the_sampler() {
-    let server = Server::parrot("a");
+    let server = Server::repeating("a");
     let parameters = json!({"logit_bias": {"98": 100, "97": -100.0}});
     assert_eq!(server.post(PATH, chat(parameters)).await.text(), "bbbbbbbb");
     let parameters = json!({"presence_penalty": 2, "frequency_penalty": 2});
@@ -280,7 +280,7 @@ async fn a_bias_and_a_penalty_reach_the_sampler() {
 
 #[tokio::test]
 async fn cached_prompt_tokens_are_reported() {
-    let server = Server::parrot(TEXT);
+    let server = Server::repeating(TEXT);
     let messages = json!([{"role": "user", "content": "x".repeat(100)}]);
     let cached = async || {
         let answer = server.post(PATH, chat(json!({"messages": messages}))).await.json();
@@ -292,7 +292,7 @@ async fn cached_prompt_tokens_are_reported() {
 
 #[tokio::test]
 async fn without_a_limit_an_answer_fills_the_context() {
-    let server = Server::parrot(TEXT);
+    let server = Server::repeating(TEXT);
     let answer = server.post(PATH, chat(json!({"max_tokens": null}))).await.json();
     assert_eq!(answer["usage"]["total_tokens"], 512);
     assert_eq!(answer["choices"][0]["finish_reason"], "length");
@@ -300,7 +300,7 @@ async fn without_a_limit_an_answer_fills_the_context() {
 
 #[tokio::test]
 async fn a_refusal_of_the_assistant_is_part_of_the_prompt() {
-    let server = Server::parrot("x");
+    let server = Server::repeating("x");
     let tokens = async |said: Value| {
         let messages = json!([{"role": "user", "content": "Hi"}, said, {"role": "user", "content": "Hm"}]);
         let answer = server.post(PATH, chat(json!({"messages": messages}))).await;
@@ -319,13 +319,13 @@ async fn a_refusal_of_the_assistant_is_part_of_the_prompt() {
 
 #[tokio::test]
 async fn the_last_message_is_continued_if_requested() {
-    let server = Server::parrot("x");
+    let server = Server::repeating("x");
     let messages =
         json!([{"role": "user", "content": "Tell"}, {"role": "assistant", "content": "Once upon "}]);
     let said = json!({"messages": messages, "continue_final_message": true, "return_token_ids": true});
     let answer = server.post(PATH, chat(said)).await.json();
     assert_eq!(answer["choices"][0]["message"]["content"], "xxxxxxxx");
-    let tokens = json!({"model": "parrot", "tokens": answer["prompt_token_ids"]});
+    let tokens = json!({"model": "test-model", "tokens": answer["prompt_token_ids"]});
     let prompt = server.post("/detokenize", tokens.to_string()).await.json()["prompt"].clone();
     assert!(prompt.as_str().unwrap().ends_with("assistant\nOnce upon "), "{prompt}");
     for parameters in [
@@ -339,7 +339,7 @@ async fn the_last_message_is_continued_if_requested() {
 
 #[tokio::test]
 async fn messages_may_have_parts_tools_and_roles_of_all_kinds() {
-    let server = Server::parrot(TEXT);
+    let server = Server::repeating(TEXT);
     let tokens = async |messages: serde_json::Value| {
         let answer = server.post(PATH, chat(json!({"messages": messages}))).await;
         assert_eq!(answer.status, 200, "{}", answer.body);

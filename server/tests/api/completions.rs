@@ -4,21 +4,21 @@ use expect_test::expect;
 use serde_json::json;
 use server_engine::TokenId;
 
-use crate::harness::{IM_END, Parrot, Server, Setup, completion};
+use crate::harness::{IM_END, RepeatingRunner, Server, Setup, completion};
 
 const PATH: &str = "/v3/completions";
 const TEXT: &str = "the quick brown fox jumps over the lazy dog ";
 
 #[tokio::test]
 async fn a_whole_answer() {
-    let server = Server::parrot(TEXT);
+    let server = Server::repeating(TEXT);
     expect![[r#"
         200
         {
           "id": "cmpl-…",
           "object": "text_completion",
           "created": 0,
-          "model": "parrot",
+          "model": "test-model",
           "choices": [
             {
               "index": 0,
@@ -43,20 +43,20 @@ async fn a_whole_answer() {
 
 #[tokio::test]
 async fn a_streamed_answer() {
-    let server = Server::parrot(TEXT);
+    let server = Server::repeating(TEXT);
     let parameters = json!({"stream": true, "max_tokens": 1, "stream_options": {"include_usage": true}});
     expect![[r#"
         200
-        {"id":"cmpl-…","object":"text_completion","created":0,"model":"parrot","choices":[{"index":0,"text":"e","logprobs":null,"finish_reason":null}],"usage":null,"system_fingerprint":"fp_…"}
-        {"id":"cmpl-…","object":"text_completion","created":0,"model":"parrot","choices":[{"index":0,"text":"","logprobs":null,"finish_reason":"length"}],"usage":null,"system_fingerprint":"fp_…"}
-        {"id":"cmpl-…","object":"text_completion","created":0,"model":"parrot","choices":[],"usage":{"prompt_tokens":2,"completion_tokens":1,"total_tokens":3,"prompt_tokens_details":{"cached_tokens":0}},"system_fingerprint":"fp_…"}
+        {"id":"cmpl-…","object":"text_completion","created":0,"model":"test-model","choices":[{"index":0,"text":"e","logprobs":null,"finish_reason":null}],"usage":null,"system_fingerprint":"fp_…"}
+        {"id":"cmpl-…","object":"text_completion","created":0,"model":"test-model","choices":[{"index":0,"text":"","logprobs":null,"finish_reason":"length"}],"usage":null,"system_fingerprint":"fp_…"}
+        {"id":"cmpl-…","object":"text_completion","created":0,"model":"test-model","choices":[],"usage":{"prompt_tokens":2,"completion_tokens":1,"total_tokens":3,"prompt_tokens_details":{"cached_tokens":0}},"system_fingerprint":"fp_…"}
         [DONE]
     "#]].assert_eq(&server.post(PATH, completion(parameters)).await.shown());
 }
 
 #[tokio::test]
 async fn streamed_choices_joined_are_the_whole_ones() {
-    let server = Server::parrot(TEXT);
+    let server = Server::repeating(TEXT);
     let whole = server.post(PATH, completion(json!({"n": 2}))).await.json();
     let parameters = json!({"n": 2, "stream": true, "stream_options": {"include_usage": true}});
     let answer = server.post(PATH, completion(parameters)).await;
@@ -80,14 +80,14 @@ async fn streamed_choices_joined_are_the_whole_ones() {
 
 #[tokio::test]
 async fn a_completion_has_sixteen_tokens_by_default() {
-    let server = Server::parrot(TEXT);
+    let server = Server::repeating(TEXT);
     let answer = server.post(PATH, completion(json!({"max_tokens": null}))).await.json();
     assert_eq!(answer["usage"]["completion_tokens"], 16);
 }
 
 #[tokio::test]
 async fn log_probabilities_are_parallel_lists() {
-    let server = Server::parrot("aé");
+    let server = Server::repeating("aé");
     let answer = server.post(PATH, completion(json!({"logprobs": 1, "max_tokens": 3}))).await.json();
     expect![[r#"
         {
@@ -128,7 +128,7 @@ async fn log_probabilities_are_parallel_lists() {
 
 #[tokio::test]
 async fn a_prompt_in_each_of_its_four_forms() {
-    let server = Server::parrot(TEXT);
+    let server = Server::repeating(TEXT);
     let texts = async |prompt: serde_json::Value, n: u32| -> Vec<String> {
         let answer = server.post(PATH, completion(json!({"prompt": prompt, "n": n}))).await;
         assert_eq!(answer.status, 200, "{}", answer.body);
@@ -150,7 +150,7 @@ async fn a_prompt_in_each_of_its_four_forms() {
 
 #[tokio::test]
 async fn equal_prompts_have_independent_answers_unless_there_is_a_seed() {
-    let server = Server::parrot(TEXT);
+    let server = Server::repeating(TEXT);
     let texts = async |seed: Option<u32>| {
         let sampled = json!({
             "prompt": ["ab", "ab"], "temperature": 1.5, "max_tokens": 30, "ignore_eos": true, "seed": seed,
@@ -166,7 +166,7 @@ async fn equal_prompts_have_independent_answers_unless_there_is_a_seed() {
 
 #[tokio::test]
 async fn choices_repeat_only_a_limited_amount_about_the_prompt() {
-    let runner = Parrot::new(TEXT.bytes().map(TokenId::from));
+    let runner = RepeatingRunner::new(TEXT.bytes().map(TokenId::from));
     let server = Setup { max_model_len: 1024, ..Setup::new(runner) }.start();
     let message = async |n: u32| {
         let scored = json!({"prompt": "a".repeat(1000), "n": n, "prompt_logprobs": 20, "max_tokens": 1});
@@ -178,7 +178,7 @@ async fn choices_repeat_only_a_limited_amount_about_the_prompt() {
 
 #[tokio::test]
 async fn an_echo_comes_before_the_text_streamed_or_not() {
-    let server = Server::parrot(TEXT);
+    let server = Server::repeating(TEXT);
     let plain = server.post(PATH, completion(json!({}))).await.json();
     let plain = plain["choices"][0]["text"].as_str().unwrap();
     let whole = server.post(PATH, completion(json!({"echo": true}))).await.json();
@@ -192,7 +192,7 @@ async fn an_echo_comes_before_the_text_streamed_or_not() {
 
 #[tokio::test]
 async fn an_echo_without_generated_tokens_has_the_finish_reason_length() {
-    let server = Setup::new(Parrot::new([IM_END])).start();
+    let server = Setup::new(RepeatingRunner::new([IM_END])).start();
     let answer = server.post(PATH, completion(json!({"echo": true, "max_tokens": 0}))).await.json();
     let choice = &answer["choices"][0];
     assert_eq!((&choice["text"], &choice["finish_reason"]), (&json!("Hi"), &json!("length")));

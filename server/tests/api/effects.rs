@@ -5,7 +5,7 @@ use server::Model;
 use server_engine::sim::{SimFault, SimFaultKind};
 use server_text::ModelText;
 
-use crate::harness::{Answer, Parrot, Server, Setup, VOCABULARY, chat, completion, faulty, merged};
+use crate::harness::{Answer, RepeatingRunner, Server, Setup, VOCABULARY, chat, completion, faulty, merged};
 
 const PATH: &str = "/v3/completions";
 
@@ -30,7 +30,7 @@ fn gibberish() -> Server {
 
 #[tokio::test]
 async fn bad_words_are_excluded_and_their_parts_are_not() {
-    let server = Server::parrot(TEXT);
+    let server = Server::repeating(TEXT);
     assert_eq!(text(&server, json!({})).await, "cdefghab");
     // The most probable of the remaining tokens is generated instead. They are equally probable, so it is the first
     // one.
@@ -41,7 +41,7 @@ async fn bad_words_are_excluded_and_their_parts_are_not() {
 
 #[tokio::test]
 async fn only_allowed_tokens_are_generated() {
-    let server = Server::parrot(TEXT);
+    let server = Server::repeating(TEXT);
     assert_eq!(text(&server, json!({"allowed_token_ids": [122, 101, 100]})).await, "ddeddddd");
 }
 
@@ -61,7 +61,7 @@ async fn top_k_is_forty_by_default() {
 
 #[tokio::test]
 async fn truncation_retains_the_end_of_the_prompt() {
-    let server = Server::parrot(TEXT);
+    let server = Server::repeating(TEXT);
     let whole = answer(&server, json!({"prompt": "xyzHi", "truncate_prompt_tokens": 2, "echo": true})).await;
     assert_eq!(whole["usage"]["prompt_tokens"], 2);
     assert_eq!(whole["choices"][0]["text"], "Hicdefghab");
@@ -76,7 +76,7 @@ async fn truncation_retains_the_end_of_the_prompt() {
 
 #[tokio::test]
 async fn token_ids_are_returned_with_and_without_text() {
-    let server = Server::parrot(TEXT);
+    let server = Server::repeating(TEXT);
     let plain = answer(&server, json!({"return_token_ids": true})).await["choices"][0].clone();
     assert_eq!(plain["token_ids"], json!([99, 100, 101, 102, 103, 104, 97, 98]));
     assert_eq!((&plain["prompt_token_ids"], &plain["logprobs"]), (&json!([72, 105]), &Value::Null));
@@ -98,7 +98,7 @@ async fn token_ids_are_returned_with_and_without_text() {
 /// This is vLLM's format: a chat completion has the tokens once, or in the first chunk of each choice.
 #[tokio::test]
 async fn every_choice_has_the_token_ids_of_the_prompt() {
-    let server = Server::parrot(TEXT);
+    let server = Server::repeating(TEXT);
     let two = answer(&server, json!({"return_token_ids": true, "n": 2, "prompt": ["Hi", "Ho"]})).await;
     let ids: Vec<&Value> =
         two["choices"].as_array().unwrap().iter().map(|choice| &choice["prompt_token_ids"]).collect();
@@ -130,7 +130,7 @@ fn streamed_token_ids(streamed: &Answer) -> Value {
 
 #[tokio::test]
 async fn token_ids_include_stop_tokens_and_those_of_stop_strings() {
-    let server = Server::parrot(TEXT);
+    let server = Server::repeating(TEXT);
     let ids = json!([99, 100, 101, 102]);
     for (stop, text) in [(json!({"stop_token_ids": [102]}), "cde"), (json!({"stop": "ef"}), "cd")] {
         let mut parameters = stop;
@@ -156,7 +156,7 @@ async fn token_ids_include_stop_tokens_and_those_of_stop_strings() {
 
 #[tokio::test]
 async fn log_probabilities_name_tokens_by_id_if_requested() {
-    let server = Server::parrot(TEXT);
+    let server = Server::repeating(TEXT);
     let by_number = json!({"logprobs": 1, "return_tokens_as_token_ids": true, "max_tokens": 1});
     let logprobs = answer(&server, by_number).await["choices"][0]["logprobs"].clone();
     assert_eq!(logprobs["tokens"], json!(["token_id:99"]));
@@ -275,7 +275,7 @@ async fn an_echo_with_log_probabilities_is_the_same_streamed() {
 
 #[tokio::test]
 async fn a_prompt_is_scored_on_both_endpoints() {
-    let server = Server::parrot(TEXT);
+    let server = Server::repeating(TEXT);
     // At position 1, the model predicts `b`, but the prompt has `i`.
     let scored = answer(&server, json!({"prompt": "Hi", "prompt_logprobs": 1})).await;
     let scores = scored["choices"][0]["prompt_logprobs"].clone();
@@ -295,7 +295,7 @@ async fn a_prompt_is_scored_on_both_endpoints() {
 
 #[tokio::test]
 async fn cached_prompts_are_shared_only_with_the_same_salt() {
-    let server = Server::parrot(TEXT);
+    let server = Server::repeating(TEXT);
     let cached = async |salt: Value| {
         let parameters = json!({"prompt": "x".repeat(40), "cache_salt": salt});
         answer(&server, parameters).await["usage"]["prompt_tokens_details"]["cached_tokens"].clone()
@@ -309,7 +309,7 @@ async fn cached_prompts_are_shared_only_with_the_same_salt() {
 
 #[tokio::test]
 async fn every_chunk_has_the_usage_if_requested() {
-    let server = Server::parrot(TEXT);
+    let server = Server::repeating(TEXT);
     let options = json!({"include_usage": true, "continuous_usage_stats": true});
     for (path, body) in [
         (PATH, completion(json!({"stream": true, "stream_options": options}))),
@@ -326,7 +326,7 @@ async fn every_chunk_has_the_usage_if_requested() {
 
 #[tokio::test]
 async fn contradictory_parameters_are_rejected() {
-    let server = Server::parrot(TEXT);
+    let server = Server::repeating(TEXT);
     for (parameters, param) in [
         (
             json!({"num_assistant_tokens": 3, "assistant_confidence_threshold": 0.5}),
@@ -349,7 +349,7 @@ async fn contradictory_parameters_are_rejected() {
 
 #[tokio::test]
 async fn no_stop_string_ends_a_choice_before_min_tokens() {
-    let server = Server::parrot(TEXT);
+    let server = Server::repeating(TEXT);
     let with = async |parameters: Value| {
         let choice = answer(&server, parameters).await["choices"][0].clone();
         (choice["text"].as_str().unwrap().to_owned(), choice["finish_reason"].as_str().unwrap().to_owned())
@@ -398,8 +398,8 @@ async fn special_tokens_are_added_unless_disabled() {
     std::fs::write(folder.path().join("tokenizer.json"), tokenizer.to_string()).unwrap();
     std::fs::write(folder.path().join("tokenizer_config.json"), r#"{"bos_token": "<s>"}"#).unwrap();
     let text = ModelText::load(folder.path()).unwrap();
-    let model = Some(Model::new(vec!["parrot".to_owned()], text, "test"));
-    let server = Setup { model, ..Setup::new(Parrot::new([0, 1])) }.start();
+    let model = Some(Model::new(vec!["test-model".to_owned()], text, "test"));
+    let server = Setup { model, ..Setup::new(RepeatingRunner::new([0, 1])) }.start();
     let prompt = async |parameters: Value| {
         let all = json!({"prompt": "ab", "return_token_ids": true});
         answer(&server, merged(all, parameters)).await["choices"][0]["prompt_token_ids"].clone()
@@ -407,8 +407,12 @@ async fn special_tokens_are_added_unless_disabled() {
     assert_eq!(prompt(json!({})).await, json!([2, 0, 1]));
     assert_eq!(prompt(json!({"add_special_tokens": false})).await, json!([0, 1]));
     for (path, body, tokens) in [
-        ("/tokenize", json!({"model": "parrot", "text": "ab"}), json!([2, 0, 1])),
-        ("/tokenize", json!({"model": "parrot", "text": "ab", "add_special_tokens": false}), json!([0, 1])),
+        ("/tokenize", json!({"model": "test-model", "text": "ab"}), json!([2, 0, 1])),
+        (
+            "/tokenize",
+            json!({"model": "test-model", "text": "ab", "add_special_tokens": false}),
+            json!([0, 1]),
+        ),
     ] {
         assert_eq!(server.post(path, body.to_string()).await.json()["tokens"], tokens);
     }
@@ -416,7 +420,7 @@ async fn special_tokens_are_added_unless_disabled() {
 
 #[tokio::test]
 async fn errors_are_strings_with_ovms_rules() {
-    let server = Setup::new(Parrot::new([120])).start();
+    let server = Setup::new(RepeatingRunner::new([120])).start();
     let server = Server { router: server::ovms_api(server.router, server.app.clone()), ..server };
     let refused = server.post(PATH, completion(json!({"temperature": 3}))).await;
     assert_eq!(refused.status, 400);

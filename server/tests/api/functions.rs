@@ -57,7 +57,7 @@ async fn a_history_of_functions_is_the_history_of_tools() {
     let server = Setup::scripted(HERMES, &[], &["Fine."]).start();
     let call = json!({"name": "weather", "arguments": "{\"city\": \"Paris\"}"});
     let tokens = async |messages: Value| {
-        let parameters = json!({"model": "parrot", "messages": messages, "max_tokens": 9});
+        let parameters = json!({"model": "test-model", "messages": messages, "max_tokens": 9});
         let answer = server.post(PATH, parameters.to_string()).await;
         assert_eq!(answer.status, 200, "{}", answer.body);
         answer.json()["usage"]["prompt_tokens"].clone()

@@ -96,7 +96,7 @@ impl Setup {
     }
 
     pub(crate) fn start(self) -> Server {
-        let metrics = Metrics::new("parrot", "test");
+        let metrics = Metrics::new("test-model", "test");
         let config = EngineConfig {
             scheduler: SchedulerConfig {
                 max_num_batched_tokens: 64,
@@ -126,13 +126,13 @@ impl Setup {
 }
 
 fn names() -> Vec<String> {
-    vec!["parrot".to_owned(), "group/parrot".to_owned()]
+    vec!["test-model".to_owned(), "group/test-model".to_owned()]
 }
 
 impl Server {
     /// A server whose model repeats `text`: the position determines the next byte.
-    pub(crate) fn parrot(text: &str) -> Self {
-        Setup::new(Parrot::new(text.bytes().map(TokenId::from))).start()
+    pub(crate) fn repeating(text: &str) -> Self {
+        Setup::new(RepeatingRunner::new(text.bytes().map(TokenId::from))).start()
     }
 
     pub(crate) async fn send(&self, request: Request<Body>) -> Response {
@@ -257,13 +257,13 @@ fn redacted(answer: Value) -> String {
 /// Returns a chat request of one message with these parameters, with greedy sampling by default.
 pub(crate) fn chat(parameters: Value) -> String {
     let messages = json!([{"role": "user", "content": "Hi"}]);
-    let request = json!({"model": "parrot", "temperature": 0, "max_tokens": 8, "messages": messages});
+    let request = json!({"model": "test-model", "temperature": 0, "max_tokens": 8, "messages": messages});
     merged(request, parameters).to_string()
 }
 
 /// Returns a completion request with these parameters.
 pub(crate) fn completion(parameters: Value) -> String {
-    let request = json!({"model": "parrot", "temperature": 0, "max_tokens": 8, "prompt": "Hi"});
+    let request = json!({"model": "test-model", "temperature": 0, "max_tokens": 8, "prompt": "Hi"});
     merged(request, parameters).to_string()
 }
 
@@ -275,18 +275,18 @@ pub(crate) fn merged(mut base: Value, parameters: Value) -> Value {
 }
 
 /// A runner that repeats the tokens of a script: the position determines the next token.
-pub(crate) struct Parrot {
+pub(crate) struct RepeatingRunner {
     script: Vec<TokenId>,
     logits: Vec<f32>,
 }
 
-impl Parrot {
+impl RepeatingRunner {
     pub(crate) fn new(script: impl IntoIterator<Item = TokenId>) -> Self {
         Self { script: script.into_iter().collect(), logits: Vec::new() }
     }
 }
 
-impl ModelRunner for Parrot {
+impl ModelRunner for RepeatingRunner {
     fn layout(&self) -> CacheLayout {
         CacheLayout {
             block_tokens: BLOCK_TOKENS,
@@ -314,14 +314,14 @@ impl ModelRunner for Parrot {
 
 /// A runner that waits for a permit before each step, until the sender of permits is dropped.
 pub(crate) struct GatedRunner {
-    runner: Parrot,
+    runner: RepeatingRunner,
     permits: mpsc::Receiver<()>,
 }
 
 impl GatedRunner {
     pub(crate) fn new(text: &str) -> (Self, mpsc::Sender<()>) {
         let (sender, permits) = mpsc::channel();
-        (Self { runner: Parrot::new(text.bytes().map(TokenId::from)), permits }, sender)
+        (Self { runner: RepeatingRunner::new(text.bytes().map(TokenId::from)), permits }, sender)
     }
 }
 

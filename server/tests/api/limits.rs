@@ -10,13 +10,13 @@ use http_body_util::BodyExt as _;
 use serde_json::{Value, json};
 use server_engine::TokenId;
 
-use crate::harness::{Answer, GatedRunner, Parrot, Server, Setup, chat, completion, merged};
+use crate::harness::{Answer, GatedRunner, RepeatingRunner, Server, Setup, chat, completion, merged};
 
 const PATH: &str = "/v3/chat/completions";
 
 #[tokio::test]
 async fn a_body_that_is_too_large_is_413_announced_or_not() {
-    let server = Server::parrot("x");
+    let server = Server::repeating("x");
     let large = chat(json!({"pad": "x".repeat(65 * 1024)}));
     let answer = server.post(PATH, large.clone()).await;
     assert_eq!((answer.status.as_u16(), &answer.headers["connection"]), (413, &"close".parse().unwrap()));
@@ -27,7 +27,7 @@ async fn a_body_that_is_too_large_is_413_announced_or_not() {
 
 #[tokio::test]
 async fn a_body_that_is_too_large_is_discarded_up_to_a_limit() {
-    let server = Server::parrot("x");
+    let server = Server::repeating("x");
     let sent = async |count: usize, headers: &[(&str, &str)]| {
         let read = Arc::new(AtomicUsize::new(0));
         let counted = Arc::clone(&read);
@@ -49,7 +49,7 @@ async fn a_body_that_is_too_large_is_discarded_up_to_a_limit() {
 
 #[tokio::test(start_paused = true)]
 async fn a_body_that_does_not_arrive_is_408() {
-    let server = Server::parrot("x");
+    let server = Server::repeating("x");
     let never = futures_util::stream::pending::<Result<String, std::convert::Infallible>>();
     let answer = server.post(PATH, Body::from_stream(never)).await;
     assert_eq!(answer.status, 408, "{}", answer.body);
@@ -77,10 +77,11 @@ async fn requests_beyond_the_limit_are_429_with_retry_after() {
 
 #[tokio::test]
 async fn a_large_answer_counts_until_the_client_has_read_it() {
-    let server = Server::parrot("x");
+    let server = Server::repeating("x");
     let logprobs = json!({"max_tokens": 200, "logprobs": true, "top_logprobs": 20});
-    let response = json!({"model": "parrot", "input": "Hi", "max_output_tokens": 200, "top_logprobs": 20});
-    let text = json!({"model": "parrot", "text": "x".repeat(30_000)});
+    let response =
+        json!({"model": "test-model", "input": "Hi", "max_output_tokens": 200, "top_logprobs": 20});
+    let text = json!({"model": "test-model", "text": "x".repeat(30_000)});
     for (path, body) in
         [(PATH, chat(logprobs)), ("/v3/responses", response.to_string()), ("/v3/tokenize", text.to_string())]
     {
@@ -96,11 +97,11 @@ async fn a_large_answer_counts_until_the_client_has_read_it() {
 
 #[tokio::test]
 async fn unread_answers_about_tokens_share_a_budget() {
-    let mut setup = Setup::new(Parrot::new([TokenId::from(b'x')]));
+    let mut setup = Setup::new(RepeatingRunner::new([TokenId::from(b'x')]));
     setup.limits.max_body_bytes = 1 << 20;
     let server = setup.start();
     // The text of each of these tokens has 12 bytes, and the answer has the text in two fields.
-    let body = Bytes::from(json!({"model": "parrot", "tokens": vec![257; 200_000]}).to_string());
+    let body = Bytes::from(json!({"model": "test-model", "tokens": vec![257; 200_000]}).to_string());
     let detokenize = || server.open("/v3/detokenize", body.clone());
     let mut unread = Vec::new();
     let refused = loop {
@@ -144,7 +145,7 @@ async fn a_full_queue_is_429_and_a_request_that_never_fits_is_400() {
 
 #[tokio::test]
 async fn requests_beyond_the_context_length_are_rejected() {
-    let server = Server::parrot("x");
+    let server = Server::repeating("x");
     let long = json!({"messages": [{"role": "user", "content": "x".repeat(600)}]});
     for (parameters, param) in [
         (long, "messages"),
@@ -158,11 +159,11 @@ async fn requests_beyond_the_context_length_are_rejected() {
 
 #[tokio::test]
 async fn an_answer_that_could_have_too_many_log_probabilities_is_rejected() {
-    let runner = Parrot::new([TokenId::from(b'x')]);
+    let runner = RepeatingRunner::new([TokenId::from(b'x')]);
     let server = Setup { max_model_len: 1024, ..Setup::new(runner) }.start();
     let logprobs = json!({"n": 128, "max_tokens": 800, "logprobs": true, "top_logprobs": 20});
     let response = json!({
-        "model": "parrot", "input": "Hi", "n": 128, "max_output_tokens": 800, "top_logprobs": 20,
+        "model": "test-model", "input": "Hi", "n": 128, "max_output_tokens": 800, "top_logprobs": 20,
     });
     for (path, body, param) in [
         (PATH, chat(logprobs), "max_tokens"),
@@ -186,15 +187,16 @@ async fn an_answer_that_could_have_too_many_log_probabilities_is_rejected() {
 fn with_default_length(tokens_max: Option<u32>) -> Server {
     let mut text = server::built_in_text().unwrap();
     text.defaults.tokens_max = tokens_max;
-    let model = server::Model::new(vec!["parrot".to_owned()], text, "test");
-    Setup { model: Some(model), ..Setup::new(Parrot::new([TokenId::from(b'x')])) }.start()
+    let model = server::Model::new(vec!["test-model".to_owned()], text, "test");
+    Setup { model: Some(model), ..Setup::new(RepeatingRunner::new([TokenId::from(b'x')])) }.start()
 }
 
 #[tokio::test]
 async fn the_default_length_of_answers_is_limited_to_the_room_after_the_prompt() {
     let server = with_default_length(Some(600));
-    let request =
-        |prompt: Value, limit: Value| merged(merged(json!({"model": "parrot"}), prompt), limit).to_string();
+    let request = |prompt: Value, limit: Value| {
+        merged(merged(json!({"model": "test-model"}), prompt), limit).to_string()
+    };
     let messages = json!({"messages": [{"role": "user", "content": "Hi"}]});
     for (path, prompt, name) in [
         (PATH, messages, "max_tokens"),
@@ -227,8 +229,7 @@ async fn the_default_length_of_completions_does_not_displace_the_prompt() {
     for (default, room) in [(Some(600), 128), (None, 16)] {
         let server = with_default_length(default);
         let usage = async |length: usize, truncate: Value| {
-            let body =
-                json!({"model": "parrot", "prompt": vec![97; length], "truncate_prompt_tokens": truncate});
+            let body = json!({"model": "test-model", "prompt": vec![97; length], "truncate_prompt_tokens": truncate});
             let answer = server.post("/v3/completions", body.to_string()).await;
             assert_eq!(answer.status, 200, "{}", answer.body);
             let usage = &answer.json()["usage"];
@@ -288,7 +289,7 @@ async fn a_body_with_too_many_values_is_rejected_before_it_is_parsed() {
         "/tokenize",
     ] {
         let tools =
-            |count| format!("{{\"model\": \"parrot\", \"tools\": [{}{{}}]}}", "{\"\":0},".repeat(count));
+            |count| format!("{{\"model\": \"test-model\", \"tools\": [{}{{}}]}}", "{\"\":0},".repeat(count));
         // Cut off a body, so that parsing it would cause a different error.
         let cut = tools(110_000).trim_end_matches(']').to_owned();
         for body in [tools(110_000), cut] {
@@ -307,18 +308,18 @@ async fn a_body_with_too_many_values_is_rejected_before_it_is_parsed() {
 
 #[tokio::test]
 async fn a_prompt_that_certainly_does_not_fit_is_rejected_without_being_tokenized() {
-    let server = Server::parrot("x");
+    let server = Server::repeating("x");
     let digits = "7".repeat(2000);
     for (path, body, param) in [
         (PATH, chat(json!({"messages": [{"role": "user", "content": digits}]})), "messages"),
-        ("/v3/completions", json!({"model": "parrot", "prompt": digits}).to_string(), "prompt"),
-        ("/v3/responses", json!({"model": "parrot", "input": digits}).to_string(), "input"),
+        ("/v3/completions", json!({"model": "test-model", "prompt": digits}).to_string(), "prompt"),
+        ("/v3/responses", json!({"model": "test-model", "input": digits}).to_string(), "input"),
     ] {
         let error = server.post(path, body).await.json()["error"].clone();
         assert_eq!((&error["code"], &error["param"]), (&json!("context_length_exceeded"), &json!(param)));
         assert!(error["message"].as_str().unwrap().contains("at least"), "{error}");
     }
     // A truncated prompt is not rejected.
-    let cut = json!({"model": "parrot", "prompt": digits, "truncate_prompt_tokens": 10, "max_tokens": 1});
+    let cut = json!({"model": "test-model", "prompt": digits, "truncate_prompt_tokens": 10, "max_tokens": 1});
     assert_eq!(server.post("/v3/completions", cut.to_string()).await.json()["usage"]["prompt_tokens"], 10);
 }

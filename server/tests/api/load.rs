@@ -38,7 +38,7 @@ async fn serve(server: &Server) -> (ReplicaClient<Channel>, JoinSet<()>) {
 #[tokio::test]
 async fn the_load_follows_a_request_and_reports_are_in_order() {
     let (runner, permits) = GatedRunner::new("x");
-    let names = vec!["parrot".to_owned(), "group/parrot".to_owned()];
+    let names = vec!["test-model".to_owned(), "group/test-model".to_owned()];
     let adapter = NamedAdapter { name: "sql".to_owned(), path: "sql".into() };
     let model = Model::new(names, built_in_text().unwrap(), "test").with_adapters(vec![adapter]);
     let server = Setup { model: Some(model), ..Setup::new(runner) }.start();
@@ -50,7 +50,7 @@ async fn the_load_follows_a_request_and_reports_are_in_order() {
     }
     assert_ne!(first.epoch, 0);
     assert_eq!(first.state(), State::Serving);
-    assert_eq!(first.models, ["parrot", "group/parrot", "sql"]);
+    assert_eq!(first.models, ["test-model", "group/test-model", "sql"]);
     assert_eq!((first.blocks_total, first.blocks_free, first.block_tokens), (64, 64, 16));
     assert_eq!((first.sequences_max, first.requests_max), (32, 64));
 
@@ -80,7 +80,7 @@ async fn the_load_follows_a_request_and_reports_are_in_order() {
 
 #[tokio::test]
 async fn two_routers_get_the_same_reports() {
-    let server = Server::parrot("x");
+    let server = Server::repeating("x");
     let (client, _tasks) = serve(&server).await;
     let mut loads = Vec::new();
     for mut client in [client.clone(), client] {
@@ -95,7 +95,7 @@ async fn two_routers_get_the_same_reports() {
 
 /// Returns a server whose engine has started, its reports after the first one, and the task that publishes them.
 async fn published() -> (Server, watch::Receiver<Load>, JoinSet<()>) {
-    let server = Server::parrot("x");
+    let server = Server::repeating("x");
     server
         .engine
         .handle()

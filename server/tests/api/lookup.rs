@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 
 use server_engine::TokenId;
 
-use crate::harness::{Parrot, Server, Setup, chat, completion, merged};
+use crate::harness::{RepeatingRunner, Server, Setup, chat, completion, merged};
 
 const PATH: &str = "/v3/completions";
 
@@ -16,7 +16,7 @@ fn details(answer: &Value) -> (u64, u64) {
 
 #[tokio::test]
 async fn prompt_lookup_changes_only_the_usage() {
-    let server = Server::parrot("abcdefgh");
+    let server = Server::repeating("abcdefgh");
     for more in [json!({"n": 3}), json!({"temperature": 0.7, "seed": 5, "logprobs": 2}), json!({"stop": "b"})]
     {
         let body_with =
@@ -34,7 +34,7 @@ async fn prompt_lookup_changes_only_the_usage() {
 
 #[tokio::test]
 async fn a_prediction_provides_draft_tokens() {
-    let server = Server::parrot("abcdefgh");
+    let server = Server::repeating("abcdefgh");
     // The prompt contains no part of the answer, and the answer ends before it repeats itself, so prompt lookup
     // proposes nothing.
     let body_with =
@@ -55,7 +55,7 @@ async fn a_prediction_provides_draft_tokens() {
 
 #[tokio::test]
 async fn a_choice_that_ends_with_a_stop_string_reports_its_draft_tokens() {
-    let server = Server::parrot("abcdefghijklmnopqrstuvwxyz");
+    let server = Server::repeating("abcdefghijklmnopqrstuvwxyz");
     let path = "/v3/chat/completions";
     let text = server.post(path, chat(json!({"max_tokens": 20}))).await.text();
     let prediction = json!({"type": "content", "content": text});
@@ -72,7 +72,7 @@ async fn a_choice_that_ends_with_a_stop_string_reports_its_draft_tokens() {
 
 #[tokio::test]
 async fn streams_report_draft_tokens_at_their_end_and_metrics_count_them() {
-    let server = Server::parrot("abcdefgh");
+    let server = Server::repeating("abcdefgh");
     let body = completion(json!({
         "max_tokens": 60, "max_ngram_size": 3, "num_assistant_tokens": 7,
         "stream": true, "stream_options": {"include_usage": true},
@@ -92,13 +92,13 @@ async fn streams_report_draft_tokens_at_their_end_and_metrics_count_them() {
 
 /// A server with a model that repeats `text`, and a draft model that repeats `draft`.
 fn drafted(text: &str, draft: &str) -> Server {
-    let parrot = |text: &str| Parrot::new(text.bytes().map(TokenId::from));
-    Setup { draft: Some(Box::new(parrot(draft))), ..Setup::new(parrot(text)) }.start()
+    let runner = |text: &str| RepeatingRunner::new(text.bytes().map(TokenId::from));
+    Setup { draft: Some(Box::new(runner(draft))), ..Setup::new(runner(text)) }.start()
 }
 
 #[tokio::test]
 async fn a_draft_model_serves_all_requests_and_changes_only_the_usage() {
-    let plain = Server::parrot("abcdefgh");
+    let plain = Server::repeating("abcdefgh");
     let (right, wrong) = (drafted("abcdefgh", "abcdefgh"), drafted("abcdefgh", "abcdXfgh"));
     for more in [json!({}), json!({"n": 3}), json!({"temperature": 0.7, "seed": 5, "logprobs": 2})] {
         let body = || completion(merged(json!({"max_tokens": 60}), more.clone()));

@@ -11,7 +11,7 @@ fn value(metrics: &str, name: &str) -> f64 {
 
 #[tokio::test]
 async fn requests_tokens_and_times_are_counted() {
-    let server = Server::parrot("x");
+    let server = Server::repeating("x");
     for _ in 0..2 {
         let messages = json!([{"role": "user", "content": "z".repeat(40)}]);
         server.post("/v3/chat/completions", chat(json!({"messages": messages}))).await;

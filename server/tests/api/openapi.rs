@@ -10,7 +10,7 @@ use crate::tools::HERMES;
 
 #[tokio::test]
 async fn the_document_describes_exactly_the_paths_that_exist() {
-    let server = Server::parrot("x");
+    let server = Server::repeating("x");
     let router = server::router_with(server.app.clone(), server::SleepApi::Enabled);
     let server = Server { router, ..server };
     let document = server.get("/openapi.json").await.json();
@@ -18,7 +18,7 @@ async fn the_document_describes_exactly_the_paths_that_exist() {
     let paths = document["paths"].as_object().unwrap();
     for (path, operations) in paths {
         for method in operations.as_object().unwrap().keys() {
-            let path = path.replace("{id}", "parrot").replace("{item}", "msg_1");
+            let path = path.replace("{id}", "test-model").replace("{item}", "msg_1");
             let request = Request::builder().method(method.to_uppercase().as_str()).uri(&path);
             let answer = Answer::read(server.send(request.body(Body::from("{}")).unwrap()).await).await;
             let code =
@@ -50,18 +50,21 @@ async fn the_document_describes_exactly_the_paths_that_exist() {
 
 #[tokio::test]
 async fn answers_match_their_schemas() {
-    let server = Server::parrot("abcdefgh ");
+    let server = Server::repeating("abcdefgh ");
     let document = server.get("/openapi.json").await.json();
     let all = json!({"n": 2, "return_token_ids": true, "prompt_logprobs": 2, "seed": 1});
     let mut requests = vec![
         (
             "/v3/tokenize",
-            json!({"model": "parrot", "text": ["a", "b"], "return_token_strs": true}).to_string(),
+            json!({"model": "test-model", "text": ["a", "b"], "return_token_strs": true}).to_string(),
         ),
-        ("/v3/tokenize", json!({"model": "parrot", "prompt": "a"}).to_string()),
-        ("/tokenize", json!({"model": "parrot", "messages": [{"role": "user", "content": "x"}]}).to_string()),
-        ("/detokenize", json!({"model": "parrot", "tokens": [97]}).to_string()),
-        ("/v3/detokenize", json!({"model": "parrot", "tokens": [9999]}).to_string()),
+        ("/v3/tokenize", json!({"model": "test-model", "prompt": "a"}).to_string()),
+        (
+            "/tokenize",
+            json!({"model": "test-model", "messages": [{"role": "user", "content": "x"}]}).to_string(),
+        ),
+        ("/detokenize", json!({"model": "test-model", "tokens": [97]}).to_string()),
+        ("/v3/detokenize", json!({"model": "test-model", "tokens": [9999]}).to_string()),
         ("/v3/completions", "{".to_owned()),
         ("/v3/completions", completion(json!({"model": "other"}))),
     ];
@@ -101,8 +104,8 @@ async fn answers_match_their_schemas() {
             }
         }
     }
-    for path in ["/v3/models", "/v3/models/parrot"] {
-        let described = path.replace("parrot", "{id}");
+    for path in ["/v3/models", "/v3/models/test-model"] {
+        let described = path.replace("test-model", "{id}");
         let schema = &document["paths"][&described]["get"]["responses"]["200"]["content"]["application/json"]
             ["schema"];
         fits(&document, schema, &server.get(path).await.json()).unwrap();
@@ -111,14 +114,14 @@ async fn answers_match_their_schemas() {
 
 #[tokio::test]
 async fn exactly_the_required_parameters_are_required() {
-    let server = Server::parrot("abc");
+    let server = Server::repeating("abc");
     let document = server.get("/openapi.json").await.json();
     for (path, whole) in [
         ("/v3/chat/completions", chat(json!({}))),
         ("/v3/completions", completion(json!({}))),
-        ("/v3/responses", json!({"model": "parrot", "input": "Hi", "max_output_tokens": 2}).to_string()),
-        ("/tokenize", json!({"model": "parrot", "text": "a"}).to_string()),
-        ("/detokenize", json!({"model": "parrot", "tokens": [97]}).to_string()),
+        ("/v3/responses", json!({"model": "test-model", "input": "Hi", "max_output_tokens": 2}).to_string()),
+        ("/tokenize", json!({"model": "test-model", "text": "a"}).to_string()),
+        ("/detokenize", json!({"model": "test-model", "tokens": [97]}).to_string()),
         ("/v3/conversations", json!({"metadata": {}}).to_string()),
     ] {
         let operation = &document["paths"][path]["post"];
@@ -178,7 +181,7 @@ async fn described_elements_are_accepted() {
         } else {
             (
                 "/v3/responses",
-                json!({"model": "parrot", "input": "Hi", "max_output_tokens": 2, "tools": [tool]})
+                json!({"model": "test-model", "input": "Hi", "max_output_tokens": 2, "tools": [tool]})
                     .to_string(),
             )
         };
@@ -197,7 +200,7 @@ async fn described_elements_are_accepted() {
     for item in &items {
         fits(&document, &schema("InputItem"), item).unwrap();
     }
-    let body = json!({"model": "parrot", "input": items, "max_output_tokens": 2}).to_string();
+    let body = json!({"model": "test-model", "input": items, "max_output_tokens": 2}).to_string();
     let answer = server.post("/v3/responses", body).await;
     assert_eq!(answer.status, 200, "{}", answer.body);
     let messages = [
@@ -231,7 +234,7 @@ async fn described_images_are_accepted() {
         fits(&document, &schema("Usage"), &answer.json()["usage"]).unwrap();
         let image = message(json!({"type": "input_image", "image_url": IMAGE, "detail": detail}));
         fits(&document, &schema("InputItem"), &image).unwrap();
-        let body = json!({"model": "parrot", "input": [image], "max_output_tokens": 2}).to_string();
+        let body = json!({"model": "test-model", "input": [image], "max_output_tokens": 2}).to_string();
         let answer = server.post("/v3/responses", body).await;
         assert_eq!(answer.status, 200, "{}", answer.body);
     }

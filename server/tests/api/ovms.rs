@@ -3,19 +3,19 @@
 use serde_json::{Value, json};
 use server::{ApiRules, Model, built_in_text};
 
-use crate::harness::{Parrot, Server, Setup, chat, completion, merged};
+use crate::harness::{RepeatingRunner, Server, Setup, chat, completion, merged};
 
 const TEXT: &str = "the quick brown fox ";
 
-fn parrot() -> Parrot {
-    Parrot::new(TEXT.bytes().map(u32::from))
+fn runner() -> RepeatingRunner {
+    RepeatingRunner::new(TEXT.bytes().map(u32::from))
 }
 
 /// A server with these API rules.
 fn server(rules: ApiRules) -> Server {
-    let names = vec!["parrot".to_owned(), "group/parrot".to_owned()];
+    let names = vec!["test-model".to_owned(), "group/test-model".to_owned()];
     let model = Model::new(names, built_in_text().unwrap(), "test").with_api_rules(rules);
-    let server = Setup { model: Some(model), ..Setup::new(parrot()) }.start();
+    let server = Setup { model: Some(model), ..Setup::new(runner()) }.start();
     match rules {
         ApiRules::OpenAi => server,
         ApiRules::Ovms => Server { router: server::ovms_api(server.router, server.app.clone()), ..server },
@@ -79,9 +79,13 @@ async fn a_message_without_content_is_empty_with_ovms_rules() {
 #[tokio::test]
 async fn alternative_spellings_of_paths_work_with_ovms_rules() {
     let (strict, lenient) = (server(ApiRules::OpenAi), server(ApiRules::Ovms));
-    for path in
-        ["/v3/v1/models", "/v3/models/", "/v1/models/", "/v3/v1/models/parrot", "/v3/v1/models/group/parrot/"]
-    {
+    for path in [
+        "/v3/v1/models",
+        "/v3/models/",
+        "/v1/models/",
+        "/v3/v1/models/test-model",
+        "/v3/v1/models/group/test-model/",
+    ] {
         assert_eq!(strict.get(path).await.status, 404, "{path}");
         let answer = lenient.get(path).await;
         assert_eq!(answer.status, 200, "{path}: {}", answer.body);
@@ -99,20 +103,21 @@ async fn alternative_spellings_of_paths_work_with_ovms_rules() {
 #[tokio::test]
 async fn the_state_of_models_is_reported_with_ovms_rules() {
     let server = server(ApiRules::Ovms);
-    for name in ["parrot", "group/parrot", "group%2Fparrot"] {
+    for name in ["test-model", "group/test-model", "group%2Ftest-model"] {
         for path in [format!("/v2/models/{name}/ready"), format!("/v2/models/{name}/versions/1/ready")] {
             assert_eq!(server.get(&path).await.status, 200, "{path}");
         }
     }
-    for path in ["/v2/models/other/ready", "/v2/models/parrot", "/v2/models/parrot/versions/x/ready"] {
+    for path in ["/v2/models/other/ready", "/v2/models/test-model", "/v2/models/test-model/versions/x/ready"]
+    {
         let answer = server.get(path).await;
         assert_eq!(answer.status, 404, "{path}");
         assert!(answer.json()["error"].is_string(), "{path}: {}", answer.body);
     }
-    assert_eq!(server.post("/v2/models/parrot/ready", "").await.status, 405);
+    assert_eq!(server.post("/v2/models/test-model/ready", "").await.status, 405);
     let available = json!({"model_version_status": [
         {"version": "1", "state": "AVAILABLE", "status": {"error_code": "OK", "error_message": "OK"}},
     ]});
-    let expected = json!({"parrot": available, "group/parrot": available});
+    let expected = json!({"test-model": available, "group/test-model": available});
     assert_eq!(server.get("/v1/config").await.json(), expected);
 }

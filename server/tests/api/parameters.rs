@@ -24,12 +24,12 @@ pub(crate) const ENDPOINTS: [(&str, &str, Body); 5] = [
 ];
 
 fn response(parameters: Value) -> String {
-    let request = json!({"model": "parrot", "input": "Hi", "max_output_tokens": 8, "temperature": 0});
+    let request = json!({"model": "test-model", "input": "Hi", "max_output_tokens": 8, "temperature": 0});
     merged(request, parameters).to_string()
 }
 
 fn tokenize(parameters: Value) -> String {
-    let mut request = json!({"model": "parrot"});
+    let mut request = json!({"model": "test-model"});
     let given = |name: &str| !parameters[name].is_null();
     if !given("prompt") && !given("messages") {
         request["text"] = json!("Hi");
@@ -38,14 +38,14 @@ fn tokenize(parameters: Value) -> String {
 }
 
 fn detokenize(parameters: Value) -> String {
-    merged(json!({"model": "parrot", "tokens": [72, 105]}), parameters).to_string()
+    merged(json!({"model": "test-model", "tokens": [72, 105]}), parameters).to_string()
 }
 
 /// Returns a valid value of the parameter, with the other parameters that it requires.
 fn example(schema: &str, name: &str) -> Value {
     let function = json!({"type": "function", "function": {"name": "f"}});
     match name {
-        "model" => json!({"model": "group/parrot"}),
+        "model" => json!({"model": "group/test-model"}),
         "messages" => json!({"messages": [{"role": "user", "content": "Hi"}]}),
         "prompt" => json!({"prompt": "Hello"}),
         "tokens" => json!({"tokens": [72, 258]}),
@@ -160,7 +160,7 @@ async fn refused(server: &Server, path: &str, body: &str, name: &str) -> Value {
 
 #[tokio::test]
 async fn each_parameter_accepts_its_valid_values() {
-    let server = Server::parrot("abcdefgh ");
+    let server = Server::repeating("abcdefgh ");
     for (path, schema, body) in ENDPOINTS {
         for (name, property) in parameters(&server, schema).await {
             if words(&property, "x-ovfleet") == "refused" || NEED_MORE.contains(&name.as_str()) {
@@ -189,7 +189,7 @@ async fn property_is_required(server: &Server, schema: &str, name: &str) -> bool
 
 #[tokio::test]
 async fn unsupported_parameters_are_rejected_with_a_reason() {
-    let server = Server::parrot("x");
+    let server = Server::repeating("x");
     for (path, schema, body) in ENDPOINTS {
         for (name, property) in parameters(&server, schema).await {
             if words(&property, "x-ovfleet") != "refused" {
@@ -204,7 +204,7 @@ async fn unsupported_parameters_are_rejected_with_a_reason() {
 
 #[tokio::test]
 async fn an_error_of_a_wrong_type_names_the_right_type() {
-    let server = Server::parrot("x");
+    let server = Server::repeating("x");
     let mut tried = 0;
     for (path, schema, body) in ENDPOINTS {
         for (name, property) in parameters(&server, schema).await {
@@ -231,7 +231,7 @@ async fn an_error_of_a_wrong_type_names_the_right_type() {
 
 #[tokio::test]
 async fn an_error_of_a_value_out_of_range_names_the_range() {
-    let server = Server::parrot("x");
+    let server = Server::repeating("x");
     let mut tried = 0;
     for (path, schema, body) in ENDPOINTS {
         for (name, property) in parameters(&server, schema).await {

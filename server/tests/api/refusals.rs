@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use crate::harness::{Server, Setup, chat, completion};
 
 async fn refused(path: &str, bodies: Vec<String>, expect: Expect) {
-    let server = Server::parrot("x");
+    let server = Server::repeating("x");
     let mut shown = String::new();
     for body in bodies {
         let answer = server.post(path, body.clone()).await;
@@ -37,10 +37,10 @@ async fn bodies_that_are_not_requests() {
         nested.clone(),
         format!("{{\"messages\": {nested}}}"),
         format!("{{\"unknown\": {nested}}}"),
-        "{\"model\": \"parrot\", \"temperature\": 1e999}".to_owned(),
+        "{\"model\": \"test-model\", \"temperature\": 1e999}".to_owned(),
         "{}".to_owned(),
         json!({"model": "other"}).to_string(),
-        json!({"model": "parrot"}).to_string(),
+        json!({"model": "test-model"}).to_string(),
         json!({"model": 1}).to_string(),
     ];
     refused(
@@ -54,7 +54,7 @@ async fn bodies_that_are_not_requests() {
             400 - - | the request body is not valid JSON: recursion limit exceeded at line 1 column 128
             400 - - | the request body is not valid JSON: recursion limit exceeded at line 1 column 140
             400 - - | the request body is not valid JSON: recursion limit exceeded at line 1 column 139
-            400 - - | the request body is not valid JSON: number out of range at line 1 column 40
+            400 - - | the request body is not valid JSON: number out of range at line 1 column 44
             400 missing_required_parameter model | model: is missing
             404 model_not_found model | this server does not serve the model "other"
             400 missing_required_parameter messages | messages: is missing
@@ -301,7 +301,7 @@ async fn parameters_that_both_endpoints_share() {
 
 #[tokio::test]
 async fn both_endpoints_reject_shared_parameters_alike() {
-    let server = Server::parrot("x");
+    let server = Server::repeating("x");
     let others = [json!({"model": "y"}), json!({"model": ""}), json!({"model": null})];
     for parameters in shared_parameters().into_iter().chain(others) {
         let error = async |path: &str, body: String| -> (u16, Value) {
@@ -321,7 +321,7 @@ async fn both_endpoints_reject_shared_parameters_alike() {
 
 #[tokio::test]
 async fn unknown_fields_and_nulls_are_ignored() {
-    let server = Server::parrot("x");
+    let server = Server::repeating("x");
     let nulls = json!({
         "user": "u", "no_such_field": {"a": [1]}, "temperature": null, "stop": null, "n": null, "seed": null,
         "logit_bias": null, "tools": null, "tool_choice": null, "response_format": {"type": "text"},

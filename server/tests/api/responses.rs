@@ -18,7 +18,7 @@ const THOUGHT: &str = "<think>\nA city.\n</think>\n\n<tool_call>\n{\"name\": \"w
 
 /// Returns a request with these parameters, with greedy sampling by default.
 pub(crate) fn request(parameters: Value) -> String {
-    let request = json!({"model": "parrot", "temperature": 0, "max_output_tokens": 8, "input": "Hi"});
+    let request = json!({"model": "test-model", "temperature": 0, "max_output_tokens": 8, "input": "Hi"});
     merged(request, parameters).to_string()
 }
 
@@ -140,7 +140,7 @@ fn order(events: &[Value]) -> Vec<&str> {
 
 #[tokio::test]
 async fn a_whole_response() {
-    let server = Server::parrot(TEXT);
+    let server = Server::repeating(TEXT);
     let answer = server.post(PATH, request(json!({}))).await;
     let response = answer.json();
     assert_eq!(answer.headers["x-request-id"].to_str().unwrap(), response["id"]);
@@ -158,7 +158,7 @@ async fn a_whole_response() {
           "instructions": null,
           "max_output_tokens": 8,
           "max_tool_calls": null,
-          "model": "parrot",
+          "model": "test-model",
           "output": [
             {
               "type": "message",
@@ -217,7 +217,7 @@ async fn a_whole_response() {
 
 #[tokio::test]
 async fn a_response_repeats_its_request() {
-    let server = Server::parrot(TEXT);
+    let server = Server::repeating(TEXT);
     let settings = json!({
         "instructions": "Be brief.", "metadata": {"a": "b"}, "temperature": 0.5, "top_p": 0.25, "user": "u",
         "safety_identifier": "s", "prompt_cache_key": "k", "truncation": "auto", "max_output_tokens": 3,
@@ -244,7 +244,7 @@ async fn a_response_repeats_its_request() {
 
 #[tokio::test]
 async fn a_streamed_response() {
-    let server = Server::parrot(TEXT);
+    let server = Server::repeating(TEXT);
     let answer = server.post(PATH, request(json!({"stream": true, "max_output_tokens": 1}))).await;
     let mut lines = String::new();
     let mut names = Vec::new();
@@ -309,7 +309,7 @@ async fn streamed_or_not_a_response_is_the_same() {
 
 #[tokio::test]
 async fn a_response_that_is_cut_off_is_incomplete() {
-    let server = Server::parrot(TEXT);
+    let server = Server::repeating(TEXT);
     let whole = server.post(PATH, request(json!({"max_output_tokens": 2}))).await.json();
     assert_eq!((&whole["status"], whole.get("completed_at")), (&json!("incomplete"), None));
     assert_eq!(whole["incomplete_details"], json!({"reason": "max_output_tokens"}));
@@ -338,7 +338,7 @@ async fn a_call_that_is_cut_off_retains_its_arguments() {
 
 #[tokio::test]
 async fn several_choices_are_several_messages_streamed_or_not() {
-    let server = Server::parrot(TEXT);
+    let server = Server::repeating(TEXT);
     let parameters = json!({"n": 3, "temperature": 2, "seed": 5, "max_output_tokens": 6});
     let whole = server.post(PATH, request(parameters.clone())).await.json();
     let texts = |output: &Value| {
@@ -360,7 +360,7 @@ async fn several_choices_are_several_messages_streamed_or_not() {
 
 #[tokio::test]
 async fn log_probabilities_are_returned_if_included() {
-    let server = Server::parrot(TEXT);
+    let server = Server::repeating(TEXT);
     let without = server.post(PATH, request(json!({}))).await.json();
     assert_eq!(without["output"][0]["content"][0]["logprobs"], json!([]));
     for parameters in [
@@ -414,7 +414,7 @@ async fn many_log_probabilities_are_streamed_and_stored() {
 
 #[tokio::test]
 async fn the_length_of_a_prompt_can_be_counted_without_an_answer() {
-    let server = Server::parrot(TEXT);
+    let server = Server::repeating(TEXT);
     let counted = server.post(&format!("{PATH}/input_tokens"), request(json!({}))).await.json();
     let whole = server.post(PATH, request(json!({}))).await.json();
     assert_eq!(

@@ -32,7 +32,7 @@ async fn a_failure_before_the_first_token_has_a_status_and_a_later_one_is_an_eve
 
 #[tokio::test]
 async fn invalid_values_are_rejected_with_their_names() {
-    let server = Server::parrot(TEXT);
+    let server = Server::repeating(TEXT);
     let cases = [
         (json!({"input": null}), "input", "missing_required_parameter"),
         (json!({"input": []}), "input", "empty_array"),
@@ -87,7 +87,7 @@ async fn invalid_values_are_rejected_with_their_names() {
 
 #[tokio::test]
 async fn large_and_small_requests_are_answered_and_rejected_alike() {
-    let server = Server::parrot(TEXT);
+    let server = Server::repeating(TEXT);
     let first = server.post(PATH, request(json!({}))).await.json();
     for parameters in [
         json!({}),
@@ -114,7 +114,7 @@ async fn large_and_small_requests_are_answered_and_rejected_alike() {
 
 #[tokio::test]
 async fn a_long_conversation_is_truncated_at_its_beginning_if_requested() {
-    let server = Server::parrot(TEXT);
+    let server = Server::repeating(TEXT);
     let said = |role: &str, count: usize| json!({"role": role, "content": "x".repeat(count)});
     let input = json!([
         said("system", 20),
@@ -130,7 +130,7 @@ async fn a_long_conversation_is_truncated_at_its_beginning_if_requested() {
     let last_four = json!([said("system", 20), said("user", 60), said("assistant", 60), said("user", 60)]);
     let whole = server.post(PATH, request(json!({"input": last_four}))).await.json();
     assert_eq!(cut["usage"]["input_tokens"], whole["usage"]["input_tokens"]);
-    // Without `max_output_tokens`, more room is left for the answer.
+    // Without `max_output_tokens`, a quarter of the context length is left for the answer if the last turn permits it.
     let turns: Vec<Value> = (0..20).map(|_| said("user", 24)).collect();
     let open = json!({"input": turns, "truncation": "auto", "max_output_tokens": null, "ignore_eos": true});
     let usage = server.post(PATH, request(open)).await.json()["usage"].clone();

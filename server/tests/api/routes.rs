@@ -12,19 +12,19 @@ use crate::harness::{Answer, Server, chat, completion};
 
 #[tokio::test]
 async fn models_are_listed_and_found_by_names_with_slashes() {
-    let server = Server::parrot("x");
+    let server = Server::repeating("x");
     for version in ["/v1", "/v3"] {
         let list = server.get(&format!("{version}/models")).await.json();
         let ids: Vec<_> = list["data"].as_array().unwrap().iter().map(|model| model["id"].as_str()).collect();
-        assert_eq!(ids, [Some("parrot"), Some("group/parrot")]);
-        for path in ["group/parrot", "group%2Fparrot"] {
+        assert_eq!(ids, [Some("test-model"), Some("group/test-model")]);
+        for path in ["group/test-model", "group%2Ftest-model"] {
             let model = server.get(&format!("{version}/models/{path}")).await;
-            assert_eq!(model.json()["id"], "group/parrot");
+            assert_eq!(model.json()["id"], "group/test-model");
         }
     }
-    let mut model = server.get("/v3/models/parrot").await.json();
+    let mut model = server.get("/v3/models/test-model").await.json();
     model["created"] = json!(0);
-    expect![[r#"{"id":"parrot","object":"model","created":0,"owned_by":"ovfleet","max_model_len":512}"#]]
+    expect![[r#"{"id":"test-model","object":"model","created":0,"owned_by":"ovfleet","max_model_len":512}"#]]
         .assert_eq(&model.to_string());
     expect![[r#"
         404
@@ -42,21 +42,24 @@ async fn models_are_listed_and_found_by_names_with_slashes() {
 
 #[tokio::test]
 async fn v3_is_v1_and_answers_have_the_name_that_the_request_has() {
-    let server = Server::parrot("the quick brown fox ");
+    let server = Server::repeating("the quick brown fox ");
     for (path, request) in [
-        ("chat/completions", chat(json!({"model": "group/parrot"}))),
-        ("completions", completion(json!({"model": "group/parrot"}))),
+        ("chat/completions", chat(json!({"model": "group/test-model"}))),
+        ("completions", completion(json!({"model": "group/test-model"}))),
     ] {
         let first = server.post(&format!("/v1/{path}"), request.clone()).await.json();
         let third = server.post(&format!("/v3/{path}"), request).await.json();
         assert_eq!(first["choices"], third["choices"]);
-        assert_eq!((&first["model"], &third["model"]), (&json!("group/parrot"), &json!("group/parrot")));
+        assert_eq!(
+            (&first["model"], &third["model"]),
+            (&json!("group/test-model"), &json!("group/test-model"))
+        );
     }
 }
 
 #[tokio::test]
 async fn unknown_paths_and_methods_are_errors_in_the_same_form() {
-    let server = Server::parrot("x");
+    let server = Server::repeating("x");
     expect![[r#"
         404
         {
@@ -127,7 +130,7 @@ async fn only_the_liveness_probe_succeeds_until_the_model_is_loaded() {
 
 #[tokio::test]
 async fn a_draining_server_accepts_requests_and_a_stopping_one_rejects_them() {
-    let server = Server::parrot("x");
+    let server = Server::repeating("x");
     server.app.lifecycle().advance(Phase::Draining);
     assert_eq!(server.get("/v2/health/ready").await.status, 503);
     assert_eq!(server.post("/v3/chat/completions", chat(json!({}))).await.status, 200);

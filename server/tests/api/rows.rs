@@ -3,7 +3,7 @@
 
 use serde_json::{Value, json};
 
-use crate::harness::{Answer, IM_END, Parrot, Server, Setup};
+use crate::harness::{Answer, IM_END, RepeatingRunner, Server, Setup};
 use crate::parameters::{ENDPOINTS, parameters};
 
 /// Rows whose effect can be tested only with more than two requests, and the tests that do so.
@@ -59,13 +59,13 @@ enum Model {
     /// The same model, with an end token.
     Ending,
     /// The model reasons, calls two tools, supports fill-in-the-middle, and has a template that renders all variables.
-    Able,
+    FullFeatured,
 }
 
 struct Models {
     plain: Server,
     ending: Server,
-    able: Server,
+    full_featured: Server,
 }
 
 impl Models {
@@ -73,9 +73,9 @@ impl Models {
         const FILLS_IN: [&str; 3] = ["<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"];
         let ending: Vec<u32> = b"abcdefgh".iter().map(|&byte| byte.into()).chain([IM_END]).collect();
         Self {
-            plain: Server::parrot("abcdefgh"),
-            ending: Setup::new(Parrot::new(ending)).start(),
-            able: Setup::scripted(TEMPLATE, &FILLS_IN, &[ANSWER]).start(),
+            plain: Server::repeating("abcdefgh"),
+            ending: Setup::new(RepeatingRunner::new(ending)).start(),
+            full_featured: Setup::scripted(TEMPLATE, &FILLS_IN, &[ANSWER]).start(),
         }
     }
 
@@ -83,7 +83,7 @@ impl Models {
         match model {
             Model::Plain => &self.plain,
             Model::Ending => &self.ending,
-            Model::Able => &self.able,
+            Model::FullFeatured => &self.full_featured,
         }
     }
 }
@@ -191,7 +191,7 @@ fn answer_entry(schema: &str, name: &str) -> (Model, Value, Value) {
         "verbosity" => (json!({}), json!("low")),
         "prediction" => (json!({}), json!({"type": "content", "content": "cdef"})),
         "modalities" => (json!({}), json!(["text"])),
-        _ => return able_entry(schema, name),
+        _ => return full_featured_entry(schema, name),
     };
     (Model::Plain, base, value)
 }
@@ -200,8 +200,8 @@ fn messages() -> Value {
     json!({"messages": [{"role": "user", "content": "Hello"}]})
 }
 
-/// Like [`entry`], for parameters that need a model with an ability.
-fn able_entry(schema: &str, name: &str) -> (Model, Value, Value) {
+/// Like [`entry`], for parameters that need a model with tools, images or other features.
+fn full_featured_entry(schema: &str, name: &str) -> (Model, Value, Value) {
     let mut base = json!({"max_tokens": 400, "max_output_tokens": 400});
     if schema == "TokenizeRequest" {
         base = messages();
@@ -226,7 +226,7 @@ fn able_entry(schema: &str, name: &str) -> (Model, Value, Value) {
         "reasoning" => json!({"effort": "none"}),
         other => panic!("{other} of {schema} has no entry: what does it do?"),
     };
-    (Model::Able, base, value)
+    (Model::FullFeatured, base, value)
 }
 
 /// Returns an answer, or the set of events of a stream, without members that differ between answers.

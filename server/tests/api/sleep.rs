@@ -15,17 +15,17 @@ use server_scheduler::Batch;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
-use crate::harness::{Answer, GatedRunner, Parrot, Server, Setup, chat};
+use crate::harness::{Answer, GatedRunner, RepeatingRunner, Server, Setup, chat};
 
 const PATH: &str = "/v3/chat/completions";
 
 /// A runner that fails to wake a given number of times.
-struct Drowsy {
-    inner: Parrot,
+struct FailingWakeRunner {
+    inner: RepeatingRunner,
     failures: Arc<AtomicU32>,
 }
 
-impl ModelRunner for Drowsy {
+impl ModelRunner for FailingWakeRunner {
     fn layout(&self) -> CacheLayout {
         self.inner.layout()
     }
@@ -43,10 +43,11 @@ impl ModelRunner for Drowsy {
     }
 }
 
-/// A server with the paths for sleep, whose wake-up fails `failures` times.
-fn drowsy(failures: u32) -> Server {
-    let inner = Parrot::new("x".bytes().map(TokenId::from));
-    let mut server = Setup::new(Drowsy { inner, failures: Arc::new(AtomicU32::new(failures)) }).start();
+/// A server with the paths for sleep, whose wake-up fails `wake_failures` times.
+fn server_with_sleep(wake_failures: u32) -> Server {
+    let inner = RepeatingRunner::new("x".bytes().map(TokenId::from));
+    let mut server =
+        Setup::new(FailingWakeRunner { inner, failures: Arc::new(AtomicU32::new(wake_failures)) }).start();
     server.router = router_with(server.app.clone(), SleepApi::Enabled);
     server
 }
@@ -63,7 +64,7 @@ async fn metric(server: &Server, name: &str) -> f64 {
 
 #[tokio::test]
 async fn the_server_sleeps_and_wakes_on_request_and_remains_ready() {
-    let server = drowsy(0);
+    let server = server_with_sleep(0);
     server.post(PATH, chat(json!({}))).await;
     server.idle().await;
     for (query, level) in
@@ -97,7 +98,7 @@ async fn the_server_sleeps_and_wakes_on_request_and_remains_ready() {
 
 #[tokio::test]
 async fn the_sleep_paths_do_not_exist_by_default() {
-    let server = Server::parrot("x");
+    let server = Server::repeating("x");
     for path in ["/sleep", "/sleep?level=1", "/wake_up"] {
         assert_eq!(server.post(path, Body::empty()).await.status, StatusCode::NOT_FOUND, "{path}");
     }
@@ -106,7 +107,7 @@ async fn the_sleep_paths_do_not_exist_by_default() {
 
 #[tokio::test]
 async fn a_request_wakes_the_engine_and_reports_a_failure() {
-    let server = drowsy(2);
+    let server = server_with_sleep(2);
     server.post("/sleep?level=2", Body::empty()).await;
     let failed = server.post(PATH, chat(json!({}))).await;
     assert_eq!((failed.status.as_u16(), &failed.json()["error"]["code"]), (503, &json!("wake_failed")));
@@ -140,7 +141,7 @@ async fn a_busy_engine_does_not_sleep() {
 
 #[tokio::test]
 async fn an_idle_engine_sleeps_repeatedly_and_reports_it_to_routers() {
-    let server = drowsy(0);
+    let server = server_with_sleep(0);
     let engine = server.engine.handle();
     let (sender, mut reports) = watch::channel(Load::default());
     let mut tasks = JoinSet::new();

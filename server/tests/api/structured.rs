@@ -57,8 +57,7 @@ async fn chat_completions_and_responses_follow_a_schema_streamed_or_not() {
         check(plain["choices"][0]["text"].as_str().unwrap());
 
         let format = json!({"type": "json_schema", "name": "thing", "schema": schema()});
-        let body =
-            json!({"model": "parrot", "input": "Hi", "max_output_tokens": 400, "text": {"format": format}});
+        let body = json!({"model": "test-model", "input": "Hi", "max_output_tokens": 400, "text": {"format": format}});
         let response = server.post("/v3/responses", body.to_string()).await.json();
         assert_eq!(response["status"], "completed", "{response}");
         let message = response["output"].as_array().unwrap().last().unwrap();
@@ -135,7 +134,7 @@ async fn required_calls_are_made() {
     const TOOLS: &str = "{% for message in messages %}<|im_start|>{{ message.content }}<|im_end|>{% endfor %}\
         {% for tool in tools or [] %}{{ tool | tojson }}{% endfor %}<tool_call>";
     let text = server::built_in_text_with(TOOLS, &[]).unwrap();
-    let model = server::Model::new(vec!["parrot".to_owned()], text, "test");
+    let model = server::Model::new(vec!["test-model".to_owned()], text, "test");
     let server = Setup { model: Some(model), max_model_len: 1000, ..Setup::new(faulty(Vec::new())) }.start();
     let tool = json!({"type": "function", "function": {"name": "set", "parameters": schema()}});
     let parameters =
@@ -186,7 +185,7 @@ async fn unsupported_forms_are_rejected_with_their_path() {
         }
     }
     let format = json!({"type": "json_schema", "name": "x", "schema": {"type": "strin"}});
-    let body = json!({"model": "parrot", "input": "Hi", "text": {"format": format}});
+    let body = json!({"model": "test-model", "input": "Hi", "text": {"format": format}});
     let answer = server.post("/v3/responses", body.to_string()).await;
     assert_eq!(
         (answer.status, &answer.json()["error"]["param"]),

@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 use server::{Model, built_in_text_with};
 
-use crate::harness::{Parrot, Server, Setup, chat, merged};
+use crate::harness::{RepeatingRunner, Server, Setup, chat, merged};
 
 /// A template that renders some variables. The answer contains the tokens of the prompt, which are bytes, so that the
 /// tests can read the prompt.
@@ -12,8 +12,8 @@ const TEMPLATE: &str = "{{ messages[0].content }}|{{ tone | default('none') }}|{
 
 fn server() -> Server {
     let text = built_in_text_with(TEMPLATE, &[]).unwrap();
-    let model = Some(Model::new(vec!["parrot".to_owned()], text, "test"));
-    Setup { model, ..Setup::new(Parrot::new("Hello. ".bytes().map(u32::from))) }.start()
+    let model = Some(Model::new(vec!["test-model".to_owned()], text, "test"));
+    Setup { model, ..Setup::new(RepeatingRunner::new("Hello. ".bytes().map(u32::from))) }.start()
 }
 
 fn text(tokens: &Value) -> String {
@@ -50,10 +50,10 @@ async fn variables_of_other_endpoints_reach_the_template() {
     let server = server();
     let kwargs = json!({"tone": "dry"});
     let messages = json!([{"role": "user", "content": "Hi"}]);
-    let body = json!({"model": "parrot", "messages": messages, "chat_template_kwargs": kwargs});
+    let body = json!({"model": "test-model", "messages": messages, "chat_template_kwargs": kwargs});
     let tokens = server.post("/tokenize", body.to_string()).await.json()["tokens"].clone();
     assert_eq!(text(&tokens), "Hi|dry||unset|True");
-    let body = json!({"model": "parrot", "input": "Hi", "chat_template_kwargs": kwargs});
+    let body = json!({"model": "test-model", "input": "Hi", "chat_template_kwargs": kwargs});
     let counted = server.post("/v3/responses/input_tokens", body.to_string()).await.json();
     assert_eq!(counted["input_tokens"], "Hi|dry||unset|True".len(), "{counted}");
 }

@@ -109,7 +109,7 @@ async fn a_background_response_belongs_to_its_tenant_while_it_is_generated() {
 
 #[tokio::test]
 async fn cached_tokens_reveal_nothing_about_the_prompts_of_others() {
-    let server = Server::parrot(TEXT);
+    let server = Server::repeating(TEXT);
     let long = "a long prompt that many begin with ".repeat(4);
     let said = json!([{"role": "user", "content": long}]);
     let bodies = [
@@ -135,7 +135,7 @@ async fn cached_tokens_reveal_nothing_about_the_prompts_of_others() {
 
 #[tokio::test]
 async fn a_malformed_tenant_is_rejected_everywhere() {
-    let server = Server::parrot(TEXT);
+    let server = Server::repeating(TEXT);
     for (method, path, body) in [
         ("POST", "/v3/chat/completions", chat(json!({}))),
         ("POST", PATH, request(json!({}))),

@@ -502,7 +502,7 @@ async fn an_error_about_a_schema_names_the_member_that_the_request_contains() {
         let tools = json!([weather(), tool]);
         let body = match path {
             PATH => with_tools(json!({"tools": tools})),
-            _ => json!({"model": "parrot", "input": "Hi", "tools": tools}).to_string(),
+            _ => json!({"model": "test-model", "input": "Hi", "tools": tools}).to_string(),
         };
         let answer = server.post(path, body).await;
         assert_eq!(answer.status, 400, "{}", answer.body);

@@ -26,7 +26,7 @@ pub use error::{EncodeError, LoadError};
 pub use model::{ModelText, TextSource, model_name};
 pub use stop::{StopFilter, StopFilterOutput};
 pub use template::{
-    Abilities, Arguments, CallCount, CallIds, CallStyle, ChatTemplate, NoText, RenderError, RenderInput,
-    TemplateError, ToolsPlace, limits as template_limits,
+    ArgumentsFormat, CallCount, CallIdFormat, CallStyle, ChatTemplate, EmptyContent, RenderError,
+    RenderInput, TemplateError, TemplateFeatures, ToolsLocation, limits as template_limits,
 };
 pub use tokenizer::{ENCODE_MEMORY_PER_BYTE, TEXT_BYTES_MAX, Tokenizer};

@@ -6,14 +6,16 @@
 
 mod chat;
 mod environment;
+mod features;
 mod functions;
 pub mod limits;
-mod probe;
 mod python;
 
 pub(crate) use chat::DEFAULT;
 pub use chat::{ChatTemplate, RenderError, RenderInput, TemplateError};
-pub use probe::{Abilities, Arguments, CallCount, CallIds, CallStyle, NoText, ToolsPlace};
+pub use features::{
+    ArgumentsFormat, CallCount, CallIdFormat, CallStyle, EmptyContent, TemplateFeatures, ToolsLocation,
+};
 
 #[cfg(test)]
 mod tests;

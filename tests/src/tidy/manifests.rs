@@ -162,11 +162,11 @@ fn package(path: &str, folder: &str, manifest: &Table) -> Vec<Finding> {
     let mut findings = Vec::new();
     let name = at(manifest, &["package", "name"]).and_then(Value::as_str).unwrap_or_default();
     if name != folder.replace('/', "-") {
-        findings.push(Finding::new(path, format!("crate {name:?}: the name is the path with dashes")));
+        findings.push(Finding::new(path, format!("crate {name:?}: the name must be the path with dashes")));
     }
     for key in ["version", "edition", "license", "publish", "rust-version"] {
         if at(manifest, &["package", key, "workspace"]).and_then(Value::as_bool) != Some(true) {
-            findings.push(Finding::new(path, format!("package.{key} is not taken from the workspace")));
+            findings.push(Finding::new(path, format!("package.{key} is not inherited from the workspace")));
         }
     }
     if at(manifest, &["lints", "workspace"]).and_then(Value::as_bool) != Some(true) {

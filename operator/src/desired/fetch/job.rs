@@ -8,7 +8,7 @@ use operator_api::AccessMode;
 use serde_json::{Value, json};
 
 use super::{affinity, claim_spec, container, container_volumes, source_folder, source_key};
-use crate::desired::pod::{VolumeUse, image_pull_secrets, put, security_context};
+use crate::desired::pod::{VolumeUse, image_pull_secrets, security_context, set_member};
 use crate::manifest::{Kind, Manifest, canonical, digest, to_json};
 use crate::names::{Component, FETCHED, RETRY, SOURCE};
 use crate::observe::ObservedState;
@@ -69,7 +69,7 @@ fn job(valid: &ValidDeployment, fetched: &FetchedModel, observed: &ObservedState
         completed_job(valid, &key, observed).unwrap_or_else(|| new_job(valid, fetched, observed));
     let annotations = &mut manifest.body["metadata"]["annotations"];
     annotations[SOURCE] = json!(key);
-    // The report of the pod outlives the pod.
+    // Copy the pod's report to the Job, because the pod may be deleted before the Job.
     if let Some(report) = observed.fetch_report(&manifest.name) {
         annotations[FETCHED] = json!(canonical(&json!(report)).to_string());
     }
@@ -97,7 +97,7 @@ fn completed_job(valid: &ValidDeployment, key: &str, observed: &ObservedState) -
 fn existing_job(valid: &ValidDeployment, name: &str, job: &DynamicObject) -> Manifest {
     let mut spec = json!({"template": job.data["spec"]["template"]});
     for field in ["backoffLimit", "podFailurePolicy"] {
-        put(&mut spec, field, job.data["spec"].get(field).cloned());
+        set_member(&mut spec, field, job.data["spec"].get(field).cloned());
     }
     valid.owner.manifest(Kind::Job, name, Component::Fetch, json!({"spec": spec}))
 }
@@ -119,10 +119,10 @@ fn new_job(valid: &ValidDeployment, fetched: &FetchedModel, observed: &ObservedS
         "containers": [container(valid, fetched, &source_folder(fetched))],
         "volumes": volumes,
     });
-    put(&mut pod, "imagePullSecrets", Some(image_pull_secrets(&valid.security)));
-    put(&mut pod, "nodeSelector", Some(to_json(&placement.node_selector)));
-    put(&mut pod, "tolerations", Some(to_json(&placement.tolerations)));
-    put(&mut pod, "affinity", affinity(valid));
+    set_member(&mut pod, "imagePullSecrets", Some(image_pull_secrets(&valid.security)));
+    set_member(&mut pod, "nodeSelector", Some(to_json(&placement.node_selector)));
+    set_member(&mut pod, "tolerations", Some(to_json(&placement.tolerations)));
+    set_member(&mut pod, "affinity", affinity(valid));
     // The template of a Job is immutable, so another template needs a Job with another name.
     let digest = digest(&json!([pod, observed.retry]));
     let name = format!("{}-{digest}", owner.component_name(Component::Fetch));

@@ -49,17 +49,17 @@ impl ModelRunner for TableRunner {
 
 /// A form that allows the same tokens at every position.
 #[derive(Clone, Debug)]
-struct Constant {
+struct ConstantGuide {
     allowed: Arc<TokenSet>,
 }
 
-impl Guide for Constant {
+impl Guide for ConstantGuide {
     fn start(&self) -> Result<Box<dyn GuideState>, GuideError> {
         Ok(Box::new(self.clone()))
     }
 }
 
-impl GuideState for Constant {
+impl GuideState for ConstantGuide {
     fn allow(&mut self, allowed: &mut TokenSet) -> Result<Progress, GuideError> {
         allowed.insert_words(self.allowed.words());
         Ok(Progress::Open)
@@ -91,7 +91,7 @@ impl Form {
         };
         let mut allowed = TokenSet::new(vocabulary);
         (0..vocabulary).filter(is_allowed).for_each(|token| allowed.insert(token));
-        Arc::new(Constant { allowed: Arc::new(allowed) })
+        Arc::new(ConstantGuide { allowed: Arc::new(allowed) })
     }
 }
 

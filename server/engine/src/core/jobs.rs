@@ -23,16 +23,16 @@ pub(super) struct GeneratedToken {
 }
 
 /// The computation of one sequence, or of one scored token of a prompt.
-pub(super) struct Job<'a> {
+pub(super) struct SamplingJob<'a> {
     pub(super) sequence: SequenceId,
     /// The logits of the last known token, and those of the draft tokens after it.
     pub(super) logits: Logits<'a>,
-    pub(super) work: Work<'a>,
-    pub(super) outcome: Result<Outcome, Failure>,
+    pub(super) work: SamplingWork<'a>,
+    pub(super) outcome: Result<SamplingResult, Failure>,
 }
 
 /// The computation of a job.
-pub(super) enum Work<'a> {
+pub(super) enum SamplingWork<'a> {
     /// The score of the token after the one at `position` of a prompt.
     Score { position: usize, token: TokenId, count: u32 },
     /// The next token, and one after each draft token that equals the token sampled for its position. `output` is the
@@ -43,7 +43,7 @@ pub(super) enum Work<'a> {
 }
 
 /// The result of a job.
-pub(super) enum Outcome {
+pub(super) enum SamplingResult {
     Score(ScoredToken),
     /// The sampled tokens. All but the last equal the drafts.
     Tokens(Vec<GeneratedToken>),
@@ -61,8 +61,8 @@ pub(super) struct SequenceState {
     guide: Option<GuideSlot>,
 }
 
-impl<'a> Job<'a> {
-    pub(super) fn new(sequence: SequenceId, logits: Logits<'a>, work: Work<'a>) -> Self {
+impl<'a> SamplingJob<'a> {
+    pub(super) fn new(sequence: SequenceId, logits: Logits<'a>, work: SamplingWork<'a>) -> Self {
         let outcome = Err(Failure::Step("the sequence was not sampled".to_owned()));
         Self { sequence, logits, work, outcome }
     }
@@ -74,25 +74,29 @@ impl<'a> Job<'a> {
         self.outcome = outcome.unwrap_or_else(|_| Err(Failure::Step("sampling panicked".to_owned())));
     }
 
-    fn compute(&mut self, sampler: &mut Sampler) -> Result<Outcome, Failure> {
+    fn compute(&mut self, sampler: &mut Sampler) -> Result<SamplingResult, Failure> {
         let mut rows = self.logits.rows();
         let mut next = || rows.next().expect("invariant: a job has logits");
         match &mut self.work {
-            Work::Score { token, count, .. } => Ok(Outcome::Score(sampler.score(next(), *token, *count))),
-            Work::Sample { state, drafts, .. } => {
+            SamplingWork::Score { token, count, .. } => {
+                Ok(SamplingResult::Score(sampler.score(next(), *token, *count)))
+            }
+            SamplingWork::Sample { state, drafts, .. } => {
                 let mut tokens = Vec::with_capacity(1);
                 // The logits after the first rejected draft are not used.
                 for draft in drafts.iter().map(Some).chain([None]) {
-                    let Some(token) = state.sample(next(), sampler)? else { return Ok(Outcome::End(tokens)) };
+                    let Some(token) = state.sample(next(), sampler)? else {
+                        return Ok(SamplingResult::End(tokens));
+                    };
                     let is_accepted = draft == Some(&token.token) && state.accept_draft(token.token);
                     tokens.push(token);
                     if !is_accepted {
                         break;
                     }
                 }
-                Ok(Outcome::Tokens(tokens))
+                Ok(SamplingResult::Tokens(tokens))
             }
-            Work::FindCandidates { state, count } => state.candidates(next(), *count, sampler),
+            SamplingWork::FindCandidates { state, count } => state.candidates(next(), *count, sampler),
         }
     }
 }
@@ -133,12 +137,17 @@ impl SequenceState {
         !is_stop && self.guide.as_mut().is_none_or(|guide| guide.follow_draft(draft))
     }
 
-    fn candidates(&mut self, logits: &[f32], count: u32, sampler: &mut Sampler) -> Result<Outcome, Failure> {
+    fn candidates(
+        &mut self,
+        logits: &[f32],
+        count: u32,
+        sampler: &mut Sampler,
+    ) -> Result<SamplingResult, Failure> {
         let candidates = match self.context()? {
             Some(context) => sampler.candidates(logits, &context, count)?,
             None => Candidates { is_complete: true, ..Candidates::default() },
         };
-        Ok(Outcome::Candidates(candidates))
+        Ok(SamplingResult::Candidates(candidates))
     }
 
     /// The context of the next token. `None` if the guide allows no further token.
@@ -164,14 +173,14 @@ mod tests {
         let logits = [0.0, 1.0, 2.0];
         // A token outside of the vocabulary causes a panic. The engine accepts no such token.
         let job = |token| {
-            let work = Work::Score { position: 0, token, count: 1 };
-            Job::new(SequenceId::new(0, 0), Logits::new(&logits, 3), work)
+            let work = SamplingWork::Score { position: 0, token, count: 1 };
+            SamplingJob::new(SequenceId::new(0, 0), Logits::new(&logits, 3), work)
         };
         let mut sampler = Sampler::new();
         let mut jobs = [job(1), job(7), job(2)];
         jobs.iter_mut().for_each(|job| job.run(&mut sampler));
-        let rank = |job: &Job<'_>| match &job.outcome {
-            Ok(Outcome::Score(score)) => Some(score.rank),
+        let rank = |job: &SamplingJob<'_>| match &job.outcome {
+            Ok(SamplingResult::Score(score)) => Some(score.rank),
             _ => None,
         };
         assert_eq!(jobs.each_ref().map(rank), [Some(2), None, Some(1)]);

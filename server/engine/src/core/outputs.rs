@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use server_scheduler::{Batch, SampledToken, SequenceId, TokenId};
 
-use super::jobs::{GeneratedToken, Job, Outcome, SequenceState, Work};
+use super::jobs::{GeneratedToken, SamplingJob, SamplingResult, SamplingWork, SequenceState};
 use crate::guide::CommitLock;
 use crate::guides::slot::GuideSlot;
 use crate::logprobs::ScoredToken;
@@ -95,7 +95,7 @@ enum SamplePhase {
 /// The jobs of a step.
 #[derive(Default)]
 struct PlannedJobs<'a> {
-    jobs: Vec<Job<'a>>,
+    jobs: Vec<SamplingJob<'a>>,
     /// The locks of the guides to which tokens are committed when all jobs are done.
     locks: Vec<CommitLock>,
 }
@@ -109,7 +109,7 @@ impl StepOutputs {
         searching.clear();
     }
 
-    /// Samples a token for each sequence in the samples of `batch`.
+    /// Scores the requested tokens of prompts, and samples the sequences in `batch.samples`.
     pub(super) fn sample_batch(
         &mut self,
         batch: &Batch,
@@ -123,7 +123,7 @@ impl StepOutputs {
             for index in scheduled.scored_tokens.clone() {
                 let position = scheduled.computed_tokens + index - scheduled.tokens.start;
                 let work = score(scheduled.id, position as usize, requests);
-                planned.jobs.push(Job::new(scheduled.id, logits.split_off_first(1), work));
+                planned.jobs.push(SamplingJob::new(scheduled.id, logits.split_off_first(1), work));
             }
             if scheduled.samples.is_empty() {
                 continue;
@@ -192,11 +192,11 @@ impl StepOutputs {
         logits: Logits<'a>,
         drafts: &'a [TokenId],
         active: &mut ActiveRequest,
-        jobs: &mut Vec<Job<'a>>,
+        jobs: &mut Vec<SamplingJob<'a>>,
     ) {
         let state = SequenceState::take(sequence.index, active);
         let output = self.outputs.len();
-        jobs.push(Job::new(sequence, logits, Work::Sample { state, drafts, output }));
+        jobs.push(SamplingJob::new(sequence, logits, SamplingWork::Sample { state, drafts, output }));
         self.end(sequence);
     }
 
@@ -207,7 +207,7 @@ impl StepOutputs {
         sequence: SequenceId,
         logits: Logits<'a>,
         active: &mut ActiveRequest,
-        jobs: &mut Vec<Job<'a>>,
+        jobs: &mut Vec<SamplingJob<'a>>,
     ) {
         let SequenceId { request, index } = sequence;
         if self.searching.last() != Some(&request) {
@@ -232,26 +232,26 @@ impl StepOutputs {
     ) {
         let PlannedJobs { mut jobs, locks } = planned;
         let num_logits = jobs.iter().map(|job| job.logits.len()).sum();
-        workers.for_each(&mut jobs, num_logits, Job::run);
-        for Job { sequence, work, outcome, .. } in jobs {
+        workers.for_each(&mut jobs, num_logits, SamplingJob::run);
+        for SamplingJob { sequence, work, outcome, .. } in jobs {
             let active = active_of(sequence, requests);
             match work {
-                Work::Score { position, .. } => match outcome {
+                SamplingWork::Score { position, .. } => match outcome {
                     // After a failure, the scores of the request are not complete.
                     _ if self.has_failed(sequence) => {}
-                    Ok(Outcome::Score(score)) => add_score(position, score, active),
+                    Ok(SamplingResult::Score(score)) => add_score(position, score, active),
                     outcome => self.fail(sequence, outcome),
                 },
-                Work::FindCandidates { state, .. } => {
+                SamplingWork::FindCandidates { state, .. } => {
                     state.restore(active);
                     match (outcome, &mut active.search) {
-                        (Ok(Outcome::Candidates(candidates)), Some(search)) => {
+                        (Ok(SamplingResult::Candidates(candidates)), Some(search)) => {
                             search.add_candidates(sequence.index, candidates);
                         }
                         (outcome, _) => self.fail(sequence, outcome),
                     }
                 }
-                Work::Sample { state, drafts, output } => {
+                SamplingWork::Sample { state, drafts, output } => {
                     state.restore(active);
                     self.outputs[output] = self.commit(sequence, outcome, active, speculator);
                     if phase == SamplePhase::Batch {
@@ -274,7 +274,7 @@ impl StepOutputs {
     fn commit(
         &mut self,
         sequence: SequenceId,
-        outcome: Result<Outcome, Failure>,
+        outcome: Result<SamplingResult, Failure>,
         active: &mut ActiveRequest,
         speculator: &mut Speculator,
     ) -> StepOutput {
@@ -283,8 +283,8 @@ impl StepOutputs {
             tokens.iter().for_each(|token| speculator.push(sequence, active.histories.len(), token.token));
         };
         let mut tokens = match outcome {
-            Ok(Outcome::Tokens(tokens)) => tokens,
-            Ok(Outcome::End(accepted_drafts)) => {
+            Ok(SamplingResult::Tokens(tokens)) => tokens,
+            Ok(SamplingResult::End(accepted_drafts)) => {
                 record(&accepted_drafts);
                 return end(accepted_drafts);
             }
@@ -311,7 +311,7 @@ impl StepOutputs {
     }
 
     /// Records the failure of a job.
-    fn fail(&mut self, sequence: SequenceId, outcome: Result<Outcome, Failure>) {
+    fn fail(&mut self, sequence: SequenceId, outcome: Result<SamplingResult, Failure>) {
         let unexpected = || Failure::Step("a job has the outcome of another".to_owned());
         self.failures.push((sequence.request, outcome.err().unwrap_or_else(unexpected)));
     }
@@ -419,12 +419,12 @@ fn plan_candidates<'a>(
     sequence: SequenceId,
     logits: Logits<'a>,
     active: &mut ActiveRequest,
-    jobs: &mut Vec<Job<'a>>,
+    jobs: &mut Vec<SamplingJob<'a>>,
 ) {
     let search = active.search.as_ref().filter(|search| search.has_beam(sequence.index));
     let Some(count) = search.map(|search| search.num_candidates()) else { return };
     let state = SequenceState::take(sequence.index, active);
-    jobs.push(Job::new(sequence, logits, Work::FindCandidates { state, count }));
+    jobs.push(SamplingJob::new(sequence, logits, SamplingWork::FindCandidates { state, count }));
 }
 
 /// Moves the histories and guides of sequences along with their beams. Adds to `complete` the sequences that no token
@@ -453,11 +453,11 @@ fn apply_moves(active: &mut ActiveRequest, moves: &[Move], complete: &mut Vec<u3
 }
 
 /// The work of scoring the prompt token after the one at `position`.
-fn score<'a>(sequence: SequenceId, position: usize, requests: &mut Requests) -> Work<'a> {
+fn score<'a>(sequence: SequenceId, position: usize, requests: &mut Requests) -> SamplingWork<'a> {
     let active = active_of(sequence, requests);
     let scores = active.scores.as_ref().zip(active.sampling.prompt_logprobs);
     let (scores, count) = scores.expect("invariant: a scored prompt has requested scores");
-    Work::Score { position, token: scores.prompt[position + 1], count }
+    SamplingWork::Score { position, token: scores.prompt[position + 1], count }
 }
 
 fn add_score(position: usize, score: ScoredToken, active: &mut ActiveRequest) {

@@ -17,9 +17,9 @@ use crate::guide::{Guide, GuideError, Progress, TokenSet, guide_threads};
 use crate::waker::Waker;
 
 #[derive(Debug)]
-pub(super) struct Job {
+pub(super) struct GuideJob {
     pub(super) sequence: SequenceId,
-    pub(super) work: Work,
+    pub(super) work: GuideWork,
     /// Draft tokens. The allowed tokens after each of them are computed as well.
     pub(super) drafts: Vec<TokenId>,
     /// The time that the request has spent so far. If the reference is no longer valid, the request has ended and its
@@ -34,13 +34,13 @@ pub(super) struct Job {
 }
 
 #[derive(Debug)]
-pub(super) enum Work {
+pub(super) enum GuideWork {
     Start(Arc<dyn Guide>, TokenSet),
     Continue(GuideRun),
 }
 
 #[derive(Debug)]
-pub(super) struct JobResult {
+pub(super) struct GuideResult {
     pub(super) sequence: SequenceId,
     pub(super) outcome: Result<ReadyGuide, GuideError>,
     pub(super) time: Duration,
@@ -60,35 +60,35 @@ pub(super) struct GuideThreads {
 /// Executes jobs and sends the results.
 #[derive(Clone, Debug)]
 struct Executor {
-    results: mpsc::Sender<JobResult>,
+    results: mpsc::Sender<GuideResult>,
     clock: Clock,
     waker: Waker,
 }
 
 #[derive(Debug, Default)]
 struct Queue {
-    jobs: Mutex<Jobs>,
+    jobs: Mutex<WaitingJobs>,
     changed: Condvar,
 }
 
 #[derive(Debug, Default)]
-struct Jobs {
+struct WaitingJobs {
     /// The jobs, sorted by their deadlines and then by the order in which they were added.
-    waiting: BTreeMap<(Duration, u64), Job>,
+    waiting: BTreeMap<(Duration, u64), GuideJob>,
     added: u64,
     is_closed: bool,
 }
 
 impl GuideThreads {
     /// Creates an empty queue. The first job starts the threads.
-    pub(super) fn new(clock: Clock, waker: Waker) -> (Self, mpsc::Receiver<JobResult>) {
+    pub(super) fn new(clock: Clock, waker: Waker) -> (Self, mpsc::Receiver<GuideResult>) {
         // The number of jobs is limited by the number of running sequences.
         let (results, receiver) = mpsc::channel();
         let executor = Executor { results, clock, waker };
         (Self { queue: Arc::default(), handles: Vec::new(), executor }, receiver)
     }
 
-    pub(super) fn submit(&mut self, job: Job) {
+    pub(super) fn submit(&mut self, job: GuideJob) {
         if self.handles.is_empty() {
             self.start();
         }
@@ -133,13 +133,13 @@ impl Drop for GuideThreads {
 }
 
 impl Queue {
-    fn lock(&self) -> MutexGuard<'_, Jobs> {
+    fn lock(&self) -> MutexGuard<'_, WaitingJobs> {
         // No code panics while the lock is held.
         self.jobs.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Waits for a job. `None` when the engine ends.
-    fn next(&self) -> Option<Job> {
+    fn next(&self) -> Option<GuideJob> {
         let mut jobs = self.lock();
         while jobs.waiting.is_empty() && !jobs.is_closed {
             jobs = self.changed.wait(jobs).unwrap_or_else(PoisonError::into_inner);
@@ -149,7 +149,7 @@ impl Queue {
 }
 
 impl Executor {
-    fn execute(&self, job: Job) {
+    fn execute(&self, job: GuideJob) {
         let (sequence, awaited_by, spent) = (job.sequence, job.awaited_by, job.spent.upgrade());
         let began = self.clock.now();
         let outcome = match &spent {
@@ -165,17 +165,17 @@ impl Executor {
             spent.add(time);
         }
         // Sending fails only if the engine has ended.
-        let _ = self.results.send(JobResult { sequence, outcome, time, awaited_by });
+        let _ = self.results.send(GuideResult { sequence, outcome, time, awaited_by });
         self.waker.wake();
     }
 }
 
-fn compute(job: Job) -> Result<ReadyGuide, GuideError> {
-    let Job { work, drafts, .. } = job;
+fn compute(job: GuideJob) -> Result<ReadyGuide, GuideError> {
+    let GuideJob { work, drafts, .. } = job;
     // Unwind safety: a state that panicked is dropped.
     let result = catch_unwind(AssertUnwindSafe(|| match work {
-        Work::Start(guide, allowed) => allow_next(GuideRun { state: guide.start()?, allowed }),
-        Work::Continue(run) => allow_next(run),
+        GuideWork::Start(guide, allowed) => allow_next(GuideRun { state: guide.start()?, allowed }),
+        GuideWork::Continue(run) => allow_next(run),
     }));
     let panicked = |_| Err(GuideError::Failed("the guide panicked".to_owned()));
     let (run, progress) = result.unwrap_or_else(panicked)?;

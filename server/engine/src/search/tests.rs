@@ -238,9 +238,9 @@ fn a_slot_without_a_beam_follows_the_best_beam() {
 
 /// Ends a beam whose last tokens are these.
 #[derive(Debug)]
-struct Run(Vec<TokenId>);
+struct StopTokens(Vec<TokenId>);
 
-impl TextStop for Run {
+impl TextStop for StopTokens {
     fn num_tokens(&self) -> usize {
         self.0.len()
     }
@@ -252,7 +252,7 @@ impl TextStop for Run {
 
 #[test]
 fn a_stop_string_ends_a_beam() {
-    let stop_strings: Option<Arc<dyn TextStop>> = Some(Arc::new(Run(vec![2, 3])));
+    let stop_strings: Option<Arc<dyn TextStop>> = Some(Arc::new(StopTokens(vec![2, 3])));
     let params = BeamSearch { stop_strings, ..params(1, EarlyStopping::Immediate) };
     let stop = StopCriteria { stop_token_ids: vec![END], max_tokens: 9, min_tokens: 2 };
     let mut search = Search::new(params, 1, stop);

@@ -5,17 +5,17 @@
 
 /// The measured costs, by the number of sequences in a step: see [`bucket`].
 #[derive(Debug)]
-pub(super) struct Costs {
-    by_sequences: [Cost; BUCKETS],
+pub(super) struct CostModel {
+    by_sequences: [MeasuredCosts; BUCKETS],
     /// Seconds per sequence in a run of the draft model that computes one token of each sequence.
     runs: [Estimate; BUCKETS],
     /// Seconds per token that the draft model reads without proposing a draft after it.
     reading: Estimate,
-    balance: Balance,
+    net_savings: NetSavings,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
-struct Cost {
+struct MeasuredCosts {
     /// Seconds for a sequence.
     sequence: Estimate,
     /// Seconds for a draft.
@@ -26,7 +26,7 @@ struct Cost {
 
 /// The costs in a step with a given number of sequences.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Prices {
+pub(super) struct MarginalCosts {
     /// Seconds per sequence. The value is 0 in a simulation without time, in which every draft is worth its cost.
     pub(super) sequence: f64,
     /// Seconds for a draft.
@@ -35,7 +35,7 @@ pub(super) struct Prices {
 
 /// The work of a step and its time.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct StepCosts {
+pub(super) struct StepMeasurement {
     pub(super) num_sequences: u32,
     pub(super) drafts: u32,
     pub(super) accepted: u32,
@@ -104,7 +104,7 @@ impl Estimate {
 
 /// The time that drafts have saved minus their costs, and the time of all steps. Both decay exponentially.
 #[derive(Debug, Default)]
-struct Balance {
+struct NetSavings {
     saved: f64,
     time: f64,
 }
@@ -116,7 +116,7 @@ const WINDOW: f64 = 1024.0;
 /// The number of steps without loss that are assumed at the start.
 const CREDIT: f64 = 100.0;
 
-impl Balance {
+impl NetSavings {
     fn add(&mut self, time: f64, saved: f64) {
         if self.time == 0.0 {
             self.time = CREDIT * time;
@@ -130,20 +130,21 @@ impl Balance {
     }
 }
 
-impl Default for Costs {
+impl Default for CostModel {
     fn default() -> Self {
         Self {
-            by_sequences: [Cost::default(); BUCKETS],
+            by_sequences: [MeasuredCosts::default(); BUCKETS],
             runs: [Estimate::default(); BUCKETS],
             reading: Estimate::default(),
-            balance: Balance::default(),
+            net_savings: NetSavings::default(),
         }
     }
 }
 
-impl Costs {
-    pub(super) fn record_step(&mut self, step: StepCosts) {
-        let StepCosts { num_sequences, drafts, accepted, has_prompts, step_seconds, draft_seconds } = step;
+impl CostModel {
+    pub(super) fn record_step(&mut self, step: StepMeasurement) {
+        let StepMeasurement { num_sequences, drafts, accepted, has_prompts, step_seconds, draft_seconds } =
+            step;
         let cost = &mut self.by_sequences[bucket(num_sequences)];
         let (sequence, draft) = (cost.sequence.get(), cost.draft.get());
         let mut measured = None;
@@ -169,7 +170,7 @@ impl Costs {
                 sequence * f64::from(accepted) - draft * f64::from(drafts) - draft_seconds
             }
         };
-        self.balance.add(step_seconds, saved);
+        self.net_savings.add(step_seconds, saved);
     }
 
     /// Records a run of the draft model.
@@ -185,14 +186,15 @@ impl Costs {
         }
     }
 
-    /// The costs with this number of sequences. `None` if the next step should have no drafts, because a step without drafts is
-    /// due or drafts have lost too much time recently.
-    pub(super) fn prices(&self, num_sequences: u32) -> Option<Prices> {
-        let Cost { sequence: measured, draft, steps_with_drafts } = self.by_sequences[bucket(num_sequences)];
+    /// The costs with this number of sequences. `None` if the next step should have no drafts, because a step without
+    /// drafts is due or drafts have lost too much time recently.
+    pub(super) fn marginal_costs(&self, num_sequences: u32) -> Option<MarginalCosts> {
+        let MeasuredCosts { sequence: measured, draft, steps_with_drafts } =
+            self.by_sequences[bucket(num_sequences)];
         let sequence = measured.get().filter(|_| measured.seen >= PLAIN_STEPS_MIN)?;
         let is_plain_due = steps_with_drafts >= PLAIN_INTERVAL && sequence > 0.0;
         let draft = draft.get().unwrap_or(INITIAL_DRAFT_COST * sequence);
-        (!is_plain_due && self.balance.allows_drafts()).then_some(Prices { sequence, draft })
+        (!is_plain_due && self.net_savings.allows_drafts()).then_some(MarginalCosts { sequence, draft })
     }
 
     /// Seconds per sequence in a run of the draft model. An unknown cost is 0, so that the model is used and its cost
@@ -212,7 +214,7 @@ impl Costs {
     }
 }
 
-impl Prices {
+impl MarginalCosts {
     /// The smallest probability at which a draft is worth its cost, if its proposal takes this many seconds.
     pub(super) fn threshold(&self, proposal_seconds: f64) -> f32 {
         if self.sequence > 0.0 {
@@ -241,12 +243,18 @@ impl Prices {
 mod tests {
     use super::*;
 
-    fn step(num_sequences: u32, drafts: u32, step_seconds: f64) -> StepCosts {
-        StepCosts { num_sequences, drafts, accepted: drafts, step_seconds, ..StepCosts::default() }
+    fn step(num_sequences: u32, drafts: u32, step_seconds: f64) -> StepMeasurement {
+        StepMeasurement {
+            num_sequences,
+            drafts,
+            accepted: drafts,
+            step_seconds,
+            ..StepMeasurement::default()
+        }
     }
 
-    fn threshold(costs: &Costs, num_sequences: u32) -> Option<f32> {
-        costs.prices(num_sequences).map(|prices| prices.threshold(0.0))
+    fn threshold(costs: &CostModel, num_sequences: u32) -> Option<f32> {
+        costs.marginal_costs(num_sequences).map(|marginal_costs| marginal_costs.threshold(0.0))
     }
 
     #[test]
@@ -261,7 +269,7 @@ mod tests {
         let close = |threshold: Option<f32>, cost: f64| {
             assert!((f64::from(threshold.unwrap()) - MARGIN * cost).abs() < 1e-6, "{threshold:?}");
         };
-        let mut costs = Costs::default();
+        let mut costs = CostModel::default();
         for _ in 0..PLAIN_STEPS_MIN {
             assert_eq!(threshold(&costs, 4), None, "too few steps have been measured");
             costs.record_step(step(4, 0, 0.040));
@@ -270,7 +278,7 @@ mod tests {
         // Each of the six drafts costs half as much as a sequence.
         costs.record_step(step(4, 6, 0.070));
         close(threshold(&costs, 4), 0.5);
-        close(costs.prices(4).map(|prices| prices.threshold(0.002)), 0.7);
+        close(costs.marginal_costs(4).map(|marginal_costs| marginal_costs.threshold(0.002)), 0.7);
         assert_eq!(threshold(&costs, 5), None);
         for _ in 0..PLAIN_INTERVAL {
             costs.record_step(step(4, 6, 0.070));
@@ -282,22 +290,22 @@ mod tests {
 
     #[test]
     fn a_single_slow_step_changes_nothing() {
-        let mut costs = Costs::default();
+        let mut costs = CostModel::default();
         for seconds in [0.9, 0.010, 0.010, 0.010, 0.5, 0.010] {
             costs.record_step(step(1, 0, seconds));
         }
-        assert!((costs.prices(1).unwrap().sequence - 0.010).abs() < 1e-9);
+        assert!((costs.marginal_costs(1).unwrap().sequence - 0.010).abs() < 1e-9);
     }
 
     #[test]
     fn drafts_that_lose_time_stop_until_the_loss_is_small() {
-        let mut costs = Costs::default();
+        let mut costs = CostModel::default();
         (0..PLAIN_STEPS_MIN).for_each(|_| costs.record_step(step(1, 0, 0.010)));
         let (mut plain, mut lost) = (0, 0);
         for _ in 0..20_000 {
-            if costs.prices(1).is_some() {
+            if costs.marginal_costs(1).is_some() {
                 // The run of the model takes as long as a step, and its draft is rejected.
-                costs.record_step(StepCosts { accepted: 0, draft_seconds: 0.010, ..step(1, 1, 0.020) });
+                costs.record_step(StepMeasurement { accepted: 0, draft_seconds: 0.010, ..step(1, 1, 0.020) });
                 lost += 1;
             } else {
                 costs.record_step(step(1, 0, 0.010));
@@ -309,11 +317,11 @@ mod tests {
 
     #[test]
     fn predicts_the_gain_before_the_prompt_is_read() {
-        let prices = Prices { sequence: 1.0, draft: 0.1 };
-        assert_eq!(prices.gain(0.0, 5, 0.1), 0.0);
-        assert_eq!(prices.gain(0.9, 0, 0.1), 0.0);
+        let marginal_costs = MarginalCosts { sequence: 1.0, draft: 0.1 };
+        assert_eq!(marginal_costs.gain(0.0, 5, 0.1), 0.0);
+        assert_eq!(marginal_costs.gain(0.9, 0, 0.1), 0.0);
         // Two tokens take 1.2 seconds instead of 2 seconds.
-        assert!((prices.gain(1.0, 1, 0.1) - 0.4).abs() < 1e-9);
-        assert!(prices.gain(0.9, 5, 0.1) > prices.gain(0.9, 1, 0.1));
+        assert!((marginal_costs.gain(1.0, 1, 0.1) - 0.4).abs() < 1e-9);
+        assert!(marginal_costs.gain(0.9, 5, 0.1) > marginal_costs.gain(0.9, 1, 0.1));
     }
 }

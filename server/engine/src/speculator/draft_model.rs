@@ -14,7 +14,7 @@ use std::collections::BTreeMap;
 
 use server_scheduler::{Batch, BlockId, ScheduledSequence, SequenceId, TokenId};
 
-use super::costs::Costs;
+use super::costs::CostModel;
 use super::drafter::{ModelProposer, RequestDrafter};
 use super::text::{CacheDigests, NO_DIGEST, Text, digest};
 use crate::clock::Clock;
@@ -124,7 +124,7 @@ impl DraftModel {
         requests: &Requests,
         drafters: &mut BTreeMap<u64, RequestDrafter>,
         clock: &Clock,
-        costs: &mut Costs,
+        costs: &mut CostModel,
     ) {
         self.collect_sequences(target, requests, drafters);
         self.step_read_tokens = if costs.has_reading_cost() {

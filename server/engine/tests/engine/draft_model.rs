@@ -18,14 +18,14 @@ use crate::guides::{check, one_of_many};
 use crate::support::{Setup, VOCABULARY, outcome, prompt, request, sampled, settled};
 
 /// The model as its own draft model, which proposes wrong tokens at a configurable rate.
-struct Draft {
+struct NoisyDraftRunner {
     inner: SimRunner,
     /// Number of wrong tokens per thousand.
     wrong: u64,
     logits: Vec<f32>,
 }
 
-impl ModelRunner for Draft {
+impl ModelRunner for NoisyDraftRunner {
     fn layout(&self) -> CacheLayout {
         self.inner.layout()
     }
@@ -54,7 +54,7 @@ impl ModelRunner for Draft {
 
 /// The differences between the draft model and the target model.
 #[derive(Clone, Default)]
-struct Change {
+struct DraftDifferences {
     wrong: u64,
     costs: SimCosts,
     faults: Vec<SimFault>,
@@ -62,24 +62,24 @@ struct Change {
     tokens_max: Option<u32>,
 }
 
-fn draft(setup: &Setup, change: Change) -> DraftRunner {
+fn draft(setup: &Setup, differences: DraftDifferences) -> DraftRunner {
     let mut sim = setup.sim.clone();
-    sim.costs = change.costs;
-    sim.faults = change.faults;
-    sim.vocabulary = change.vocabulary.unwrap_or(sim.vocabulary);
+    sim.costs = differences.costs;
+    sim.faults = differences.faults;
+    sim.vocabulary = differences.vocabulary.unwrap_or(sim.vocabulary);
     let inner = SimRunner::new(sim, setup.engine.clock.clone());
-    let runner = Box::new(Draft { inner, wrong: change.wrong, logits: Vec::new() });
-    DraftRunner { runner, max_model_len: change.tokens_max.unwrap_or(u32::MAX) }
+    let runner = Box::new(NoisyDraftRunner { inner, wrong: differences.wrong, logits: Vec::new() });
+    DraftRunner { runner, max_model_len: differences.tokens_max.unwrap_or(u32::MAX) }
 }
 
 fn drafted(draft: DraftRunner) -> EngineOptions {
     EngineOptions { draft: Some(draft), ..EngineOptions::default() }
 }
 
-fn start(setup: Setup, change: Change) -> (Engine, Receiver<StepReport>) {
+fn start(setup: Setup, differences: DraftDifferences) -> (Engine, Receiver<StepReport>) {
     let (sender, reports) = channel();
     let observer = Box::new(move |report: &StepReport| drop(sender.send(report.clone())));
-    let draft = draft(&setup, change);
+    let draft = draft(&setup, differences);
     let runner = Box::new(setup.runner());
     (Engine::start_with_options(setup.engine, runner, drafted(draft), observer).unwrap(), reports)
 }
@@ -124,11 +124,11 @@ async fn compare(handles: [&EngineHandle; 2], rng: &mut StdRng, has_lookup: bool
 }
 
 /// Calls [`compare`] with several seeds. Also returns the number of preemptions.
-async fn compare_all(change: Change, has_lookup: bool) -> (DraftCounts, u64) {
+async fn compare_all(differences: DraftDifferences, has_lookup: bool) -> (DraftCounts, u64) {
     let mut all = (DraftCounts::default(), 0);
     for seed in 0..5 {
         let mut rng = StdRng::seed_from_u64(seed);
-        let (engine, _) = start(Setup::new(60), change.clone());
+        let (engine, _) = start(Setup::new(60), differences.clone());
         let alone = Setup::new(2000).start();
         let handle = engine.handle();
         let counts = compare([&handle, &alone.handle()], &mut rng, has_lookup).await;
@@ -146,7 +146,7 @@ async fn compare_all(change: Change, has_lookup: bool) -> (DraftCounts, u64) {
 async fn all_drafts_are_accepted_if_the_draft_model_is_the_model() {
     // Requests are sampled, penalized, preempted, evicted, shared, copied and dropped. If the cache of the draft model
     // ever had the wrong content, a draft would be rejected.
-    let (counts, preempted) = compare_all(Change::default(), false).await;
+    let (counts, preempted) = compare_all(DraftDifferences::default(), false).await;
     assert_eq!(counts.rejected, 0);
     assert!(counts.accepted > 5000 && preempted > 20, "{counts:?} {preempted}");
 }
@@ -154,7 +154,8 @@ async fn all_drafts_are_accepted_if_the_draft_model_is_the_model() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn drafts_of_a_draft_model_change_no_output() {
     for wrong in [300, 1000] {
-        let (counts, preempted) = compare_all(Change { wrong, ..Change::default() }, false).await;
+        let (counts, preempted) =
+            compare_all(DraftDifferences { wrong, ..DraftDifferences::default() }, false).await;
         assert!(counts.rejected > 500 && preempted > 20, "{counts:?} {preempted}");
         assert!(counts.accepted > 500 || wrong == 1000, "{counts:?}");
     }
@@ -162,7 +163,7 @@ async fn drafts_of_a_draft_model_change_no_output() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn drafts_of_lookup_and_a_draft_model_together_change_no_output() {
-    let (counts, _) = compare_all(Change { wrong: 200, ..Change::default() }, true).await;
+    let (counts, _) = compare_all(DraftDifferences { wrong: 200, ..DraftDifferences::default() }, true).await;
     assert!(counts.accepted > 1000 && counts.rejected > 500, "{counts:?}");
 }
 
@@ -172,13 +173,13 @@ async fn a_failing_draft_model_costs_only_its_drafts() {
     let faults = (3..400).step_by(7).map(failing).collect();
     // A failed step leaves the cache of the draft model incomplete. The missing entries must not lead to
     // wrong drafts.
-    let (counts, _) = compare_all(Change { faults, ..Change::default() }, false).await;
+    let (counts, _) = compare_all(DraftDifferences { faults, ..DraftDifferences::default() }, false).await;
     assert!(counts.accepted > 1000 && counts.rejected == 0, "{counts:?}");
     let faults = vec![SimFault { step: 20, kind: SimFaultKind::Fatal }];
-    let (counts, _) = compare_all(Change { faults, ..Change::default() }, false).await;
+    let (counts, _) = compare_all(DraftDifferences { faults, ..DraftDifferences::default() }, false).await;
     assert!(counts.accepted < 1000 && counts.rejected == 0, "{counts:?}");
     let faults = vec![SimFault { step: 20, kind: SimFaultKind::NotANumber(0) }];
-    compare_all(Change { faults, ..Change::default() }, false).await;
+    compare_all(DraftDifferences { faults, ..DraftDifferences::default() }, false).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -186,7 +187,8 @@ async fn drafts_follow_the_guides() {
     let mut all = 0;
     for seed in 0..4 {
         let mut rng = StdRng::seed_from_u64(seed);
-        let (engine, reports) = start(Setup::new(60), Change { wrong: 100, ..Change::default() });
+        let (engine, reports) =
+            start(Setup::new(60), DraftDifferences { wrong: 100, ..DraftDifferences::default() });
         let alone = Setup::new(2000).start();
         let mut tasks = JoinSet::new();
         for which in 0..60 {
@@ -221,10 +223,10 @@ async fn drafts_follow_the_guides() {
 }
 
 /// Returns the step reports of a request that runs alone.
-async fn steps(request: Request, target: SimCosts, change: Change) -> Vec<StepReport> {
+async fn steps(request: Request, target: SimCosts, differences: DraftDifferences) -> Vec<StepReport> {
     let mut setup = Setup::new(400);
     setup.sim.costs = target;
-    let (engine, reports) = start(setup, change);
+    let (engine, reports) = start(setup, differences);
     assert_eq!(outcome(engine.handle().submit(request).unwrap()).await.failure, None);
     engine.shutdown().unwrap();
     reports.iter().collect()
@@ -241,9 +243,9 @@ fn sum(reports: &[StepReport], of: fn(&StepReport) -> u32) -> u32 {
 #[tokio::test]
 async fn a_fast_and_accurate_draft_model_saves_time() {
     for base in [request(&prompt(1, 20), 200), sampled(&prompt(1, 20), 200, 3)] {
-        let change = Change { costs: costs(1, 0, 0), ..Change::default() };
-        let plain = steps(base.clone(), costs(10, 1, 0), change.clone()).await;
-        let guessed = steps(Request { draft: rule(5), ..base }, costs(10, 1, 0), change).await;
+        let differences = DraftDifferences { costs: costs(1, 0, 0), ..DraftDifferences::default() };
+        let plain = steps(base.clone(), costs(10, 1, 0), differences.clone()).await;
+        let guessed = steps(Request { draft: rule(5), ..base }, costs(10, 1, 0), differences).await;
         assert!(time(&guessed) < 0.6 * time(&plain), "{} {}", time(&guessed), time(&plain));
         assert_eq!(sum(&guessed, |report| report.generated_tokens), 200);
         assert_eq!(sum(&guessed, |report| report.prefill_tokens), 20);
@@ -271,9 +273,9 @@ async fn a_wrong_or_slow_draft_model_is_soon_not_used() {
     for (wrong, target, own) in cases {
         for prompt_tokens in [10, 1000] {
             let base = request(&prompt(1, prompt_tokens), 600);
-            let change = Change { wrong, costs: own, ..Change::default() };
-            let plain = time(&steps(base.clone(), target, change.clone()).await);
-            let guessed = time(&steps(Request { draft: rule(5), ..base }, target, change).await);
+            let differences = DraftDifferences { wrong, costs: own, ..DraftDifferences::default() };
+            let plain = time(&steps(base.clone(), target, differences.clone()).await);
+            let guessed = time(&steps(Request { draft: rule(5), ..base }, target, differences).await);
             assert!(guessed <= plain * 1.05, "{wrong} of 1000, {own:?} beside {target:?}: {guessed} {plain}");
         }
     }
@@ -284,7 +286,9 @@ async fn drafts_below_the_confidence_threshold_are_not_computed() {
     let drafted = async |confidence_threshold| {
         let draft = Some(DraftModelParams { num_draft_tokens: 9, confidence_threshold });
         let request = Request { draft, ..request(&prompt(1, 20), 60) };
-        sum(&steps(request, SimCosts::default(), Change::default()).await, |report| report.drafted_tokens)
+        sum(&steps(request, SimCosts::default(), DraftDifferences::default()).await, |report| {
+            report.drafted_tokens
+        })
     };
     let [any, some, none] = [drafted(0.0).await, drafted(0.06).await, drafted(1.0).await];
     assert!(any > some && some > 0 && none == 0, "{any} {some} {none}");
@@ -293,24 +297,24 @@ async fn drafts_below_the_confidence_threshold_are_not_computed() {
 #[tokio::test]
 async fn a_draft_model_with_a_smaller_vocabulary_skips_unknown_tokens() {
     for vocabulary in [VOCABULARY / 2, VOCABULARY + 50] {
-        let change = Change { vocabulary: Some(vocabulary), ..Change::default() };
+        let differences = DraftDifferences { vocabulary: Some(vocabulary), ..DraftDifferences::default() };
         let few = Sampling { allowed_token_ids: Some((0..VOCABULARY / 3).collect()), ..Sampling::greedy() };
         let known: Vec<_> = prompt(1, 20).iter().map(|token| token % 100).collect();
         let known = Request { sampling: few, draft: rule(4), ..request(&known, 50) };
-        let reports = steps(known.clone(), SimCosts::default(), change.clone()).await;
+        let reports = steps(known.clone(), SimCosts::default(), differences.clone()).await;
         assert!(sum(&reports, |report| report.accepted_tokens) > 20);
         assert_eq!(sum(&reports, |report| report.drafted_tokens - report.accepted_tokens), 0);
         let others = Request { prompt: vec![VOCABULARY - 1; 20], ..known };
-        let reports = steps(others, SimCosts::default(), change).await;
+        let reports = steps(others, SimCosts::default(), differences).await;
         assert_eq!(sum(&reports, |report| report.drafted_tokens) > 0, vocabulary > VOCABULARY);
     }
 }
 
 #[tokio::test]
 async fn texts_that_are_too_long_for_the_draft_model_get_no_drafts() {
-    let change = Change { tokens_max: Some(50), ..Change::default() };
+    let differences = DraftDifferences { tokens_max: Some(50), ..DraftDifferences::default() };
     let request = Request { draft: rule(4), ..request(&prompt(1, 20), 100) };
-    let reports = steps(request, SimCosts::default(), change).await;
+    let reports = steps(request, SimCosts::default(), differences).await;
     let of = |reports: &[StepReport]| sum(reports, |report| report.drafted_tokens);
     assert!(of(&reports[..20]) > 10 && of(&reports[31..]) == 0);
 }
@@ -321,7 +325,7 @@ fn a_draft_model_with_an_incompatible_cache_is_rejected() {
         let setup = Setup::new(100);
         let mut other = Setup::new(blocks);
         other.sim.block_tokens = block_tokens;
-        setup.start_with(drafted(draft(&other, Change::default()))).err()
+        setup.start_with(drafted(draft(&other, DraftDifferences::default()))).err()
     };
     assert!(refused(100, 8).is_none() && refused(101, 8).is_none());
     for error in [refused(99, 8), refused(100, 16)] {
@@ -366,7 +370,8 @@ async fn drafts_preserve_the_sampling_distribution() {
     let base = Request { sampling, num_sequences: SEQUENCES, draft: rule(2), ..request(&prompt(3, 20), 4) };
     let expected = expected(&base, &words, temperature).await;
     for wrong in [0, 400, 1000] {
-        let (engine, reports) = start(Setup::new(3000), Change { wrong, ..Change::default() });
+        let (engine, reports) =
+            start(Setup::new(3000), DraftDifferences { wrong, ..DraftDifferences::default() });
         let mut seen = vec![0.0; expected.len()];
         for seed in 0..REQUESTS {
             let sampling = Sampling { seed, ..base.sampling.clone() };

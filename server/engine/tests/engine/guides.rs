@@ -37,7 +37,7 @@ enum Fault {
 }
 
 #[derive(Clone, Debug)]
-struct At {
+struct FormState {
     form: Form,
     tokens: Vec<TokenId>,
 }
@@ -97,7 +97,7 @@ impl Form {
 
 impl Guide for Form {
     fn start(&self) -> Result<Box<dyn GuideState>, GuideError> {
-        let state = At { form: self.clone(), tokens: Vec::new() };
+        let state = FormState { form: self.clone(), tokens: Vec::new() };
         match self.fault {
             Some((_, Fault::Start)) => Err(GuideError::Failed("it cannot start".to_owned())),
             _ => Ok(Box::new(state)),
@@ -105,7 +105,7 @@ impl Guide for Form {
     }
 }
 
-impl At {
+impl FormState {
     fn progress(&self) -> Progress {
         match self.tokens.len() as u32 {
             length if length == self.form.length => Progress::Ended,
@@ -119,7 +119,7 @@ impl At {
     }
 }
 
-impl GuideState for At {
+impl GuideState for FormState {
     fn allow(&mut self, allowed: &mut TokenSet) -> Result<Progress, GuideError> {
         assert!(allowed.is_empty(), "the set is empty");
         match self.fault() {
@@ -315,13 +315,13 @@ async fn allowed_tokens_are_computed_while_the_model_runs() {
     #[derive(Debug)]
     struct RecordingGuide(Form, mpsc::Sender<()>);
     #[derive(Debug)]
-    struct TellingState(Box<dyn GuideState>, mpsc::Sender<()>);
+    struct RecordingGuideState(Box<dyn GuideState>, mpsc::Sender<()>);
     impl Guide for RecordingGuide {
         fn start(&self) -> Result<Box<dyn GuideState>, GuideError> {
-            Ok(Box::new(TellingState(self.0.start()?, self.1.clone())))
+            Ok(Box::new(RecordingGuideState(self.0.start()?, self.1.clone())))
         }
     }
-    impl GuideState for TellingState {
+    impl GuideState for RecordingGuideState {
         fn allow(&mut self, allowed: &mut TokenSet) -> Result<Progress, GuideError> {
             self.1.send(()).unwrap();
             self.0.allow(allowed)

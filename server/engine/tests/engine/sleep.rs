@@ -14,22 +14,22 @@ use server_scheduler::Batch;
 
 use crate::support::{Outcome, Setup, VOCABULARY, outcome, prompt, request, settled, tokens};
 
-/// Counts the calls of a [`Restless`], and determines how often it fails.
+/// Counts the calls of a [`FailingWakeRunner`], and determines how often it fails.
 #[derive(Debug, Default)]
-struct Nights {
+struct SleepCalls {
     wakes: AtomicU32,
     failures: AtomicU32,
     levels: std::sync::Mutex<Vec<SleepLevel>>,
 }
 
 /// A runner that fails to wake a given number of times.
-struct Restless {
+struct FailingWakeRunner {
     inner: SimRunner,
-    nights: Arc<Nights>,
+    calls: Arc<SleepCalls>,
     fatal: bool,
 }
 
-impl ModelRunner for Restless {
+impl ModelRunner for FailingWakeRunner {
     fn layout(&self) -> CacheLayout {
         self.inner.layout()
     }
@@ -39,15 +39,15 @@ impl ModelRunner for Restless {
     }
 
     fn sleep(&mut self, level: SleepLevel) {
-        self.nights.levels.lock().unwrap().push(level);
+        self.calls.levels.lock().unwrap().push(level);
         self.inner.sleep(level);
     }
 
     fn wake(&mut self) -> Result<(), RunError> {
-        self.nights.wakes.fetch_add(1, Ordering::Relaxed);
+        self.calls.wakes.fetch_add(1, Ordering::Relaxed);
         let fails = |left: u32| left.checked_sub(1);
-        if self.nights.failures.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fails).is_ok() {
-            return Err(RunError { message: "too tired".to_owned(), fatal: self.fatal });
+        if self.calls.failures.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fails).is_ok() {
+            return Err(RunError { message: "a simulated failure".to_owned(), fatal: self.fatal });
         }
         self.inner.wake()
     }
@@ -57,13 +57,16 @@ fn poll_once<F: Future + Unpin>(future: &mut F) -> Poll<F::Output> {
     std::pin::Pin::new(future).poll(&mut Context::from_waker(Waker::noop()))
 }
 
-fn restless(failures: u32, fatal: bool) -> (Engine, Arc<Nights>, std::sync::mpsc::Receiver<StepReport>) {
+fn engine_with_sleep(
+    failures: u32,
+    fatal: bool,
+) -> (Engine, Arc<SleepCalls>, std::sync::mpsc::Receiver<StepReport>) {
     let setup = Setup::new(100);
-    let nights = Arc::new(Nights { failures: AtomicU32::new(failures), ..Nights::default() });
-    let runner = Restless { inner: setup.runner(), nights: Arc::clone(&nights), fatal };
+    let calls = Arc::new(SleepCalls { failures: AtomicU32::new(failures), ..SleepCalls::default() });
+    let runner = FailingWakeRunner { inner: setup.runner(), calls: Arc::clone(&calls), fatal };
     let (sender, reports) = channel();
     let observer = Box::new(move |report: &StepReport| drop(sender.send(report.clone())));
-    (Engine::start(setup.engine, Box::new(runner), observer).unwrap(), nights, reports)
+    (Engine::start(setup.engine, Box::new(runner), observer).unwrap(), calls, reports)
 }
 
 async fn is_right(engine: &Engine, which: u32) -> Outcome {
@@ -74,7 +77,7 @@ async fn is_right(engine: &Engine, which: u32) -> Outcome {
 
 #[tokio::test]
 async fn sleep_clears_the_cache_and_changes_no_output() {
-    let (engine, nights, reports) = restless(0, false);
+    let (engine, calls, reports) = engine_with_sleep(0, false);
     let handle = engine.handle();
     is_right(&engine, 1).await;
     let cached = is_right(&engine, 1).await.cached_tokens;
@@ -89,14 +92,14 @@ async fn sleep_clears_the_cache_and_changes_no_output() {
         assert_eq!(handle.sleep_level(), None);
         assert_eq!(is_right(&engine, 1).await.cached_tokens, cached);
     }
-    assert_eq!(nights.wakes.load(Ordering::Relaxed), 2);
+    assert_eq!(calls.wakes.load(Ordering::Relaxed), 2);
     drop(engine);
     assert_eq!(reports.iter().filter(|report| report.wake_time.is_some()).count(), 2);
 }
 
 #[tokio::test]
 async fn many_requests_wake_the_engine_once() {
-    let (engine, nights, _reports) = restless(0, false);
+    let (engine, calls, _reports) = engine_with_sleep(0, false);
     let handle = engine.handle();
     handle.sleep(SleepLevel::Model).await.unwrap();
     let streams: Vec<_> =
@@ -104,20 +107,20 @@ async fn many_requests_wake_the_engine_once() {
     for (which, stream) in (0..).zip(streams) {
         assert_eq!(tokens(stream).await, expected_tokens(&prompt(which, 9), 12, VOCABULARY));
     }
-    assert_eq!(nights.wakes.load(Ordering::Relaxed), 1);
+    assert_eq!(calls.wakes.load(Ordering::Relaxed), 1);
     handle.wake().await.unwrap();
-    assert_eq!(nights.wakes.load(Ordering::Relaxed), 1, "the runner is awake");
+    assert_eq!(calls.wakes.load(Ordering::Relaxed), 1, "the runner is awake");
 }
 
 #[tokio::test]
 async fn a_deeper_sleep_level_releases_more_and_a_lighter_one_nothing() {
-    let (engine, nights, _reports) = restless(0, false);
+    let (engine, calls, _reports) = engine_with_sleep(0, false);
     let handle = engine.handle();
     for level in [SleepLevel::Cache, SleepLevel::Cache, SleepLevel::Model, SleepLevel::Cache] {
         handle.sleep(level).await.unwrap();
     }
     assert_eq!(handle.sleep_level(), Some(SleepLevel::Model));
-    assert_eq!(*nights.levels.lock().unwrap(), [SleepLevel::Cache, SleepLevel::Model]);
+    assert_eq!(*calls.levels.lock().unwrap(), [SleepLevel::Cache, SleepLevel::Model]);
     handle.wake().await.unwrap();
     assert_eq!(handle.sleep_level(), None);
     is_right(&engine, 3).await;
@@ -125,17 +128,17 @@ async fn a_deeper_sleep_level_releases_more_and_a_lighter_one_nothing() {
 
 #[tokio::test]
 async fn a_failed_wake_up_fails_waiting_requests_and_the_next_tries_again() {
-    let (engine, nights, reports) = restless(2, false);
+    let (engine, calls, reports) = engine_with_sleep(2, false);
     let handle = engine.handle();
     handle.sleep(SleepLevel::Model).await.unwrap();
     let failed = outcome(handle.submit(request(&prompt(1, 9), 5)).unwrap()).await;
-    assert_eq!(failed.failure, Some(Failure::Wake("too tired".to_owned())));
+    assert_eq!(failed.failure, Some(Failure::Wake("a simulated failure".to_owned())));
     assert_eq!(handle.sleep_level(), Some(SleepLevel::Model));
-    assert_eq!(handle.wake().await, Err(SleepError::Wake("too tired".to_owned())));
+    assert_eq!(handle.wake().await, Err(SleepError::Wake("a simulated failure".to_owned())));
     assert!(handle.is_alive());
     settled(&handle).await;
     is_right(&engine, 1).await;
-    assert_eq!(nights.wakes.load(Ordering::Relaxed), 3);
+    assert_eq!(calls.wakes.load(Ordering::Relaxed), 3);
     drop(engine);
     let failed: u32 = reports.iter().map(|report| report.requests_failed).sum();
     assert_eq!(failed, 1);
@@ -143,12 +146,12 @@ async fn a_failed_wake_up_fails_waiting_requests_and_the_next_tries_again() {
 
 #[tokio::test]
 async fn a_fatal_wake_up_error_ends_the_engine() {
-    let (engine, _nights, _reports) = restless(1, true);
+    let (engine, _calls, _reports) = engine_with_sleep(1, true);
     let handle = engine.handle();
     handle.sleep(SleepLevel::Model).await.unwrap();
     let failed = outcome(handle.submit(request(&prompt(1, 9), 5)).unwrap()).await;
     assert_eq!(failed.failure, Some(Failure::Stopped));
-    assert!(handle.wait_for_failure().await.reason.contains("too tired"));
+    assert!(handle.wait_for_failure().await.reason.contains("a simulated failure"));
     assert_eq!(handle.sleep(SleepLevel::Cache).await, Err(SleepError::Stopped));
 }
 

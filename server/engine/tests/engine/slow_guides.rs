@@ -15,20 +15,20 @@ use tokio::task::JoinSet;
 use crate::guides::{Form, check, one_of_many};
 use crate::support::{Outcome, Setup, beams, outcome, prompt, request, sampled, settled};
 
-/// A door that another thread opens, and for which guides wait.
+/// A latch that another thread opens, and for which guides wait.
 #[derive(Debug, Default)]
-struct Door {
+struct Latch {
     is_open: Mutex<bool>,
     changed: Condvar,
 }
 
-impl Door {
+impl Latch {
     fn open(&self) {
         *self.is_open.lock().unwrap() = true;
         self.changed.notify_all();
     }
 
-    fn pass(&self) {
+    fn wait(&self) {
         drop(self.changed.wait_while(self.is_open.lock().unwrap(), |open| !*open).unwrap());
     }
 }
@@ -36,8 +36,8 @@ impl Door {
 /// The reason why a form is slow.
 #[derive(Clone, Debug)]
 enum Slowness {
-    /// Once the door is open, the allowed tokens after this number of tokens become known.
-    Door(usize, Arc<Door>),
+    /// Once the latch is open, the allowed tokens after this number of tokens become known.
+    Latch(usize, Arc<Latch>),
     /// Computing the allowed tokens takes this long on this clock.
     Time(Clock, Duration),
     /// Other threads use the shared state, sometimes for a long time.
@@ -45,26 +45,26 @@ enum Slowness {
 }
 
 #[derive(Clone, Debug)]
-struct Slow(Form, Slowness);
+struct SlowGuide(Form, Slowness);
 
 #[derive(Debug)]
-struct SlowState {
+struct SlowGuideState {
     state: Box<dyn GuideState>,
     count: usize,
     slowness: Slowness,
 }
 
-impl Guide for Slow {
+impl Guide for SlowGuide {
     fn start(&self) -> Result<Box<dyn GuideState>, GuideError> {
-        Ok(Box::new(SlowState { state: self.0.start()?, count: 0, slowness: self.1.clone() }))
+        Ok(Box::new(SlowGuideState { state: self.0.start()?, count: 0, slowness: self.1.clone() }))
     }
 }
 
-impl GuideState for SlowState {
+impl GuideState for SlowGuideState {
     fn allow(&mut self, allowed: &mut TokenSet) -> Result<Progress, GuideError> {
         match &self.slowness {
-            Slowness::Door(count, door) if *count == self.count => door.pass(),
-            Slowness::Door(..) => {}
+            Slowness::Latch(count, latch) if *count == self.count => latch.wait(),
+            Slowness::Latch(..) => {}
             Slowness::Time(clock, time) => clock.spend(*time),
             Slowness::Random(shared) => {
                 let _hold = shared.lock();
@@ -93,8 +93,8 @@ impl GuideState for SlowState {
     }
 }
 
-fn slow(form: &Form, slowness: Slowness) -> Option<Arc<dyn Guide>> {
-    Some(Arc::new(Slow(form.clone(), slowness)))
+fn slow_guide(form: &Form, slowness: Slowness) -> Option<Arc<dyn Guide>> {
+    Some(Arc::new(SlowGuide(form.clone(), slowness)))
 }
 
 /// The outcome of a request, with a deadline.
@@ -115,13 +115,13 @@ async fn a_slow_guide_delays_only_its_own_sequence_and_changes_no_token() {
         let alone = Request { guide: form.guide(), ..base.clone() };
         let alone = timely(handle.submit(alone).unwrap()).await;
         for count in [0, 4] {
-            let door = Arc::new(Door::default());
-            let guide = slow(&form, Slowness::Door(count, Arc::clone(&door)));
+            let latch = Arc::new(Latch::default());
+            let guide = slow_guide(&form, Slowness::Latch(count, Arc::clone(&latch)));
             let held = handle.submit(Request { guide, ..base.clone() }).unwrap();
             // Meanwhile, other requests run, one of them with the same form.
             let other = timely(handle.submit(request(&prompt(8, 30), 60)).unwrap()).await;
             assert_eq!(other.tokens[0].len(), 60);
-            door.open();
+            latch.open();
             let held = timely(held).await;
             assert_eq!((held.tokens, held.reasons), (alone.tokens.clone(), alone.reasons.clone()));
         }
@@ -135,8 +135,8 @@ async fn a_slow_guide_delays_only_its_own_sequence_and_changes_no_token() {
 async fn a_suspended_sequence_can_be_aborted_and_the_engine_stopped() {
     let engine = Setup::new(100).start();
     let handle = engine.handle();
-    let door = Arc::new(Door::default());
-    let guide = slow(&Form::new(7, 20), Slowness::Door(2, Arc::clone(&door)));
+    let latch = Arc::new(Latch::default());
+    let guide = slow_guide(&Form::new(7, 20), Slowness::Latch(2, Arc::clone(&latch)));
     let held = Request { guide, num_sequences: 2, ..request(&prompt(1, 16), 30) };
     let mut stream = handle.submit(held.clone()).unwrap();
     for _ in 0..3 {
@@ -148,7 +148,7 @@ async fn a_suspended_sequence_can_be_aborted_and_the_engine_stopped() {
     timely(handle.submit(request(&prompt(2, 9), 5)).unwrap()).await;
     settled(&handle).await;
     let waiting = handle.submit(held).unwrap();
-    door.open();
+    latch.open();
     assert_eq!(timely(waiting).await.failure, None);
     engine.shutdown().unwrap();
 }
@@ -165,7 +165,8 @@ async fn slow_guides_change_no_token_under_load() {
         let mut tasks = JoinSet::new();
         for which in 0..40 {
             let (request, form) = one_of_many(which, &mut rng);
-            let guide = form.as_ref().and_then(|form| slow(form, Slowness::Random(Arc::clone(&shared))));
+            let guide =
+                form.as_ref().and_then(|form| slow_guide(form, Slowness::Random(Arc::clone(&shared))));
             let lookup = rng.random_bool(0.3).then(|| PromptLookup {
                 max_ngram_size: 3,
                 num_draft_tokens: 4,
@@ -204,7 +205,7 @@ async fn a_form_that_takes_too_long_fails_only_its_request() {
     let engine = setup.start();
     let handle = engine.handle();
     let with = |time: Duration| {
-        let guide = slow(&Form::new(3, 40), Slowness::Time(clock.clone(), time));
+        let guide = slow_guide(&Form::new(3, 40), Slowness::Time(clock.clone(), time));
         handle.submit(Request { guide, ..request(&prompt(1, 10), 50) }).unwrap()
     };
     // The limit is thirty seconds, plus twenty milliseconds for each token.
@@ -225,9 +226,9 @@ async fn preempted_sequences_take_no_room_in_the_queue() {
     setup.engine.scheduler.max_queue = 3;
     let (engine, gate) = setup.start_gated();
     let handle = engine.handle();
-    let door = Arc::new(Door::default());
+    let latch = Arc::new(Latch::default());
     let held = |which, prompt_tokens| {
-        let guide = slow(&Form::new(7, 20), Slowness::Door(0, Arc::clone(&door)));
+        let guide = slow_guide(&Form::new(7, 20), Slowness::Latch(0, Arc::clone(&latch)));
         let request = Request { guide, num_sequences: 3, ..request(&prompt(which, prompt_tokens), 2) };
         handle.submit(request).unwrap()
     };
@@ -248,7 +249,7 @@ async fn preempted_sequences_take_no_room_in_the_queue() {
     }
     assert_eq!((handle.load().borrow().load.waiting, handle.waiting_sequences()), (6, 0));
     streams.push(held(3, 8));
-    door.open();
+    latch.open();
     gate.pass();
     drop(gate);
     assert_eq!(timely(long).await.tokens[0].len(), 85);

@@ -36,7 +36,7 @@ pub(super) struct Root<'a> {
 pub(super) struct Members<'a> {
     pub(super) named: Vec<Member<'a>>,
     /// The schema of members with other names, with its path; `None` if they are not allowed.
-    pub(super) others: Option<(&'a Value, String)>,
+    pub(super) additional: Option<(&'a Value, String)>,
 }
 
 /// A member of an object that was written as an expression.
@@ -131,14 +131,14 @@ impl<'a> Root<'a> {
             ));
         }
         const ANY: &Value = &Value::Bool(true);
-        let others = match schema.get("additionalProperties") {
+        let additional = match schema.get("additionalProperties") {
             Some(Value::Bool(false)) => None,
             Some(schema @ Value::Object(_)) => Some((schema, format!("{at}.additionalProperties"))),
             // The schema allows other members, but a model that writes them rarely means to.
             _ if named.is_empty() => Some((ANY, at)),
             _ => None,
         };
-        Ok(Members { named, others })
+        Ok(Members { named, additional })
     }
 
     /// Rejects keywords that are supported in JSON only.
@@ -214,7 +214,7 @@ pub(super) fn unsupported(at: &str, keyword: &str) -> FormError {
 }
 
 /// Writes one or more members with other names.
-pub(super) fn others(writer: &mut Writer<'_>, one: &str, separator: &str) -> String {
+pub(super) fn additional_members(writer: &mut Writer<'_>, one: &str, separator: &str) -> String {
     let one = writer.rule(one);
     if separator.is_empty() { format!("{one}+") } else { format!("{one} ({separator} {one})*") }
 }

@@ -6,7 +6,8 @@ use std::borrow::Cow;
 use serde_json::Value;
 
 use super::arguments::{
-    ANY_NAME, LocatedSchema, Members, Root, WrittenMember, others, separated, text_of_length, unsupported,
+    ANY_NAME, LocatedSchema, Members, Root, WrittenMember, additional_members, separated, text_of_length,
+    unsupported,
 };
 use crate::FormError;
 use crate::lark::{Writer, choice, join};
@@ -41,10 +42,10 @@ fn members_at_depth(
         let expression = join([name, value(writer, root, located, depth)?]);
         written.push(WrittenMember { expression, is_required: member.is_required });
     }
-    if let Some((schema, at)) = &members.others {
+    if let Some((schema, at)) = &members.additional {
         let value = value(writer, root, LocatedSchema { schema, at }, depth)?;
         let name = writer.terminal(ANY_NAME);
-        let expression = others(writer, &format!("{name} \":\" {value}"), "\",\"");
+        let expression = additional_members(writer, &format!("{name} \":\" {value}"), "\",\"");
         written.push(WrittenMember { expression, is_required: false });
     }
     Ok(separated(writer, &written, "\",\""))
@@ -94,7 +95,7 @@ fn alternative(
             Ok(join(["\"{\"".to_owned(), members, "\"}\"".to_owned()]))
         }
         // Words and numbers are written as in JSON.
-        Some(_) => writer.json(&schema::by_itself(schema, root.schema), at),
+        Some(_) => writer.json(&schema::with_definitions(schema, root.schema), at),
         None => any(writer),
     }
 }

@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use super::arguments::{ANY_NAME, Members, Root, WrittenMember, others, separated};
+use super::arguments::{ANY_NAME, Members, Root, WrittenMember, additional_members, separated};
 use crate::FormError;
 use crate::lark::{Writer, join};
 use crate::schema;
@@ -24,9 +24,9 @@ pub(super) fn members(
         let expression = join([name, value(writer, root, member.schema, &member.at)?]);
         written.push(WrittenMember { expression, is_required: member.is_required });
     }
-    if let Some((schema, at)) = &members.others {
+    if let Some((schema, at)) = &members.additional {
         let value = value(writer, root, schema, at)?;
-        let expression = others(writer, &format!("{ANY_NAME} \"=\" {value}"), "\", \"");
+        let expression = additional_members(writer, &format!("{ANY_NAME} \"=\" {value}"), "\", \"");
         written.push(WrittenMember { expression, is_required: false });
     }
     Ok(separated(writer, &written, "\", \""))
@@ -44,6 +44,6 @@ fn value(writer: &mut Writer<'_>, root: &Root<'_>, schema: &Value, at: &str) -> 
             Ok("(\"True\" | \"False\")".to_owned())
         }
         Some("null") => Ok("\"None\"".to_owned()),
-        _ => writer.json(&schema::by_itself(schema, root.schema), at),
+        _ => writer.json(&schema::with_definitions(schema, root.schema), at),
     }
 }

@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use super::arguments::{ANY_NAME, LocatedSchema, Member, Members, Root, others, text_of_length};
+use super::arguments::{ANY_NAME, LocatedSchema, Member, Members, Root, additional_members, text_of_length};
 use crate::lark::{Writer, choice, escape_regex, join, quote, quote_regex};
 use crate::schema;
 use crate::{Dialect, FormError};
@@ -20,14 +20,14 @@ pub(super) fn parameters(
         let one = join([begin, value(writer, root, member, dialect.end())?]);
         written.push(if member.is_required { one } else { format!("({one})?") });
     }
-    if let Some((schema, at)) = &members.others {
+    if let Some((schema, at)) = &members.additional {
         let (before, after) = dialect.begin_parts();
         let (before, after) = (writer.literal(before)?, writer.literal(after)?);
         let member = Member { name: "", schema, at: at.clone(), is_required: false };
         let value = value(writer, root, &member, dialect.end())?;
         let name = writer.terminal(ANY_NAME);
         let one = join([before, name, after, value]);
-        written.push(format!("({})?", others(writer, &one, "")));
+        written.push(format!("({})?", additional_members(writer, &one, "")));
     }
     Ok(join(written))
 }
@@ -100,7 +100,7 @@ fn alternative(
     if schema.get("type").is_some_and(|kind| kind == "string") {
         return bounded_text(writer, schema, end);
     }
-    let value = writer.json(&schema::by_itself(schema, root.schema), at)?;
+    let value = writer.json(&schema::with_definitions(schema, root.schema), at)?;
     let end = writer.literal(end)?;
     Ok(join([value, end]))
 }

@@ -64,7 +64,7 @@ fn idle_compiled_forms_are_dropped_when_lexers_need_memory() {
     let limits = GuideLimits {
         memory_bytes_max: 8 << 20,
         cached_memory_bytes_max: 4 << 20,
-        lane_bytes_max: 1 << 20,
+        lexer_bytes_max: 1 << 20,
         ..GuideLimits::default()
     };
     let compiler = compiler(limits);

@@ -9,7 +9,7 @@ use crate::{
     normalize::{ColorStatistics, Normalization},
     preprocess::{TILE_EDGE_MAX, divide, read_filter},
     raster::{RgbImage, Size},
-    resample::{Filter, Part, resize_part},
+    resample::{Filter, ImageRegion, resize_region},
 };
 
 #[derive(Debug)]
@@ -53,7 +53,9 @@ impl Clip {
             ClipResize::ShortestEdge(_) | ClipResize::Exact(_) => read_crop(preprocessor)?,
         };
         if crop.width > smallest.width || crop.height > smallest.height {
-            return Err(preprocessor.fault("crop_size", format!("is {crop}, which is larger than size")));
+            return Err(
+                preprocessor.fault("crop_size", format!("is {crop}, which is larger than the field size"))
+            );
         }
         let patch = model.count_up_to("vision_config.patch_size", TILE_EDGE_MAX)?;
         let patches = (crop.width / patch) * (crop.height / patch);
@@ -106,12 +108,12 @@ impl Clip {
             }
             ClipResize::Exact(size) => size,
         };
-        let part = Part {
+        let region = ImageRegion {
             left: (size.width - self.crop.width) / 2,
             top: (size.height - self.crop.height) / 2,
             size: self.crop,
         };
-        resize_part(image, size, self.filter, part)
+        resize_region(image, size, self.filter, region)
     }
 }
 

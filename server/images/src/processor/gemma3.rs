@@ -5,7 +5,7 @@ use crate::{
     config::ModelConfig,
     error::{ImageError, LoadError},
     family::Detail,
-    inputs::EncoderInputs,
+    inputs::{EncoderInputs, pixel_bytes},
     layout::{ImageLayout, ImageMarker, PromptText},
     normalize::{ColorStatistics, Normalization},
     preprocess::{Preprocess, TILE_EDGE_MAX, read_filter},
@@ -52,7 +52,8 @@ impl Preprocess for Gemma3 {
     fn layout(&self, _size: Size, _detail: Detail) -> Result<ImageLayout, ImageError> {
         let tokens = IMAGE_TOKEN.repeat(self.num_tokens);
         let text = PromptText::plain(format!("\n\n{MARKER}{tokens}<end_of_image>\n\n"));
-        Ok(ImageLayout { num_tokens: self.num_tokens, feature_rows: None, grid: None, text })
+        let (num_tokens, input_bytes) = (self.num_tokens, pixel_bytes(1, self.size));
+        Ok(ImageLayout { num_tokens, feature_rows: None, grid: None, input_bytes, text })
     }
 
     fn inputs(&self, image: &RgbImage, _detail: Detail) -> Result<EncoderInputs, ImageError> {

@@ -8,7 +8,7 @@ use crate::{
     layout::{ImageLayout, ImageMarker, PromptText},
     normalize::{ColorStatistics, Normalization},
     patch_positions::{PatchArea, PatchFractions, patch_positions},
-    preprocess::{Preprocess, TILE_EDGE_MAX, TILES_MAX, cut, divide, read_filter},
+    preprocess::{Preprocess, TILE_EDGE_MAX, TILES_MAX, divide, read_filter, split_into_tiles},
     raster::{RgbImage, Size},
     resample::{Filter, resize},
 };
@@ -78,10 +78,6 @@ impl Idefics3 {
         })
     }
 
-    fn splits(&self, detail: Detail) -> bool {
-        self.tile_mode == TileMode::Tiles && detail != Detail::Low
-    }
-
     /// The size with the longest edge of the configuration. The other edge is even.
     fn first_size(&self, size: Size) -> Size {
         let ratio = divide(size.width.into(), size.height.into());
@@ -112,8 +108,9 @@ impl Idefics3 {
 
     /// The size of all tiles together, if the image has more than one.
     fn grid_size(&self, size: Size, detail: Detail) -> Option<Size> {
+        let is_split = self.tile_mode == TileMode::Tiles && detail != Detail::Low;
         let size = self.tiled_size(self.first_size(size));
-        (self.splits(detail) && size != Size::square(self.tile)).then_some(size)
+        (is_split && size != Size::square(self.tile)).then_some(size)
     }
 }
 
@@ -143,25 +140,23 @@ impl Preprocess for Idefics3 {
         }
         text += &format!("{BORDER}<global-img>{tokens}{BORDER}");
         let num_tokens = (num_tiles * self.tile_tokens) as usize;
-        Ok(ImageLayout { num_tokens, feature_rows: None, grid: None, text: PromptText::plain(text) })
+        let input_bytes = MaskedTiles::bytes(num_tiles, Size::square(self.tile), self.patches);
+        let text = PromptText::plain(text);
+        Ok(ImageLayout { num_tokens, feature_rows: None, grid: None, input_bytes, text })
     }
 
     fn inputs(&self, image: &RgbImage, detail: Detail) -> Result<EncoderInputs, ImageError> {
-        let first = self.first_size(image.size());
-        let resized = resize(image, first, self.filter);
+        let resized = resize(image, self.first_size(image.size()), self.filter);
         let tile = Size::square(self.tile);
-        let tiles = if self.splits(detail) {
-            let canvas = resize(&resized, self.tiled_size(first), self.filter);
-            if canvas.size() == tile {
-                vec![canvas]
-            } else {
+        let tiles = match self.grid_size(image.size(), detail) {
+            Some(size) => {
+                let canvas = resize(&resized, size, self.filter);
                 let global = resize(&canvas, tile, self.filter);
-                let mut tiles = cut(&canvas, tile);
+                let mut tiles = split_into_tiles(&canvas, tile);
                 tiles.push(global);
                 tiles
             }
-        } else {
-            vec![resize(&resized, tile, self.filter)]
+            None => vec![resize(&resized, tile, self.filter)],
         };
         let area = PatchArea::full(self.patches);
         let positions = patch_positions(area, self.position_grid, PatchFractions::Shrunk).repeat(tiles.len());

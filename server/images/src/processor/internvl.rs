@@ -5,10 +5,10 @@ use crate::{
     config::ModelConfig,
     error::{ImageError, LoadError},
     family::Detail,
-    inputs::EncoderInputs,
+    inputs::{EncoderInputs, pixel_bytes},
     layout::{ImageLayout, ImageMarker, PromptText},
     normalize::{ColorStatistics, Normalization},
-    preprocess::{Preprocess, TILE_EDGE_MAX, TILES_MAX, cut},
+    preprocess::{Preprocess, TILE_EDGE_MAX, TILES_MAX, split_into_tiles},
     raster::{RgbImage, Size},
     resample::{Filter, resize},
 };
@@ -92,16 +92,17 @@ impl Preprocess for InternVl {
 
     fn layout(&self, size: Size, detail: Detail) -> Result<ImageLayout, ImageError> {
         let grid = self.grid(size, detail);
-        let tiles = grid.tiles() + u32::from(self.has_thumbnail(grid));
-        let num_tokens = (tiles * self.tile_tokens) as usize;
+        let num_tiles = grid.tiles() + u32::from(self.has_thumbnail(grid));
+        let num_tokens = (num_tiles * self.tile_tokens) as usize;
         let text = PromptText::plain(format!("<img>{}</img>", IMAGE_TOKEN.repeat(num_tokens)));
-        Ok(ImageLayout { num_tokens, feature_rows: None, grid: None, text })
+        let input_bytes = pixel_bytes(num_tiles, Size::square(self.edge));
+        Ok(ImageLayout { num_tokens, feature_rows: None, grid: None, input_bytes, text })
     }
 
     fn inputs(&self, image: &RgbImage, detail: Detail) -> Result<EncoderInputs, ImageError> {
         let grid = self.grid(image.size(), detail);
         let tile = Size::square(self.edge);
-        let mut tiles = cut(&resize(image, grid.size(self.edge), Filter::Bicubic), tile);
+        let mut tiles = split_into_tiles(&resize(image, grid.size(self.edge), Filter::Bicubic), tile);
         if self.has_thumbnail(grid) {
             tiles.push(resize(image, tile, Filter::Bicubic));
         }

@@ -5,7 +5,7 @@ use crate::{
     config::ModelConfig,
     error::{ImageError, LoadError},
     family::Detail,
-    inputs::EncoderInputs,
+    inputs::{EncoderInputs, pixel_bytes},
     layout::{ImageLayout, ImageMarker, PromptText},
     preprocess::Preprocess,
     raster::{RgbImage, Size},
@@ -34,7 +34,8 @@ impl Preprocess for Llava {
     fn layout(&self, _size: Size, _detail: Detail) -> Result<ImageLayout, ImageError> {
         let num_tokens = self.0.num_tokens as usize;
         let text = PromptText::plain(IMAGE_TOKEN.repeat(num_tokens));
-        Ok(ImageLayout { num_tokens, feature_rows: None, grid: None, text })
+        let input_bytes = pixel_bytes(1, self.0.crop);
+        Ok(ImageLayout { num_tokens, feature_rows: None, grid: None, input_bytes, text })
     }
 
     fn inputs(&self, image: &RgbImage, _detail: Detail) -> Result<EncoderInputs, ImageError> {

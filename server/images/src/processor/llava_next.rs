@@ -5,9 +5,9 @@ use crate::{
     config::ModelConfig,
     error::{ImageError, LoadError},
     family::Detail,
-    inputs::EncoderInputs,
+    inputs::{EncoderInputs, pixel_bytes},
     layout::{FeatureRow, ImageLayout, ImageMarker, PromptText},
-    preprocess::{Preprocess, TILES_MAX, cut},
+    preprocess::{Preprocess, TILES_MAX, split_into_tiles},
     raster::{RgbImage, Size},
     resample::resize,
 };
@@ -149,20 +149,26 @@ impl Preprocess for LlavaNext {
     }
 
     fn layout(&self, size: Size, detail: Detail) -> Result<ImageLayout, ImageError> {
-        let feature_rows = match detail {
-            Detail::Low => None,
-            Detail::High | Detail::Auto => Some(self.feature_rows(size, self.resolution(size))),
+        let tile = self.clip.crop;
+        let (num_tiles, feature_rows) = match detail {
+            Detail::Low => (1, None),
+            Detail::High | Detail::Auto => {
+                let resolution = self.resolution(size);
+                let grid_tiles = (resolution.width / tile.width) * (resolution.height / tile.height);
+                (1 + grid_tiles, Some(self.feature_rows(size, resolution)))
+            }
         };
         let num_tokens = feature_rows.as_ref().map_or(self.clip.num_tokens as usize, Vec::len);
         let text = PromptText::plain(IMAGE_TOKEN.repeat(num_tokens));
-        Ok(ImageLayout { num_tokens, feature_rows, grid: None, text })
+        let input_bytes = pixel_bytes(num_tiles, tile);
+        Ok(ImageLayout { num_tokens, feature_rows, grid: None, input_bytes, text })
     }
 
     fn inputs(&self, image: &RgbImage, detail: Detail) -> Result<EncoderInputs, ImageError> {
         let mut tiles = vec![self.clip.tile(&resize(image, self.clip.global_size(), self.clip.filter))];
         if detail != Detail::Low {
             let canvas = self.centered(image, self.resolution(image.size()));
-            tiles.extend(cut(&canvas, self.clip.crop).iter().map(|tile| self.clip.tile(tile)));
+            tiles.extend(split_into_tiles(&canvas, self.clip.crop).iter().map(|tile| self.clip.tile(tile)));
         }
         Ok(EncoderInputs::Tiles(self.clip.normalization.pixel_values(&tiles, self.clip.crop)))
     }

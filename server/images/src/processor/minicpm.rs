@@ -5,11 +5,11 @@ use crate::{
     config::ModelConfig,
     error::{ImageError, LoadError},
     family::Detail,
-    inputs::{EncoderInputs, ResamplerSlice, Tensor},
+    inputs::{EncoderInputs, ResamplerSlice, Tensor, bytes_of, pixel_bytes},
     layout::{ImageLayout, ImageMarker, PromptText},
     normalize::{ColorStatistics, Normalization},
     patch_positions::{PatchArea, PatchFractions, patch_positions},
-    preprocess::{Preprocess, TILE_EDGE_MAX, TILES_MAX, cut, divide},
+    preprocess::{Preprocess, TILE_EDGE_MAX, TILES_MAX, divide, split_into_tiles},
     raster::{RgbImage, Size},
     resample::{Filter, resize},
 };
@@ -45,9 +45,26 @@ struct SliceGrid {
     rows: u32,
 }
 
-/// Whether a picture with fewer pixels than a slice grows.
+/// The pictures that are encoded.
+#[derive(Clone, Copy, Debug)]
+struct PicturePlan {
+    /// The size of the overview.
+    overview: Size,
+    /// The slices, unless the overview is enough.
+    slices: Option<SlicePlan>,
+}
+
+/// The slices of an image.
+#[derive(Clone, Copy, Debug)]
+struct SlicePlan {
+    grid: SliceGrid,
+    /// The size of each slice.
+    size: Size,
+}
+
+/// Whether a picture with fewer pixels than a slice is enlarged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Growth {
+enum Upscaling {
     ToScale,
     Never,
 }
@@ -117,10 +134,10 @@ impl MiniCpm {
     }
 
     /// The size of a picture with sides that are multiples of a patch.
-    fn best_size(&self, width: f64, height: f64, growth: Growth) -> Size {
+    fn best_size(&self, width: f64, height: f64, upscaling: Upscaling) -> Size {
         let scale = f64::from(self.scale);
         let (mut width, mut height) = (width, height);
-        if width * height > scale * scale || growth == Growth::ToScale {
+        if width * height > scale * scale || upscaling == Upscaling::ToScale {
             let ratio = width / height;
             height = (scale / ratio.sqrt()).trunc();
             width = (height * ratio).trunc();
@@ -128,21 +145,34 @@ impl MiniCpm {
         Size::new(Self::multiple(width, self.patch), Self::multiple(height, self.patch))
     }
 
-    /// The pictures that are encoded: the overview, and the slices row by row.
-    fn pictures(&self, image: &RgbImage, detail: Detail) -> Vec<RgbImage> {
-        let Size { width, height } = image.size();
-        let (width, height) = (f64::from(width), f64::from(height));
-        let Some(grid) = self.grid(image.size(), detail) else {
-            return vec![resize(image, self.best_size(width, height, Growth::ToScale), Filter::Bicubic)];
+    fn plan(&self, size: Size, detail: Detail) -> PicturePlan {
+        let (width, height) = (f64::from(size.width), f64::from(size.height));
+        let Some(grid) = self.grid(size, detail) else {
+            return PicturePlan { overview: self.best_size(width, height, Upscaling::ToScale), slices: None };
         };
-        let overview = resize(image, self.best_size(width, height, Growth::Never), Filter::Bicubic);
         let columns = f64::from(Self::multiple(width, grid.columns)) / f64::from(grid.columns);
         let rows = f64::from(Self::multiple(height, grid.rows)) / f64::from(grid.rows);
-        let slice = self.best_size(columns, rows, Growth::ToScale);
-        let whole = Size::new(slice.width * grid.columns, slice.height * grid.rows);
-        let mut pictures = vec![overview];
-        pictures.extend(cut(&resize(image, whole, Filter::Bicubic), slice));
+        let slices = SlicePlan { grid, size: self.best_size(columns, rows, Upscaling::ToScale) };
+        PicturePlan { overview: self.best_size(width, height, Upscaling::Never), slices: Some(slices) }
+    }
+
+    /// The pictures that are encoded: the overview, and the slices row by row.
+    fn pictures(image: &RgbImage, plan: PicturePlan) -> Vec<RgbImage> {
+        let mut pictures = vec![resize(image, plan.overview, Filter::Bicubic)];
+        if let Some(SlicePlan { grid, size }) = plan.slices {
+            let whole = Size::new(size.width * grid.columns, size.height * grid.rows);
+            pictures.extend(split_into_tiles(&resize(image, whole, Filter::Bicubic), size));
+        }
         pictures
+    }
+
+    /// The memory of the inputs for a picture of this size, in bytes.
+    fn slice_bytes(&self, size: Size) -> usize {
+        let patches = (size.height / self.patch) as usize * (size.width / self.patch) as usize;
+        let (mask, position_ids) = (bytes_of::<bool>(patches), bytes_of::<i64>(patches));
+        let pos_embed = bytes_of::<f32>(patches * self.hidden as usize);
+        let key_padding_mask = bytes_of::<f32>(patches);
+        pixel_bytes(1, size) + mask + position_ids + pos_embed + key_padding_mask
     }
 
     fn slice(&self, picture: &RgbImage) -> ResamplerSlice {
@@ -198,11 +228,14 @@ impl Preprocess for MiniCpm {
     fn layout(&self, size: Size, detail: Detail) -> Result<ImageLayout, ImageError> {
         let tokens = IMAGE_TOKEN.repeat(self.slice_tokens as usize);
         let mut text = format!("<image>{tokens}</image>");
-        let mut pictures = 1;
-        if let Some(grid) = self.grid(size, detail) {
+        let plan = self.plan(size, detail);
+        let (mut num_pictures, mut input_bytes) = (1, self.slice_bytes(plan.overview));
+        if let Some(SlicePlan { grid, size }) = plan.slices {
             let row = format!("<slice>{tokens}</slice>").repeat(grid.columns as usize);
             text += &vec![row; grid.rows as usize].join("\n");
-            pictures += grid.rows * grid.columns;
+            let num_slices = grid.rows * grid.columns;
+            num_pictures += num_slices;
+            input_bytes += num_slices as usize * self.slice_bytes(size);
         }
         let text = match self.image_number {
             ImageNumber::Shown => PromptText {
@@ -211,12 +244,12 @@ impl Preprocess for MiniCpm {
             },
             ImageNumber::Hidden => PromptText::plain(text),
         };
-        let num_tokens = (pictures * self.slice_tokens) as usize;
-        Ok(ImageLayout { num_tokens, feature_rows: None, grid: None, text })
+        let num_tokens = (num_pictures * self.slice_tokens) as usize;
+        Ok(ImageLayout { num_tokens, feature_rows: None, grid: None, input_bytes, text })
     }
 
     fn inputs(&self, image: &RgbImage, detail: Detail) -> Result<EncoderInputs, ImageError> {
-        let pictures = self.pictures(image, detail);
+        let pictures = Self::pictures(image, self.plan(image.size(), detail));
         Ok(EncoderInputs::Slices(pictures.iter().map(|picture| self.slice(picture)).collect()))
     }
 }

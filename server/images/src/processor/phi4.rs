@@ -9,7 +9,7 @@ use crate::{
     layout::{FeatureRow, ImageLayout, ImageMarker, PromptText},
     normalize::{ColorStatistics, Normalization},
     patch_positions::{PatchArea, PatchFractions, patch_positions},
-    preprocess::{Preprocess, TILE_EDGE_MAX, TILES_MAX, cut},
+    preprocess::{Preprocess, TILE_EDGE_MAX, TILES_MAX, split_into_tiles},
     raster::{RgbImage, Size},
     resample::{Filter, resize_torch},
 };
@@ -138,9 +138,13 @@ impl Preprocess for Phi4 {
     }
 
     fn layout(&self, size: Size, detail: Detail) -> Result<ImageLayout, ImageError> {
-        let features = self.feature_rows(self.plan(size, detail)?);
-        let text = PromptText::plain(IMAGE_TOKEN.repeat(features.len()));
-        Ok(ImageLayout { num_tokens: features.len(), feature_rows: Some(features), grid: None, text })
+        let plan = self.plan(size, detail)?;
+        let features = self.feature_rows(plan);
+        let num_tokens = features.len();
+        let text = PromptText::plain(IMAGE_TOKEN.repeat(num_tokens));
+        let (num_tiles, tile) = (1 + plan.grid.tiles(), Size::square(self.edge));
+        let input_bytes = MaskedTiles::bytes(num_tiles, tile, self.edge / self.patch);
+        Ok(ImageLayout { num_tokens, feature_rows: Some(features), grid: None, input_bytes, text })
     }
 
     fn inputs(&self, image: &RgbImage, detail: Detail) -> Result<EncoderInputs, ImageError> {
@@ -148,7 +152,7 @@ impl Preprocess for Phi4 {
         let mut canvas = RgbImage::filled(plan.grid.size(self.edge), [255; 3]);
         canvas.paste(&resize_torch(image, plan.fitted, Filter::Bilinear), 0, 0);
         let tile = Size::square(self.edge);
-        let tiles = cut(&canvas, tile);
+        let tiles = split_into_tiles(&canvas, tile);
         let mut numbers = Vec::with_capacity((1 + tiles.len()) * 3 * tile.pixels() as usize);
         push_global_view(&canvas, self.edge, &self.normalization, &mut numbers);
         tiles.iter().for_each(|tile| self.normalization.push_planes(tile, &mut numbers));

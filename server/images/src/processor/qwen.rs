@@ -4,7 +4,7 @@ use crate::{
     config::ModelConfig,
     error::{ImageError, LoadError},
     family::{Detail, ModelFamily},
-    inputs::{EncoderInputs, PositionInterpolation, QwenPatches, Tensor, WindowLayout},
+    inputs::{EncoderInputs, PositionInterpolation, QwenPatches, Tensor, WindowLayout, bytes_of},
     layout::{ImageLayout, ImageMarker, PromptText, TokenGrid},
     limits::LOW_DETAIL_PIXELS_MAX,
     normalize::{ColorStatistics, Normalization},
@@ -17,6 +17,8 @@ use crate::{
 const ASPECT_RATIO_MAX: u32 = 200;
 /// The base of the angles of the rotary embedding.
 const ROTARY_BASE: f32 = 10_000.0;
+/// The number of position embeddings between which that of a patch is interpolated.
+const CORNERS: usize = 4;
 
 const IMAGE_TOKEN: &str = "<|image_pad|>";
 
@@ -118,10 +120,33 @@ impl Qwen {
         Ok(Size::new(edges[0] as u32, edges[1] as u32))
     }
 
+    /// The number of values of a patch: [colors, frames, rows, columns].
+    fn patch_values(&self) -> usize {
+        3 * self.frames as usize * (self.patch as usize).pow(2)
+    }
+
+    /// The number of angles of a patch: those of its row and those of its column.
+    fn patch_angles(&self) -> usize {
+        2 * self.frequencies as usize
+    }
+
+    /// The memory of the inputs for this grid, in bytes.
+    fn input_bytes(&self, grid: PatchGrid) -> usize {
+        let (patches, tokens) = (grid.cells(), grid.tokens());
+        let window_bytes = self.window.map_or(0, |edge| {
+            let num_windows = tokens.rows.div_ceil(edge) * tokens.columns.div_ceil(edge);
+            bytes_of::<i64>((tokens.rows * tokens.columns) as usize) + bytes_of::<usize>(num_windows as usize)
+        });
+        let corners = if self.position_grid.is_some() { CORNERS * patches } else { 0 };
+        bytes_of::<f32>(patches * (self.patch_values() + self.patch_angles()))
+            + window_bytes
+            + bytes_of::<i64>(corners)
+            + bytes_of::<f32>(corners)
+    }
+
     /// The patches of a resized image, in block order.
     fn patches(&self, image: &RgbImage, grid: PatchGrid) -> Tensor<f32> {
-        let patch = self.patch as usize;
-        let values = 3 * self.frames as usize * patch * patch;
+        let (patch, values) = (self.patch as usize, self.patch_values());
         let mut numbers = Vec::with_capacity(grid.cells() * values);
         for cell in grid.block_order() {
             for color in 0..3 {
@@ -151,13 +176,15 @@ impl Qwen {
             angles(cell.row).chain(angles(cell.column))
         });
         let angles = angles.collect();
-        Tensor::new(vec![grid.cells(), 2 * count as usize], angles)
+        Tensor::new(vec![grid.cells(), self.patch_angles()], angles)
     }
 
     fn windows(&self, edge: u32, grid: PatchGrid) -> WindowLayout {
         let tokens = grid.tokens();
-        let mut windows =
-            WindowLayout { window_index: Vec::with_capacity(grid.cells()), window_patches: Vec::new() };
+        let mut windows = WindowLayout {
+            window_index: Vec::with_capacity((tokens.rows * tokens.columns) as usize),
+            window_patches: Vec::new(),
+        };
         for top in (0..tokens.rows).step_by(edge as usize) {
             for left in (0..tokens.columns).step_by(edge as usize) {
                 let (bottom, right) = ((top + edge).min(tokens.rows), (left + edge).min(tokens.columns));
@@ -188,10 +215,12 @@ impl Preprocess for Qwen {
     }
 
     fn layout(&self, size: Size, detail: Detail) -> Result<ImageLayout, ImageError> {
-        let grid = PatchGrid::new(self.resized(size, detail)?, self.patch, self.merge).tokens();
+        let patches = PatchGrid::new(self.resized(size, detail)?, self.patch, self.merge);
+        let grid = patches.tokens();
         let num_tokens = (grid.rows * grid.columns) as usize;
         let text = PromptText::plain(IMAGE_TOKEN.repeat(num_tokens));
-        Ok(ImageLayout { num_tokens, feature_rows: None, grid: Some(grid), text })
+        let input_bytes = self.input_bytes(patches);
+        Ok(ImageLayout { num_tokens, feature_rows: None, grid: Some(grid), input_bytes, text })
     }
 
     fn inputs(&self, image: &RgbImage, detail: Detail) -> Result<EncoderInputs, ImageError> {
@@ -283,8 +312,9 @@ fn interpolate_positions(edge: u32, grid: PatchGrid) -> PositionInterpolation {
     let (rows, columns) = (axis_weights(edge, grid.rows), axis_weights(edge, grid.columns));
     let edge = i64::from(edge);
     let cells = grid.cells();
-    let (mut indices, mut weights) = (Vec::with_capacity(4 * cells), Vec::with_capacity(4 * cells));
-    for corner in 0..4 {
+    let (mut indices, mut weights) =
+        (Vec::with_capacity(CORNERS * cells), Vec::with_capacity(CORNERS * cells));
+    for corner in 0..CORNERS {
         for cell in grid.block_order() {
             let (row, column) = (rows[cell.row as usize], columns[cell.column as usize]);
             let (y, dy) =
@@ -298,7 +328,7 @@ fn interpolate_positions(edge: u32, grid: PatchGrid) -> PositionInterpolation {
             weights.push(dy * dx);
         }
     }
-    let shape = vec![4, cells];
+    let shape = vec![CORNERS, cells];
     PositionInterpolation {
         indices: Tensor::new(shape.clone(), indices),
         weights: Tensor::new(shape, weights),

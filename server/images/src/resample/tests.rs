@@ -48,13 +48,13 @@ fn a_part_is_equal_to_the_same_part_of_the_whole() {
             [Size::new(13, 50), Size::new(91, 7), Size::new(40, 11), Size::new(19, 23), Size::new(39, 9)]
         {
             let whole = resize(&image, size, filter);
-            let part = Part {
+            let region = ImageRegion {
                 left: size.width / 3,
                 top: size.height / 4,
                 size: Size::new(size.width / 2, size.height / 2),
             };
-            let expected = whole.crop(part.left, part.top, part.size);
-            assert_eq!(resize_part(&image, size, filter, part), expected, "{filter:?} {size}");
+            let expected = whole.crop(region.left, region.top, region.size);
+            assert_eq!(resize_region(&image, size, filter, region), expected, "{filter:?} {size}");
         }
     }
 }
@@ -62,9 +62,9 @@ fn a_part_is_equal_to_the_same_part_of_the_whole() {
 #[test]
 fn a_part_of_a_huge_result_is_cheap() {
     let image = picture(Size::new(1, 30_000));
-    let part = Part { left: 0, top: 5_000_000, size: Size::new(336, 336) };
-    let resized = resize_part(&image, Size::new(336, 336 * 30_000), Filter::Bicubic, part);
-    assert_eq!(resized.size(), part.size);
+    let region = ImageRegion { left: 0, top: 5_000_000, size: Size::new(336, 336) };
+    let resized = resize_region(&image, Size::new(336, 336 * 30_000), Filter::Bicubic, region);
+    assert_eq!(resized.size(), region.size);
 }
 
 #[test]

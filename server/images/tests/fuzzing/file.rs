@@ -25,7 +25,7 @@ static PROCESSORS: LazyLock<Vec<ImageProcessor>> = LazyLock::new(|| {
 });
 
 /// Checks that the bytes are an error, or an image of the size in the header that every processor rejects or accepts both
-/// before and after it is decoded.
+/// before and after it is decoded, and whose inputs take the memory that its layout states.
 ///
 /// # Panics
 /// Panics if they are neither.
@@ -41,7 +41,10 @@ pub(crate) fn check(bytes: &[u8]) {
             let layout = processor.layout(image.size(), detail);
             let inputs = processor.preprocess(&image, detail);
             match (layout, inputs) {
-                (Ok(layout), Ok(inputs)) => assert!(layout.num_tokens > 0 && inputs.size_bytes() > 0),
+                (Ok(layout), Ok(inputs)) => {
+                    assert!(layout.num_tokens > 0);
+                    assert_eq!(layout.input_bytes, inputs.size_bytes(), "{}", processor.family());
+                }
                 (Err(layout), Err(inputs)) => assert_eq!(layout, inputs),
                 (layout, inputs) => panic!("{}: {layout:?}, {:?}", processor.family(), inputs.err()),
             }

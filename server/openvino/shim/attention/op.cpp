@@ -54,8 +54,8 @@ constexpr const char* BLOCK_SCORES_NAME = "block_scores";
 // Whether an attention layer applies the rotary embedding itself.
 enum class RopeFusion { separate, fused };
 
-// Whether the last input of an attention layer contains sinks: a float for each query head, as bytes, because a plugin that
-// computes in another precision would convert floats.
+// Whether the last input of an attention layer contains sinks: a float for each query head. The floats are stored as bytes,
+// because a plugin that computes in another precision would convert them.
 enum class Sinks { absent, present };
 
 class Attention : public op::Op {

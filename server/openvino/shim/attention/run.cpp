@@ -16,8 +16,8 @@ constexpr size_t STORED_TOKENS = 4 * BLOCK_TOKENS;
 // The number of multiplications of queries with keys below which a second thread costs more time than it saves.
 constexpr size_t SERIAL_PRODUCTS = 1 << 17;
 
-// The number of consecutive items that a thread takes at a time, so that it knows the next one; and the number of times that
-// every thread must be able to do so, because otherwise threads take single items.
+// The number of consecutive items that a thread takes at a time, so that it knows the next one; and the minimum number of
+// such groups per thread. With fewer groups, threads take single items.
 constexpr size_t ITEM_GRAIN = 4, GRAINS_PER_THREAD = 8;
 
 // A decode is divided into parts if computing all of its keys with one KV head takes more than 1 / `UNDIVIDED_FRACTION` of the

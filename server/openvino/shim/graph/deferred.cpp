@@ -15,7 +15,7 @@ using Constant = ov::op::v0::Constant;
 
 class DeferredMemory;
 
-// The memory that is not filled, by its address. Passes may copy a constant, but the copies have the same memory.
+// The memory that is not filled yet, by its address. Passes may copy a constant, but the copies share its memory.
 struct Registry {
     std::mutex mutex;
     std::map<const void*, DeferredMemory*> all;

@@ -174,7 +174,7 @@ std::vector<Candidate> candidates(const ov::Model& model) {
     return found;
 }
 
-// The numbers of the adapters of a step's tokens, which are an input of a model with adapters.
+// The input with the adapter number of each token in a step. Only models with adapters have it.
 class AdapterNumbers {
 public:
     explicit AdapterNumbers(ov::Model& model) : model_(model) {}

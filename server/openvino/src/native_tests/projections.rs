@@ -504,7 +504,7 @@ impl Projection {
                     let gate = value.min(7.0);
                     let gated = gate / (1.0 + (-1.702 * gate).exp());
                     let shifted = up.value.clamp(-7.0, 7.0) + 1.0;
-                    // Numbers far beyond the limits are exact. The slope is below 1.2.
+                    // The clamps limit the effect of large errors. The slope of the gate's activation is below 1.2.
                     let tolerance = tolerance.min(14.0) * 1.2 * (shifted.abs() + up.tolerance.min(14.0))
                         + gated.abs() * up.tolerance.min(14.0);
                     ExpectedValue {
@@ -754,8 +754,9 @@ fn a_row_does_not_depend_on_other_rows() {
 /// Many rows are divided by rows, few rows by columns of the weights, and one row also by columns of the source.
 #[test]
 fn results_do_not_depend_on_the_number_of_threads() {
-    // The columns of the source are divided if there are 2, 3 and 4 threads; 16 threads; and 2 threads, with a shorter second
-    // part. They are not divided if there are fewer blocks of columns of the weights than threads.
+    // With one row, the columns of the source are divided among 2, 3 or 4 threads for the first size, 16 threads for
+    // the second, and 2 threads for the third, whose second part is shorter. They are not divided if there are more
+    // threads than blocks of columns of the weights.
     const DIVIDED: [(usize, usize); 3] = [(4096, 160), (2048, 600), (2080, 96)];
     const UNDIVIDED: [(usize, usize); 2] = [(1024, 50), (4160, 32)];
     let one_row = DIVIDED.into_iter().map(|size| (size, 1)).cycle().take(75);

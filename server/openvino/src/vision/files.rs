@@ -130,7 +130,7 @@ fn family(config: &Value) -> Result<ModelFamily, Error> {
     })
 }
 
-/// Number of layers that read rows of images.
+/// Number of layers of the language model that read rows of images.
 fn deepstack_layers(config: &Value) -> Result<usize, Error> {
     let indices = config.get("vision_config").and_then(|vision| vision.get("deepstack_visual_indexes"));
     let count = indices.and_then(Value::as_array).map(Vec::len).filter(|count| *count > 0);

@@ -12,7 +12,8 @@ pub(super) struct QwenModels {
     /// The learned position embeddings of Qwen3-VL.
     pub(super) positions: Option<CompiledGraph>,
     pub(super) merger: CompiledGraph,
-    /// Number of further rows of each feature, for the first layers of the language model of Qwen3-VL.
+    /// Number of rows that follow each feature (DeepStack), one for each of the first layers of Qwen3-VL's language
+    /// model.
     pub(super) deepstack_layers: usize,
     pub(super) attention: MergerAttention,
 }
@@ -32,8 +33,8 @@ impl QwenModels {
         Ok(self.merger.row_values()?.map(|width| width * (1 + self.deepstack_layers)))
     }
 
-    /// Returns the rows of the output for an image. With deepstack, a row has the feature, and then the values for each of
-    /// the layers.
+    /// Returns the rows of the output for an image. With DeepStack, a row contains the feature, followed by the values
+    /// for each of the layers.
     pub(super) fn encode(&mut self, input: &QwenPatches) -> Result<Vec<f32>, Error> {
         let Self { patches, positions, merger, deepstack_layers, attention } = self;
         let count = input.hidden_states.shape()[0];
@@ -108,8 +109,8 @@ fn add_positions(
     Ok(())
 }
 
-/// Appends to each row of `features` its rows in each of the layers of `deepstack` [layers, rows, width]. `None` if the sizes
-/// do not match.
+/// Appends the corresponding row of each layer of `deepstack` [layers, rows, width] to each row of `features`. `None`
+/// if the sizes do not match.
 fn interleave(features: &[f32], deepstack: &[f32], width: usize, layers: usize) -> Option<Vec<f32>> {
     if deepstack.len() != features.len() * layers || !features.len().is_multiple_of(width) {
         return None;

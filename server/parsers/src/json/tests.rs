@@ -6,10 +6,10 @@ fn split(text: &str) -> Option<(String, &str)> {
     let mut written = String::new();
     for (at, letter) in text.char_indices() {
         match value.step(letter, &mut written) {
-            Verdict::More => {}
-            Verdict::Done => return Some((written, &text[at + letter.len_utf8()..])),
-            Verdict::Over => return Some((written, &text[at..])),
-            Verdict::Bad => return None,
+            ValueEffect::Continues => {}
+            ValueEffect::Completes => return Some((written, &text[at + letter.len_utf8()..])),
+            ValueEffect::AlreadyComplete => return Some((written, &text[at..])),
+            ValueEffect::Invalid => return None,
         }
     }
     None

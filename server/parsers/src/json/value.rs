@@ -10,15 +10,15 @@ pub const NESTING_MAX: usize = 128;
 
 /// The effect of a character on a value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Verdict {
+pub(crate) enum ValueEffect {
     /// The character belongs to the value, which continues.
-    More,
+    Continues,
     /// The character completes the value.
-    Done,
+    Completes,
     /// The value was complete before the character.
-    Over,
+    AlreadyComplete,
     /// The value cannot continue with this character.
-    Bad,
+    Invalid,
 }
 
 /// The parser of a value.
@@ -64,8 +64,8 @@ impl JsonValue {
     }
 
     /// Reads the next character and appends the certain part of the value to `to`, as it was written. After
-    /// [`Verdict::Done`], `Over` or `Bad`, no more characters may follow.
-    pub(crate) fn step(&mut self, letter: char, to: &mut String) -> Verdict {
+    /// [`ValueEffect::Completes`], `AlreadyComplete` or `Invalid`, no more characters may follow.
+    pub(crate) fn step(&mut self, letter: char, to: &mut String) -> ValueEffect {
         match &mut self.state {
             State::Text { string, part } => {
                 let closed = string.step(letter, &mut self.pieces);
@@ -73,12 +73,12 @@ impl JsonValue {
                 self.pieces.written.clear();
                 self.pieces.meant.clear();
                 if !closed {
-                    return Verdict::More;
+                    return ValueEffect::Continues;
                 }
                 to.push('"');
                 if *part == Part::Key {
                     self.state = State::Colon;
-                    return Verdict::More;
+                    return ValueEffect::Continues;
                 }
                 self.value_is_whole()
             }
@@ -86,21 +86,21 @@ impl JsonValue {
                 if let Some(next) = number.next(letter) {
                     *number = next;
                     to.push(letter);
-                    return Verdict::More;
+                    return ValueEffect::Continues;
                 }
                 if !number.is_whole() {
-                    return Verdict::Bad;
+                    return ValueEffect::Invalid;
                 }
-                if self.value_is_whole() == Verdict::Done {
-                    return Verdict::Over;
+                if self.value_is_whole() == ValueEffect::Completes {
+                    return ValueEffect::AlreadyComplete;
                 }
                 self.step(letter, to)
             }
             State::Word(word) => match word.step(letter) {
-                LiteralStep::Not => Verdict::Bad,
+                LiteralStep::Not => ValueEffect::Invalid,
                 LiteralStep::More => {
                     to.push(letter);
-                    Verdict::More
+                    ValueEffect::Continues
                 }
                 LiteralStep::Whole => {
                     to.push(letter);
@@ -117,13 +117,13 @@ impl JsonValue {
     }
 
     /// Reads a character outside of strings, numbers and words.
-    fn between(&mut self, letter: char, to: &mut String) -> Verdict {
+    fn between(&mut self, letter: char, to: &mut String) -> ValueEffect {
         if is_space(letter) {
             to.push(letter);
-            return Verdict::More;
+            return ValueEffect::Continues;
         }
         let in_object = self.open.last() == Some(&true);
-        let verdict = match (&self.state, letter) {
+        let effect = match (&self.state, letter) {
             (State::FirstItem, ']') | (State::FirstKey, '}') => self.close(),
             (State::Next, ']') if !in_object => self.close(),
             (State::Next, '}') if in_object => self.close(),
@@ -133,15 +133,15 @@ impl JsonValue {
                 self.go(State::Text { string: JsonString::default(), part: Part::Key })
             }
             (State::Value | State::FirstItem, letter) => self.value(letter),
-            _ => Verdict::Bad,
+            _ => ValueEffect::Invalid,
         };
-        if verdict != Verdict::Bad {
+        if effect != ValueEffect::Invalid {
             to.push(letter);
         }
-        verdict
+        effect
     }
 
-    fn value(&mut self, letter: char) -> Verdict {
+    fn value(&mut self, letter: char) -> ValueEffect {
         match letter {
             '{' | '[' if self.open.len() < NESTING_MAX => {
                 let is_object = letter == '{';
@@ -154,23 +154,23 @@ impl JsonValue {
             'n' => self.go(State::Word(Literal::new("ull"))),
             letter => match Number::begin(letter) {
                 Some(number) => self.go(State::Number(number)),
-                None => Verdict::Bad,
+                None => ValueEffect::Invalid,
             },
         }
     }
 
-    fn go(&mut self, state: State) -> Verdict {
+    fn go(&mut self, state: State) -> ValueEffect {
         self.state = state;
-        Verdict::More
+        ValueEffect::Continues
     }
 
-    fn close(&mut self) -> Verdict {
+    fn close(&mut self) -> ValueEffect {
         self.open.pop();
         self.value_is_whole()
     }
 
-    fn value_is_whole(&mut self) -> Verdict {
+    fn value_is_whole(&mut self) -> ValueEffect {
         self.state = State::Next;
-        if self.open.is_empty() { Verdict::Done } else { Verdict::More }
+        if self.open.is_empty() { ValueEffect::Completes } else { ValueEffect::Continues }
     }
 }

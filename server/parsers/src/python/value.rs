@@ -3,7 +3,7 @@
 
 use super::number;
 use super::string::{Escapes, PythonString, Text};
-use crate::json::{NESTING_MAX, Verdict, escape, quoted};
+use crate::json::{NESTING_MAX, ValueEffect, escape, quoted};
 use crate::literal::is_space;
 use crate::schema::Types;
 
@@ -91,19 +91,19 @@ impl PythonValue {
         }
     }
 
-    /// Reads the next character, and appends the certain part of the value to `to` as JSON. After [`Verdict::Done`],
-    /// `Over` or `Bad`, no more characters may follow.
-    pub(crate) fn step(&mut self, letter: char, to: &mut String) -> Verdict {
+    /// Reads the next character, and appends the certain part of the value to `to` as JSON. After [`ValueEffect::Completes`],
+    /// `AlreadyComplete` or `Invalid`, no more characters may follow.
+    pub(crate) fn step(&mut self, letter: char, to: &mut String) -> ValueEffect {
         match &mut self.state {
             State::Text { string, role } => {
                 let role = *role;
                 let end = string.step(letter, &mut self.meant);
                 self.text(role, to);
                 match end {
-                    Text::More => Verdict::More,
+                    Text::More => ValueEffect::Continues,
                     Text::Done => self.text_is_whole(role, to),
                     Text::Over => match self.text_is_whole(role, to) {
-                        Verdict::Done => Verdict::Over,
+                        ValueEffect::Completes => ValueEffect::AlreadyComplete,
                         _ => self.step(letter, to),
                     },
                 }
@@ -112,15 +112,15 @@ impl PythonValue {
                 let part = *part;
                 if letter.is_alphanumeric() || matches!(letter, '_' | '.' | '+' | '-') {
                     self.held.push(letter);
-                    return Verdict::More;
+                    return ValueEffect::Continues;
                 }
                 if matches!(letter, '"' | '\'') {
                     return self.prefixed(letter, part, to);
                 }
                 match self.word_is_whole(part, to) {
-                    Verdict::Done => Verdict::Over,
-                    Verdict::More => self.step(letter, to),
-                    verdict => verdict,
+                    ValueEffect::Completes => ValueEffect::AlreadyComplete,
+                    ValueEffect::Continues => self.step(letter, to),
+                    effect => effect,
                 }
             }
             _ => self.between(letter, to),
@@ -171,15 +171,15 @@ impl PythonValue {
         }
     }
 
-    fn go(&mut self, state: State) -> Verdict {
+    fn go(&mut self, state: State) -> ValueEffect {
         self.state = state;
-        Verdict::More
+        ValueEffect::Continues
     }
 
     /// Reads a character outside of strings and words.
-    fn between(&mut self, letter: char, to: &mut String) -> Verdict {
+    fn between(&mut self, letter: char, to: &mut String) -> ValueEffect {
         if is_space(letter) {
-            return Verdict::More;
+            return ValueEffect::Continues;
         }
         let close = self.open.last().map(|frame| frame.close);
         match (&self.state, letter) {
@@ -200,11 +200,11 @@ impl PythonValue {
                 if close == Some('}') { self.key(letter, to) } else { self.value(letter, to) }
             }
             (State::Value, letter) => self.value(letter, to),
-            _ => Verdict::Bad,
+            _ => ValueEffect::Invalid,
         }
     }
 
-    fn key(&mut self, letter: char, to: &mut String) -> Verdict {
+    fn key(&mut self, letter: char, to: &mut String) -> ValueEffect {
         if matches!(letter, '"' | '\'') {
             self.comma(to);
             to.push('"');
@@ -214,7 +214,7 @@ impl PythonValue {
         self.word(letter, Part::Key)
     }
 
-    fn value(&mut self, letter: char, to: &mut String) -> Verdict {
+    fn value(&mut self, letter: char, to: &mut String) -> ValueEffect {
         let close = match letter {
             '"' | '\'' => return self.string(letter, Escapes::Read, to),
             '{' => '}',
@@ -223,7 +223,7 @@ impl PythonValue {
             letter => return self.word(letter, Part::Value),
         };
         if self.open.len() == NESTING_MAX {
-            return Verdict::Bad;
+            return ValueEffect::Invalid;
         }
         self.comma(to);
         to.push(if close == '}' { '{' } else { '[' });
@@ -231,7 +231,7 @@ impl PythonValue {
         self.go(State::Item)
     }
 
-    fn string(&mut self, quote: char, escapes: Escapes, to: &mut String) -> Verdict {
+    fn string(&mut self, quote: char, escapes: Escapes, to: &mut String) -> ValueEffect {
         let takes_text = self.types.is_unknown() || self.types.text;
         let role = if self.open.is_empty() && !takes_text { Role::Held } else { Role::Text };
         if role == Role::Text {
@@ -241,9 +241,9 @@ impl PythonValue {
         self.go(State::Text { string: PythonString::new(quote, escapes), role })
     }
 
-    fn word(&mut self, letter: char, part: Part) -> Verdict {
+    fn word(&mut self, letter: char, part: Part) -> ValueEffect {
         if !(letter.is_alphanumeric() || matches!(letter, '_' | '.' | '+' | '-')) {
-            return Verdict::Bad;
+            return ValueEffect::Invalid;
         }
         self.held.clear();
         self.held.push(letter);
@@ -251,10 +251,10 @@ impl PythonValue {
     }
 
     /// Reads a quote after a word, which may be the prefix of a string.
-    fn prefixed(&mut self, quote: char, part: Part, to: &mut String) -> Verdict {
+    fn prefixed(&mut self, quote: char, part: Part, to: &mut String) -> ValueEffect {
         let prefix = self.held.to_ascii_lowercase();
         if part == Part::Key || !matches!(prefix.as_str(), "r" | "b" | "u" | "f" | "rb" | "br") {
-            return Verdict::Bad;
+            return ValueEffect::Invalid;
         }
         self.held.clear();
         let escapes = if prefix.contains('r') { Escapes::Kept } else { Escapes::Read };
@@ -271,7 +271,7 @@ impl PythonValue {
         self.meant.clear();
     }
 
-    fn text_is_whole(&mut self, role: Role, to: &mut String) -> Verdict {
+    fn text_is_whole(&mut self, role: Role, to: &mut String) -> ValueEffect {
         match role {
             Role::Key => {
                 to.push('"');
@@ -288,14 +288,14 @@ impl PythonValue {
         }
     }
 
-    fn word_is_whole(&mut self, part: Part, to: &mut String) -> Verdict {
+    fn word_is_whole(&mut self, part: Part, to: &mut String) -> ValueEffect {
         let json = match self.held.as_str() {
             "True" | "true" => "true".to_owned(),
             "False" | "false" => "false".to_owned(),
             "None" | "null" => "null".to_owned(),
             word => match number(word) {
                 Some(json) => json,
-                None => return Verdict::Bad,
+                None => return ValueEffect::Invalid,
             },
         };
         self.comma(to);
@@ -312,8 +312,8 @@ impl PythonValue {
         self.value_is_whole()
     }
 
-    fn value_is_whole(&mut self) -> Verdict {
+    fn value_is_whole(&mut self) -> ValueEffect {
         self.state = State::Next;
-        if self.open.is_empty() { Verdict::Done } else { Verdict::More }
+        if self.open.is_empty() { ValueEffect::Completes } else { ValueEffect::Continues }
     }
 }

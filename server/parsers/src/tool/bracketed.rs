@@ -3,21 +3,25 @@
 use std::sync::Arc;
 
 use crate::Tools;
+use crate::delta_buffer::DeltaBuffer;
 use crate::literal::{Literal, LiteralStep, is_space};
-use crate::out::Out;
-use crate::tool::python_calls::{Ending, PythonCalls};
-use crate::tool::{Calls, JsonCalls, Mark, ObjectRule, Step};
+use crate::tool::python_calls::{CallsEnd, PythonCalls};
+use crate::tool::{CallMarker, Calls, JsonCalls, ObjectRule, Step};
 
-static LLAMA3: [Mark; 4] =
-    [Mark::anywhere("<|python_tag|>"), Mark::anywhere("<|python_start|>"), Mark::bare("{"), Mark::bare("[")];
-static LFM2: [Mark; 1] = [Mark::anywhere("<|tool_call_start|>")];
+static LLAMA3: [CallMarker; 4] = [
+    CallMarker::anywhere("<|python_tag|>"),
+    CallMarker::anywhere("<|python_start|>"),
+    CallMarker::bare("{"),
+    CallMarker::bare("["),
+];
+static LFM2: [CallMarker; 1] = [CallMarker::anywhere("<|tool_call_start|>")];
 
 /// The parser of calls in either form.
 #[derive(Debug)]
 pub(crate) struct BracketedCalls {
     tools: Arc<Tools>,
-    marks: &'static [Mark],
-    /// The optional closing marker of each mark.
+    markers: &'static [CallMarker],
+    /// The optional closing marker of each opening marker.
     closes: &'static [Option<&'static str>],
     close: Option<&'static str>,
     object_rule: ObjectRule,
@@ -45,9 +49,13 @@ impl BracketedCalls {
         Self::new(&LFM2, &[Some("<|tool_call_end|>")], tools)
     }
 
-    fn new(marks: &'static [Mark], closes: &'static [Option<&'static str>], tools: &Arc<Tools>) -> Self {
+    fn new(
+        markers: &'static [CallMarker],
+        closes: &'static [Option<&'static str>],
+        tools: &Arc<Tools>,
+    ) -> Self {
         let tools = Arc::clone(tools);
-        Self { tools, marks, closes, close: None, object_rule: ObjectRule::Marked, state: State::Lead }
+        Self { tools, markers, closes, close: None, object_rule: ObjectRule::Marked, state: State::Lead }
     }
 
     fn go(&mut self, state: State) -> Step {
@@ -56,7 +64,7 @@ impl BracketedCalls {
     }
 
     /// Begins JSON calls whose beginning, `begun`, has been read.
-    fn json(&mut self, begun: &str, out: &mut Out) -> Step {
+    fn json(&mut self, begun: &str, out: &mut DeltaBuffer) -> Step {
         let mut json = JsonCalls::plain(self.object_rule);
         for letter in begun.chars() {
             let step = json.step(letter, out);
@@ -70,7 +78,7 @@ impl BracketedCalls {
     }
 
     /// Continues after a step of the inner parser.
-    fn after(&mut self, step: Step, letter: char, out: &mut Out) -> Step {
+    fn after(&mut self, step: Step, letter: char, out: &mut DeltaBuffer) -> Step {
         match step {
             Step::Done => {
                 out.commit();
@@ -91,17 +99,17 @@ impl BracketedCalls {
 }
 
 impl Calls for BracketedCalls {
-    fn marks(&self) -> &'static [Mark] {
-        self.marks
+    fn markers(&self) -> &'static [CallMarker] {
+        self.markers
     }
 
-    fn enter(&mut self, mark: usize, _out: &mut Out) {
-        self.close = self.closes[mark];
-        self.object_rule = if self.marks[mark].is_read { ObjectRule::Bare } else { ObjectRule::Marked };
+    fn enter(&mut self, marker: usize, _out: &mut DeltaBuffer) {
+        self.close = self.closes[marker];
+        self.object_rule = if self.markers[marker].is_read { ObjectRule::Bare } else { ObjectRule::Marked };
         self.state = State::Lead;
     }
 
-    fn step(&mut self, letter: char, out: &mut Out) -> Step {
+    fn step(&mut self, letter: char, out: &mut DeltaBuffer) -> Step {
         match &mut self.state {
             State::Json(json) => {
                 let step = json.step(letter, out);
@@ -122,8 +130,8 @@ impl Calls for BracketedCalls {
             State::Bracket if letter == '{' => self.json("[{", out),
             State::Bracket => {
                 let ending = match self.object_rule {
-                    ObjectRule::Marked => Ending::MarkedBracket,
-                    ObjectRule::Bare => Ending::Bracket,
+                    ObjectRule::Marked => CallsEnd::MarkedBracket,
+                    ObjectRule::Bare => CallsEnd::Bracket,
                 };
                 let mut python = PythonCalls::new(ending, Arc::clone(&self.tools));
                 let step = python.step(letter, out);
@@ -142,7 +150,7 @@ impl Calls for BracketedCalls {
         }
     }
 
-    fn finish(&mut self, out: &mut Out) {
+    fn finish(&mut self, out: &mut DeltaBuffer) {
         match &mut self.state {
             State::Json(json) => json.finish(out),
             State::Python(python) => python.finish(out),

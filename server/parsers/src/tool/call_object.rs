@@ -1,9 +1,9 @@
 //! Parses a call written as a JSON object with a name and arguments in any order. As soon as the name is known, the
 //! arguments are emitted as they arrive.
 
-use crate::json::{JsonString, JsonValue, Pieces, Verdict};
+use crate::delta_buffer::DeltaBuffer;
+use crate::json::{JsonString, JsonValue, Pieces, ValueEffect};
 use crate::literal::{Literal, LiteralStep, is_space};
-use crate::out::Out;
 use crate::tool::Step;
 
 /// The condition under which an object is a call.
@@ -89,7 +89,7 @@ impl CallObject {
     }
 
     /// Reads the next character. Returns [`Step::Done`] if the character closes the object and the object is a call.
-    pub(crate) fn step(&mut self, letter: char, out: &mut Out) -> Step {
+    pub(crate) fn step(&mut self, letter: char, out: &mut DeltaBuffer) -> Step {
         match &mut self.state {
             State::KeyText(string) => {
                 if string.step(letter, &mut self.pieces) {
@@ -105,12 +105,12 @@ impl CallObject {
                 if closed { self.name_is_whole(out) } else { Step::More }
             }
             State::Object(value) => {
-                let verdict = value.step(letter, &mut self.pieces.written);
+                let effect = value.step(letter, &mut self.pieces.written);
                 self.give(out);
-                match verdict {
-                    Verdict::More => Step::More,
-                    Verdict::Done => self.arguments_are_whole(out),
-                    Verdict::Over | Verdict::Bad => Step::TEXT,
+                match effect {
+                    ValueEffect::Continues => Step::More,
+                    ValueEffect::Completes => self.arguments_are_whole(out),
+                    ValueEffect::AlreadyComplete | ValueEffect::Invalid => Step::TEXT,
                 }
             }
             State::Text { string, .. } => {
@@ -126,21 +126,21 @@ impl CallObject {
                 LiteralStep::Not => Step::TEXT,
             },
             State::Other(value) => {
-                let verdict = value.step(letter, &mut self.pieces.written);
+                let effect = value.step(letter, &mut self.pieces.written);
                 self.clear();
-                match verdict {
-                    Verdict::More => return Step::More,
-                    Verdict::Bad => return Step::TEXT,
-                    Verdict::Done | Verdict::Over => self.state = State::Next,
+                match effect {
+                    ValueEffect::Continues => return Step::More,
+                    ValueEffect::Invalid => return Step::TEXT,
+                    ValueEffect::Completes | ValueEffect::AlreadyComplete => self.state = State::Next,
                 }
-                if verdict == Verdict::Over { self.between(letter, out) } else { Step::More }
+                if effect == ValueEffect::AlreadyComplete { self.between(letter, out) } else { Step::More }
             }
             _ => self.between(letter, out),
         }
     }
 
     /// Ends the text and, if the call has begun, emits the arguments that were held back.
-    pub(crate) fn finish(&mut self, out: &mut Out) {
+    pub(crate) fn finish(&mut self, out: &mut DeltaBuffer) {
         if self.arguments != Arguments::Given {
             return;
         }
@@ -162,7 +162,7 @@ impl CallObject {
         Step::More
     }
 
-    fn between(&mut self, letter: char, out: &mut Out) -> Step {
+    fn between(&mut self, letter: char, out: &mut DeltaBuffer) -> Step {
         if is_space(letter) {
             return Step::More;
         }
@@ -179,7 +179,7 @@ impl CallObject {
         }
     }
 
-    fn value(&mut self, letter: char, out: &mut Out) -> Step {
+    fn value(&mut self, letter: char, out: &mut DeltaBuffer) -> Step {
         match self.key.as_str() {
             "name" if letter == '"' => {
                 self.name.clear();
@@ -193,7 +193,7 @@ impl CallObject {
                     return Step::TEXT;
                 }
                 let mut value = JsonValue::new();
-                if value.step(letter, &mut self.pieces.written) == Verdict::Bad {
+                if value.step(letter, &mut self.pieces.written) == ValueEffect::Invalid {
                     return Step::TEXT;
                 }
                 self.clear();
@@ -203,7 +203,7 @@ impl CallObject {
     }
 
     /// Begins the arguments.
-    fn begin(&mut self, letter: char, out: &mut Out) -> Step {
+    fn begin(&mut self, letter: char, out: &mut DeltaBuffer) -> Step {
         match letter {
             '{' => {
                 let mut object = JsonValue::new();
@@ -218,7 +218,7 @@ impl CallObject {
         }
     }
 
-    fn begin_call(&mut self, out: &mut Out) {
+    fn begin_call(&mut self, out: &mut DeltaBuffer) {
         if self.name.is_empty() {
             self.arguments = Arguments::Held(String::new());
         } else {
@@ -228,7 +228,7 @@ impl CallObject {
     }
 
     /// Emits the arguments, or holds them back while the name is unknown.
-    fn give(&mut self, out: &mut Out) {
+    fn give(&mut self, out: &mut DeltaBuffer) {
         if let Arguments::Held(held) = &mut self.arguments {
             held.push_str(&self.pieces.written);
         } else {
@@ -238,7 +238,7 @@ impl CallObject {
     }
 
     /// Processes more of the string that contains the arguments, from `pieces.meant`.
-    fn text(&mut self, out: &mut Out) -> Step {
+    fn text(&mut self, out: &mut DeltaBuffer) -> Step {
         let mut meant = std::mem::take(&mut self.pieces.meant);
         self.clear();
         for letter in meant.drain(..) {
@@ -252,7 +252,7 @@ impl CallObject {
     }
 
     /// Ends the string that contains the arguments.
-    fn text_is_whole(&mut self, out: &mut Out) -> Step {
+    fn text_is_whole(&mut self, out: &mut DeltaBuffer) -> Step {
         let State::Text { object, .. } = &self.state else { unreachable!("invariant: within a string") };
         match object {
             TextObject::Before => self.no_arguments(out),
@@ -263,7 +263,7 @@ impl CallObject {
 
     /// Processes a character of the string that contains the arguments; returns false if the character is not valid
     /// there.
-    fn text_letter(&mut self, letter: char, out: &mut Out) -> bool {
+    fn text_letter(&mut self, letter: char, out: &mut DeltaBuffer) -> bool {
         let State::Text { object, .. } = &mut self.state else { unreachable!("invariant: within a string") };
         match object {
             TextObject::Before | TextObject::After if is_space(letter) => true,
@@ -277,17 +277,17 @@ impl CallObject {
             }
             TextObject::Before | TextObject::After => false,
             TextObject::Within(value) => {
-                let verdict = value.step(letter, &mut self.pieces.written);
-                if verdict == Verdict::Done {
+                let effect = value.step(letter, &mut self.pieces.written);
+                if effect == ValueEffect::Completes {
                     *object = TextObject::After;
                 }
                 self.give(out);
-                matches!(verdict, Verdict::More | Verdict::Done)
+                matches!(effect, ValueEffect::Continues | ValueEffect::Completes)
             }
         }
     }
 
-    fn name_is_whole(&mut self, out: &mut Out) -> Step {
+    fn name_is_whole(&mut self, out: &mut DeltaBuffer) -> Step {
         self.state = State::Next;
         if self.name.is_empty() {
             return Step::TEXT;
@@ -301,7 +301,7 @@ impl CallObject {
         Step::More
     }
 
-    fn arguments_are_whole(&mut self, out: &mut Out) -> Step {
+    fn arguments_are_whole(&mut self, out: &mut DeltaBuffer) -> Step {
         self.state = State::Next;
         if self.arguments == Arguments::Given {
             out.end();
@@ -311,14 +311,14 @@ impl CallObject {
     }
 
     /// Completes a call whose arguments are `null` or an empty string.
-    fn no_arguments(&mut self, out: &mut Out) -> Step {
+    fn no_arguments(&mut self, out: &mut DeltaBuffer) -> Step {
         self.begin_call(out);
         self.pieces.written.push_str("{}");
         self.give(out);
         self.arguments_are_whole(out)
     }
 
-    fn object_is_whole(&mut self, out: &mut Out) -> Step {
+    fn object_is_whole(&mut self, out: &mut DeltaBuffer) -> Step {
         match self.arguments {
             Arguments::Whole => Step::Done,
             // Other members may be intended as arguments, so this is not a call without arguments.

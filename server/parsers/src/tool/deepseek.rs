@@ -1,11 +1,12 @@
 //! The format deepseek: calls between tokens, with the arguments in a JSON code block (V3, R1) or without one (V3.1).
 
+use crate::delta_buffer::DeltaBuffer;
 use crate::literal::{ChoiceStep, Literal, LiteralChoice, LiteralStep, is_space};
-use crate::out::Out;
 use crate::tool::json_arguments::is_of_name;
-use crate::tool::{Calls, JsonArguments, Mark, Step};
+use crate::tool::{CallMarker, Calls, JsonArguments, Step};
 
-static MARKS: [Mark; 2] = [Mark::anywhere("<｜tool▁calls▁begin｜>"), Mark::anywhere(CALL_BEGIN)];
+static MARKERS: [CallMarker; 2] =
+    [CallMarker::anywhere("<｜tool▁calls▁begin｜>"), CallMarker::anywhere(CALL_BEGIN)];
 const CALL_BEGIN: &str = "<｜tool▁call▁begin｜>";
 /// The tokens that may follow the arguments of a call.
 const NEXT: [&str; 3] = ["<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>", CALL_BEGIN];
@@ -66,7 +67,7 @@ impl DeepSeek {
         Step::More
     }
 
-    fn begin(&mut self, name: &str, out: &mut Out) -> Step {
+    fn begin(&mut self, name: &str, out: &mut DeltaBuffer) -> Step {
         self.state = State::Arguments(JsonArguments::begin(name, out));
         Step::More
     }
@@ -90,7 +91,7 @@ impl DeepSeek {
     }
 
     /// Begins a token that stands in place of the arguments.
-    fn empty(&mut self, letter: char, out: &Out) -> Step {
+    fn empty(&mut self, letter: char, out: &DeltaBuffer) -> Step {
         let mut token = LiteralChoice::new(&NEXT);
         if letter != '<' || self.name_without_arguments().is_none() {
             return Step::TEXT;
@@ -99,7 +100,7 @@ impl DeepSeek {
         self.go(State::EmptyToken(token, out.open_bytes() - 1))
     }
 
-    fn empty_token(&mut self, chosen: ChoiceStep, letter: char, open: usize, out: &mut Out) -> Step {
+    fn empty_token(&mut self, chosen: ChoiceStep, letter: char, open: usize, out: &mut DeltaBuffer) -> Step {
         let ChoiceStep::Whole(_) = chosen else {
             return match chosen {
                 ChoiceStep::More => Step::More,
@@ -113,7 +114,7 @@ impl DeepSeek {
     }
 
     /// Reads the language of the block. A block without arguments is empty or contains `null`.
-    fn in_language(&mut self, letter: char, out: &mut Out) -> Step {
+    fn in_language(&mut self, letter: char, out: &mut DeltaBuffer) -> Step {
         match letter {
             '{' => {
                 let name = std::mem::take(&mut self.name);
@@ -136,7 +137,7 @@ impl DeepSeek {
         }
     }
 
-    fn body(&mut self, letter: char, out: &mut Out) -> Step {
+    fn body(&mut self, letter: char, out: &mut DeltaBuffer) -> Step {
         match letter {
             '{' if !self.head.is_empty() => {
                 let name = std::mem::take(&mut self.head);
@@ -152,7 +153,7 @@ impl DeepSeek {
     }
 
     /// Reads the name in the older notation, or the text after it.
-    fn name(&mut self, letter: char, out: &mut Out) -> Step {
+    fn name(&mut self, letter: char, out: &mut DeltaBuffer) -> Step {
         match letter {
             '`' => self.go(State::Fence(Literal::new("``"))),
             '{' => {
@@ -168,7 +169,7 @@ impl DeepSeek {
         }
     }
 
-    fn tail(&mut self, letter: char, out: &mut Out) -> Step {
+    fn tail(&mut self, letter: char, out: &mut DeltaBuffer) -> Step {
         match letter {
             '`' => self.go(State::TailFence(Literal::new("``"))),
             '<' => {
@@ -180,7 +181,7 @@ impl DeepSeek {
         }
     }
 
-    fn token(&mut self, chosen: ChoiceStep, letter: char, out: &mut Out) -> Step {
+    fn token(&mut self, chosen: ChoiceStep, letter: char, out: &mut DeltaBuffer) -> Step {
         match chosen {
             ChoiceStep::More => Step::More,
             ChoiceStep::Whole(0) => {
@@ -195,16 +196,16 @@ impl DeepSeek {
 }
 
 impl Calls for DeepSeek {
-    fn marks(&self) -> &'static [Mark] {
-        &MARKS
+    fn markers(&self) -> &'static [CallMarker] {
+        &MARKERS
     }
 
-    fn enter(&mut self, mark: usize, _out: &mut Out) {
+    fn enter(&mut self, marker: usize, _out: &mut DeltaBuffer) {
         self.head();
-        self.state = if mark == 0 { State::Lead } else { State::Head };
+        self.state = if marker == 0 { State::Lead } else { State::Head };
     }
 
-    fn step(&mut self, letter: char, out: &mut Out) -> Step {
+    fn step(&mut self, letter: char, out: &mut DeltaBuffer) -> Step {
         match &mut self.state {
             State::Lead | State::Body | State::Tail | State::Empty if is_space(letter) => Step::More,
             State::Lead => {
@@ -270,7 +271,7 @@ impl Calls for DeepSeek {
         }
     }
 
-    fn finish(&mut self, out: &mut Out) {
+    fn finish(&mut self, out: &mut DeltaBuffer) {
         match &mut self.state {
             State::Arguments(arguments) => arguments.finish(out),
             State::Body | State::Block | State::Empty => {

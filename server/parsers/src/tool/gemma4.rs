@@ -3,19 +3,19 @@
 use std::sync::Arc;
 
 use crate::Tools;
+use crate::delta_buffer::DeltaBuffer;
 use crate::gemma::{CALLS_END, GemmaObject};
-use crate::json::Verdict;
+use crate::json::ValueEffect;
 use crate::literal::{Literal, LiteralStep, is_space};
-use crate::out::Out;
 use crate::tool::json_arguments::is_of_name;
-use crate::tool::python_calls::{Ending, PythonCalls};
-use crate::tool::{Calls, Mark, Step};
+use crate::tool::python_calls::{CallsEnd, PythonCalls};
+use crate::tool::{CallMarker, Calls, Step};
 
-static MARKS: [Mark; 4] = [
-    Mark::anywhere("<|tool_call>"),
-    Mark::anywhere("```tool_code"),
-    Mark::anywhere("<turn|>"),
-    Mark::anywhere("<|tool_response>"),
+static MARKERS: [CallMarker; 4] = [
+    CallMarker::anywhere("<|tool_call>"),
+    CallMarker::anywhere("```tool_code"),
+    CallMarker::anywhere("<turn|>"),
+    CallMarker::anywhere("<|tool_response>"),
 ];
 const FENCE: &str = "```";
 
@@ -71,7 +71,7 @@ impl Gemma4 {
         self.go(State::Call(call))
     }
 
-    fn name(&mut self, letter: char, out: &mut Out) -> Step {
+    fn name(&mut self, letter: char, out: &mut DeltaBuffer) -> Step {
         match letter {
             '{' if !self.name.is_empty() => {
                 out.prepare(&self.name);
@@ -86,12 +86,12 @@ impl Gemma4 {
         }
     }
 
-    fn arguments(&mut self, letter: char, out: &mut Out) -> Step {
+    fn arguments(&mut self, letter: char, out: &mut DeltaBuffer) -> Step {
         let State::Arguments(object) = &mut self.state else { unreachable!("invariant: within arguments") };
         self.json.clear();
-        let verdict = object.step(letter, &mut self.json);
-        out.worked(object.take_work());
-        if verdict == Verdict::Bad {
+        let effect = object.step(letter, &mut self.json);
+        out.add_work(object.take_work());
+        if effect == ValueEffect::Invalid {
             return Step::Stop { again: object.token_bytes() };
         }
         if !self.json.is_empty() {
@@ -101,7 +101,7 @@ impl Gemma4 {
                 out.read(letter);
             }
         }
-        if verdict == Verdict::More {
+        if effect == ValueEffect::Continues {
             return Step::More;
         }
         out.end();
@@ -111,7 +111,7 @@ impl Gemma4 {
         self.go(State::Tail)
     }
 
-    fn tail(&mut self, letter: char, out: &mut Out) -> Step {
+    fn tail(&mut self, letter: char, out: &mut DeltaBuffer) -> Step {
         if self.close == CALLS_END && letter == 'c' {
             self.name.clear();
             return self.call(letter);
@@ -123,7 +123,7 @@ impl Gemma4 {
         self.go(State::Close(close))
     }
 
-    fn python(&mut self, letter: char, out: &mut Out) -> Step {
+    fn python(&mut self, letter: char, out: &mut DeltaBuffer) -> Step {
         let State::Python(python) = &mut self.state else { unreachable!("invariant: within Python") };
         let step = python.step(letter, out);
         let is_over = python.is_between();
@@ -142,14 +142,14 @@ impl Gemma4 {
 }
 
 impl Calls for Gemma4 {
-    fn marks(&self) -> &'static [Mark] {
-        &MARKS
+    fn markers(&self) -> &'static [CallMarker] {
+        &MARKERS
     }
 
-    fn enter(&mut self, mark: usize, out: &mut Out) {
+    fn enter(&mut self, marker: usize, out: &mut DeltaBuffer) {
         self.name.clear();
-        self.close = if mark == 0 { CALLS_END } else { FENCE };
-        self.state = match mark {
+        self.close = if marker == 0 { CALLS_END } else { FENCE };
+        self.state = match marker {
             0 => State::Lead,
             1 => State::Block,
             _ => {
@@ -160,18 +160,18 @@ impl Calls for Gemma4 {
         };
     }
 
-    fn step(&mut self, letter: char, out: &mut Out) -> Step {
+    fn step(&mut self, letter: char, out: &mut DeltaBuffer) -> Step {
         match &mut self.state {
             State::Arguments(_) => self.arguments(letter, out),
             State::Python(_) => self.python(letter, out),
             State::Lead | State::Block | State::Tail if is_space(letter) => Step::More,
             State::Lead => self.call(letter),
             State::Block if letter == '[' => {
-                let python = PythonCalls::new(Ending::Bracket, Arc::clone(&self.tools));
+                let python = PythonCalls::new(CallsEnd::Bracket, Arc::clone(&self.tools));
                 self.go(State::Python(python))
             }
             State::Block => {
-                self.state = State::Python(PythonCalls::new(Ending::None, Arc::clone(&self.tools)));
+                self.state = State::Python(PythonCalls::new(CallsEnd::None, Arc::clone(&self.tools)));
                 self.python(letter, out)
             }
             State::Call(call) => match call.step(letter) {
@@ -190,7 +190,7 @@ impl Calls for Gemma4 {
         }
     }
 
-    fn finish(&mut self, out: &mut Out) {
+    fn finish(&mut self, out: &mut DeltaBuffer) {
         match &mut self.state {
             State::Arguments(object) => {
                 self.json.clear();

@@ -1,7 +1,7 @@
 //! Parses arguments that are a JSON object after the name of a call.
 
-use crate::json::{JsonValue, Verdict};
-use crate::out::Out;
+use crate::delta_buffer::DeltaBuffer;
+use crate::json::{JsonValue, ValueEffect};
 use crate::tool::Step;
 
 /// The parser of the arguments.
@@ -13,7 +13,7 @@ pub(crate) struct JsonArguments {
 
 impl JsonArguments {
     /// Begins a call whose `{` has been read.
-    pub(crate) fn begin(name: &str, out: &mut Out) -> Self {
+    pub(crate) fn begin(name: &str, out: &mut DeltaBuffer) -> Self {
         let mut arguments = Self { value: JsonValue::new(), written: String::new() };
         out.prepare(name);
         arguments.step('{', out);
@@ -21,24 +21,24 @@ impl JsonArguments {
     }
 
     /// Reads the next character. Returns [`Step::Done`] if the character ends the call.
-    pub(crate) fn step(&mut self, letter: char, out: &mut Out) -> Step {
-        let verdict = self.value.step(letter, &mut self.written);
-        if !matches!(verdict, Verdict::Bad | Verdict::Over) {
+    pub(crate) fn step(&mut self, letter: char, out: &mut DeltaBuffer) -> Step {
+        let effect = self.value.step(letter, &mut self.written);
+        if !matches!(effect, ValueEffect::Invalid | ValueEffect::AlreadyComplete) {
             out.arguments(&self.written);
         }
         self.written.clear();
-        match verdict {
-            Verdict::More => Step::More,
-            Verdict::Done => {
+        match effect {
+            ValueEffect::Continues => Step::More,
+            ValueEffect::Completes => {
                 out.end();
                 Step::Done
             }
-            Verdict::Over | Verdict::Bad => Step::TEXT,
+            ValueEffect::AlreadyComplete | ValueEffect::Invalid => Step::TEXT,
         }
     }
 
     /// Ends the text within the arguments.
-    pub(crate) fn finish(&mut self, out: &mut Out) {
+    pub(crate) fn finish(&mut self, out: &mut DeltaBuffer) {
         out.arguments(&self.value.held());
     }
 }

@@ -1,15 +1,15 @@
 //! Formats whose calls are JSON objects after a marker, alone or in an array: hermes3, phi4, granite, and the
 //! JSON forms of llama3 and mistral.
 
-use crate::json::{JsonValue, Verdict};
+use crate::delta_buffer::DeltaBuffer;
+use crate::json::{JsonValue, ValueEffect};
 use crate::literal::{Literal, LiteralStep, is_space};
-use crate::out::Out;
-use crate::tool::{CallObject, Calls, Mark, ObjectRule, Step};
+use crate::tool::{CallMarker, CallObject, Calls, ObjectRule, Step};
 
 /// The notation of the objects of a format.
 #[derive(Debug)]
 pub(crate) struct Rule {
-    pub(crate) marks: &'static [Mark],
+    pub(crate) markers: &'static [CallMarker],
     /// Whether an object may occur outside of an array.
     pub(crate) alone: bool,
     /// Whether objects may occur in an array.
@@ -58,7 +58,7 @@ enum State {
 const SPACE: Option<char> = Some(' ');
 
 static HERMES3: Rule = Rule {
-    marks: &[Mark::anywhere("<tool_call>")],
+    markers: &[CallMarker::anywhere("<tool_call>")],
     alone: true,
     array: true,
     close: Some("</tool_call>"),
@@ -66,7 +66,7 @@ static HERMES3: Rule = Rule {
 };
 
 static PHI4: Rule = Rule {
-    marks: &[Mark::anywhere("functools"), Mark::anywhere("<|tool_call|>")],
+    markers: &[CallMarker::anywhere("functools"), CallMarker::anywhere("<|tool_call|>")],
     alone: false,
     array: true,
     close: Some("<|/tool_call|>"),
@@ -74,7 +74,7 @@ static PHI4: Rule = Rule {
 };
 
 static GRANITE: Rule = Rule {
-    marks: &[Mark::anywhere("<|tool_call|>"), Mark::anywhere("<tool_call>")],
+    markers: &[CallMarker::anywhere("<|tool_call|>"), CallMarker::anywhere("<tool_call>")],
     alone: true,
     array: true,
     close: Some("</tool_call>"),
@@ -82,9 +82,9 @@ static GRANITE: Rule = Rule {
 };
 
 /// The objects in one of the forms of a format. They follow a marker, or look like calls.
-static PLAIN: Rule = Rule { marks: &[], alone: true, array: true, close: None, between: Some(';') };
+static PLAIN: Rule = Rule { markers: &[], alone: true, array: true, close: None, between: Some(';') };
 
-static ONE: Rule = Rule { marks: &[], alone: true, array: true, close: None, between: None };
+static ONE: Rule = Rule { markers: &[], alone: true, array: true, close: None, between: None };
 
 impl JsonCalls {
     /// `functools[{…}, …]` or `<|tool_call|>[{…}, …]<|/tool_call|>`.
@@ -121,11 +121,11 @@ impl JsonCalls {
         Step::More
     }
 
-    fn begin_object(&self, out: &Out) -> State {
+    fn begin_object(&self, out: &DeltaBuffer) -> State {
         State::Object(Box::new(CallObject::new(self.object_rule)), out.open_bytes().saturating_sub(1))
     }
 
-    fn object(&mut self, letter: char, out: &mut Out) -> Step {
+    fn object(&mut self, letter: char, out: &mut DeltaBuffer) -> Step {
         let State::Object(object, open) = &mut self.state else {
             unreachable!("invariant: within an object")
         };
@@ -148,22 +148,22 @@ impl JsonCalls {
     /// Skips an object of a marked array that is valid JSON but not a call, by rereading it as JSON, so that its
     /// siblings can still be calls. Returns `None` if the object is outside of an array, is invalid JSON, or has begun
     /// a call.
-    fn skipped(&mut self, open: usize, out: &Out) -> Option<Step> {
+    fn skipped(&mut self, open: usize, out: &DeltaBuffer) -> Option<Step> {
         if !self.in_array || self.object_rule != ObjectRule::Marked {
             return None;
         }
         let mut value = JsonValue::new();
-        let mut verdict = Verdict::More;
+        let mut effect = ValueEffect::Continues;
         for letter in out.open_from(open).filter(|text| text.starts_with('{'))?.chars() {
-            if verdict != Verdict::More {
+            if effect != ValueEffect::Continues {
                 return None;
             }
-            verdict = value.step(letter, &mut String::new());
+            effect = value.step(letter, &mut String::new());
         }
-        self.state = match verdict {
-            Verdict::More => State::Skipped(value),
-            Verdict::Done => State::AfterSkipped,
-            Verdict::Over | Verdict::Bad => return None,
+        self.state = match effect {
+            ValueEffect::Continues => State::Skipped(value),
+            ValueEffect::Completes => State::AfterSkipped,
+            ValueEffect::AlreadyComplete | ValueEffect::Invalid => return None,
         };
         Some(Step::More)
     }
@@ -183,7 +183,7 @@ impl JsonCalls {
         Step::More
     }
 
-    fn in_tail(&mut self, letter: char, out: &mut Out) -> Step {
+    fn in_tail(&mut self, letter: char, out: &mut DeltaBuffer) -> Step {
         if is_space(letter) {
             return Step::More;
         }
@@ -205,23 +205,24 @@ impl JsonCalls {
 }
 
 impl Calls for JsonCalls {
-    fn marks(&self) -> &'static [Mark] {
-        self.rule.marks
+    fn markers(&self) -> &'static [CallMarker] {
+        self.rule.markers
     }
 
-    fn enter(&mut self, mark: usize, _out: &mut Out) {
-        self.object_rule = if self.rule.marks[mark].is_read { ObjectRule::Bare } else { ObjectRule::Marked };
+    fn enter(&mut self, marker: usize, _out: &mut DeltaBuffer) {
+        self.object_rule =
+            if self.rule.markers[marker].is_read { ObjectRule::Bare } else { ObjectRule::Marked };
         self.in_array = false;
         self.state = State::Lead;
     }
 
-    fn step(&mut self, letter: char, out: &mut Out) -> Step {
+    fn step(&mut self, letter: char, out: &mut DeltaBuffer) -> Step {
         match &mut self.state {
             State::Object(..) => self.object(letter, out),
             State::Skipped(value) => match value.step(letter, &mut String::new()) {
-                Verdict::More => Step::More,
-                Verdict::Done => self.go(State::AfterSkipped),
-                Verdict::Over | Verdict::Bad => Step::TEXT,
+                ValueEffect::Continues => Step::More,
+                ValueEffect::Completes => self.go(State::AfterSkipped),
+                ValueEffect::AlreadyComplete | ValueEffect::Invalid => Step::TEXT,
             },
             State::Close(literal) => match literal.step(letter) {
                 LiteralStep::More => Step::More,
@@ -257,7 +258,7 @@ impl Calls for JsonCalls {
         }
     }
 
-    fn finish(&mut self, out: &mut Out) {
+    fn finish(&mut self, out: &mut DeltaBuffer) {
         if let State::Object(object, _) = &mut self.state {
             object.finish(out);
         }

@@ -1,19 +1,19 @@
 //! The formats mistral and devstral: `[TOOL_CALLS]` before an array of objects, or before a name and its arguments.
 
+use crate::delta_buffer::DeltaBuffer;
 use crate::literal::{Literal, LiteralStep, is_space};
-use crate::out::Out;
 use crate::tool::json_arguments::is_of_name;
-use crate::tool::{Calls, JsonArguments, JsonCalls, Mark, ObjectRule, Step};
+use crate::tool::{CallMarker, Calls, JsonArguments, JsonCalls, ObjectRule, Step};
 
-/// The marks of a parser that also accepts a bare array. Such an array is the old format after the marker, a special
+/// The markers of a parser that also accepts a bare array. Such an array is the old format after the marker, a special
 /// token, was removed from the text.
-static MISTRAL: [Mark; 2] = [Mark::anywhere(MARKER), Mark::bare("[{\"")];
-static DEVSTRAL: [Mark; 1] = [Mark::anywhere(MARKER)];
+static MISTRAL: [CallMarker; 2] = [CallMarker::anywhere(MARKER), CallMarker::bare("[{\"")];
+static DEVSTRAL: [CallMarker; 1] = [CallMarker::anywhere(MARKER)];
 
 /// The parser of calls in either form.
 #[derive(Debug)]
 pub(crate) struct Mistral {
-    marks: &'static [Mark],
+    markers: &'static [CallMarker],
     array_rule: ObjectRule,
     state: State,
     name: String,
@@ -57,12 +57,12 @@ const MARKER: &str = "[TOOL_CALLS]";
 impl Mistral {
     /// Creates a parser that also accepts a bare array.
     pub(crate) fn with_bare_array() -> Self {
-        Self { marks: &MISTRAL, array_rule: ObjectRule::Marked, state: State::Lead, name: String::new() }
+        Self { markers: &MISTRAL, array_rule: ObjectRule::Marked, state: State::Lead, name: String::new() }
     }
 
     /// Creates a parser of calls after the marker only.
     pub(crate) fn marked() -> Self {
-        Self { marks: &DEVSTRAL, ..Self::with_bare_array() }
+        Self { markers: &DEVSTRAL, ..Self::with_bare_array() }
     }
 
     fn go(&mut self, state: State) -> Step {
@@ -70,7 +70,7 @@ impl Mistral {
         Step::More
     }
 
-    fn lead(&mut self, letter: char, out: &mut Out) -> Step {
+    fn lead(&mut self, letter: char, out: &mut DeltaBuffer) -> Step {
         if matches!(letter, '[' | '{') {
             let mut array = JsonCalls::array_or_object(self.array_rule);
             let step = array.step(letter, out);
@@ -85,7 +85,7 @@ impl Mistral {
         self.go(State::Name)
     }
 
-    fn name(&mut self, letter: char, out: &mut Out) -> Step {
+    fn name(&mut self, letter: char, out: &mut DeltaBuffer) -> Step {
         match letter {
             letter if is_of_name(letter) => {
                 self.name.push(letter);
@@ -96,7 +96,7 @@ impl Mistral {
         }
     }
 
-    fn after_name(&mut self, letter: char, out: &mut Out) -> Step {
+    fn after_name(&mut self, letter: char, out: &mut DeltaBuffer) -> Step {
         match letter {
             '[' => self.go(State::Bracket { open: out.open_bytes() - 1 }),
             // The special token `[ARGS]` may have been removed from the text.
@@ -106,7 +106,7 @@ impl Mistral {
     }
 
     /// Reads the first character after `[ARGS]` that is not whitespace.
-    fn args(&mut self, letter: char, out: &mut Out) -> Step {
+    fn args(&mut self, letter: char, out: &mut DeltaBuffer) -> Step {
         match letter {
             '{' => self.begin(out),
             'n' => self.go(State::Null(Literal::new("ull"))),
@@ -119,12 +119,12 @@ impl Mistral {
         }
     }
 
-    fn begin(&mut self, out: &mut Out) -> Step {
+    fn begin(&mut self, out: &mut DeltaBuffer) -> Step {
         self.state = State::Arguments(JsonArguments::begin(&self.name, out));
         Step::More
     }
 
-    fn bracket(&mut self, letter: char, open: usize, out: &Out) -> Step {
+    fn bracket(&mut self, letter: char, open: usize, out: &DeltaBuffer) -> Step {
         let (mut rest, id) = match letter {
             'A' => (Literal::new("ARGS]"), false),
             'C' => (Literal::new("CALL_ID]"), true),
@@ -135,22 +135,22 @@ impl Mistral {
     }
 }
 
-/// Reprocesses a bracket that does not begin a tag, because another mark may begin there.
-fn again(open: usize, letter: char, out: &Out) -> Step {
+/// Reprocesses a bracket that does not begin a tag, because another marker may begin there.
+fn again(open: usize, letter: char, out: &DeltaBuffer) -> Step {
     Step::Stop { again: out.open_bytes() - letter.len_utf8() - open }
 }
 
 impl Calls for Mistral {
-    fn marks(&self) -> &'static [Mark] {
-        self.marks
+    fn markers(&self) -> &'static [CallMarker] {
+        self.markers
     }
 
-    fn enter(&mut self, mark: usize, _out: &mut Out) {
-        self.array_rule = if self.marks[mark].is_read { ObjectRule::Bare } else { ObjectRule::Marked };
+    fn enter(&mut self, marker: usize, _out: &mut DeltaBuffer) {
+        self.array_rule = if self.markers[marker].is_read { ObjectRule::Bare } else { ObjectRule::Marked };
         self.state = State::Lead;
     }
 
-    fn step(&mut self, letter: char, out: &mut Out) -> Step {
+    fn step(&mut self, letter: char, out: &mut DeltaBuffer) -> Step {
         match &mut self.state {
             State::Lead | State::Args | State::AfterName | State::Id if is_space(letter) => Step::More,
             State::Lead => self.lead(letter, out),
@@ -198,7 +198,7 @@ impl Calls for Mistral {
         }
     }
 
-    fn finish(&mut self, out: &mut Out) {
+    fn finish(&mut self, out: &mut DeltaBuffer) {
         match &mut self.state {
             State::Array(array) => array.finish(out),
             State::Arguments(arguments) => arguments.finish(out),

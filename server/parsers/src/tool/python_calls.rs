@@ -5,12 +5,12 @@ mod ahead;
 
 use std::sync::Arc;
 
-use ahead::{Lookahead, Member, QuoteVerdict, SkippedMember, begins_key, begins_next_call, continues_key};
+use ahead::{Lookahead, Member, QuoteRole, SkippedMember, begins_key, begins_next_call, continues_key};
 
 use crate::Tools;
-use crate::json::{Verdict, quoted};
+use crate::delta_buffer::DeltaBuffer;
+use crate::json::{ValueEffect, quoted};
 use crate::literal::is_space;
-use crate::out::Out;
 use crate::python::PythonValue;
 use crate::tool::Step;
 use crate::tool::json_arguments::is_of_name;
@@ -20,7 +20,7 @@ use crate::typed::typed;
 #[derive(Debug)]
 pub(crate) struct PythonCalls {
     tools: Arc<Tools>,
-    ending: Ending,
+    ending: CallsEnd,
     state: State,
     name: String,
     key: String,
@@ -40,7 +40,7 @@ pub(crate) struct PythonCalls {
 
 /// The end of the calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Ending {
+pub(crate) enum CallsEnd {
     /// A closing bracket; commas separate calls.
     Bracket,
     /// A closing bracket of a list after a marker. List elements that are not calls are skipped.
@@ -76,7 +76,7 @@ enum State {
 }
 
 impl PythonCalls {
-    pub(crate) fn new(ending: Ending, tools: Arc<Tools>) -> Self {
+    pub(crate) fn new(ending: CallsEnd, tools: Arc<Tools>) -> Self {
         Self {
             tools,
             ending,
@@ -94,7 +94,7 @@ impl PythonCalls {
     }
 
     /// Reads the next character. Returns [`Step::Done`] for the closing bracket.
-    pub(crate) fn step(&mut self, letter: char, out: &mut Out) -> Step {
+    pub(crate) fn step(&mut self, letter: char, out: &mut DeltaBuffer) -> Step {
         if self.ahead.is_some() {
             return self.resolve_quote(letter, out);
         }
@@ -104,7 +104,7 @@ impl PythonCalls {
         }
     }
 
-    fn call_step(&mut self, letter: char, out: &mut Out) -> Step {
+    fn call_step(&mut self, letter: char, out: &mut DeltaBuffer) -> Step {
         let is_list = self.is_list();
         match &mut self.state {
             State::Skipped(skipped) => match skipped.step(letter) {
@@ -148,7 +148,7 @@ impl PythonCalls {
     }
 
     /// Ends the text. The incomplete part of a call that has begun is dropped.
-    pub(crate) fn finish(&mut self, out: &mut Out) {
+    pub(crate) fn finish(&mut self, out: &mut DeltaBuffer) {
         if let Some(ahead) = self.ahead.take() {
             out.unread_bytes(ahead.held.len());
             self.value_letter(ahead.quote, out);
@@ -170,7 +170,7 @@ impl PythonCalls {
     }
 
     fn is_list(&self) -> bool {
-        matches!(self.ending, Ending::Bracket | Ending::MarkedBracket)
+        matches!(self.ending, CallsEnd::Bracket | CallsEnd::MarkedBracket)
     }
 
     fn begin_name(&mut self, letter: char) -> Step {
@@ -183,10 +183,10 @@ impl PythonCalls {
 
     /// Skips an element of a marked list that is not a call, by matching its brackets, so that the other elements can
     /// still be calls. Returns `None` if the end of the element cannot be determined, or if a call has begun.
-    fn skipped(&mut self, out: &Out) -> Option<Step> {
+    fn skipped(&mut self, out: &DeltaBuffer) -> Option<Step> {
         let is_in_call =
             !matches!(self.state, State::Call | State::After | State::Skipped(_) | State::AfterSkipped);
-        if self.ending != Ending::MarkedBracket || self.has_begun || !is_in_call {
+        if self.ending != CallsEnd::MarkedBracket || self.has_begun || !is_in_call {
             return None;
         }
         let mut skipped = SkippedMember::default();
@@ -206,16 +206,16 @@ impl PythonCalls {
     }
 
     /// Reads a character after a quote, until it is known whether the quote closes the string.
-    fn resolve_quote(&mut self, letter: char, out: &mut Out) -> Step {
+    fn resolve_quote(&mut self, letter: char, out: &mut DeltaBuffer) -> Step {
         let Some(mut ahead) = self.ahead.take() else { return Step::TEXT };
-        let verdict = ahead.step(letter);
-        if verdict == QuoteVerdict::More {
+        let role = ahead.step(letter);
+        if role == QuoteRole::Undecided {
             self.ahead = Some(ahead);
             return Step::More;
         }
         // Only the quote is consumed: the text after it is read again.
         out.unread_bytes(ahead.held.len() + letter.len_utf8());
-        if verdict == QuoteVerdict::Closes {
+        if role == QuoteRole::Closes {
             let step = self.value_letter(ahead.quote, out);
             debug_assert_eq!(step, Step::More, "a quote ends a string");
         } else if let State::InValue(value) = &mut self.state {
@@ -226,7 +226,7 @@ impl PythonCalls {
         self.step_again(ahead.held.chars().chain([letter]), out)
     }
 
-    fn step_again(&mut self, letters: impl Iterator<Item = char>, out: &mut Out) -> Step {
+    fn step_again(&mut self, letters: impl Iterator<Item = char>, out: &mut DeltaBuffer) -> Step {
         let mut last = Step::More;
         for letter in letters {
             debug_assert_eq!(last, Step::More, "what was seen ahead goes on as a call or as text");
@@ -265,7 +265,7 @@ impl PythonCalls {
     }
 
     /// Begins a value with its first character.
-    fn value(&mut self, letter: char, out: &mut Out) -> Step {
+    fn value(&mut self, letter: char, out: &mut DeltaBuffer) -> Step {
         self.lead.clear();
         self.lead.push_str(if self.has_begun { "," } else { "{" });
         self.lead.push_str(&quoted(&self.key));
@@ -274,7 +274,7 @@ impl PythonCalls {
         self.in_value(letter, out)
     }
 
-    fn in_value(&mut self, letter: char, out: &mut Out) -> Step {
+    fn in_value(&mut self, letter: char, out: &mut DeltaBuffer) -> Step {
         if let State::InValue(value) = &self.state
             && let Some(closing) = value.closing(letter)
         {
@@ -285,22 +285,22 @@ impl PythonCalls {
         self.value_letter(letter, out)
     }
 
-    fn value_letter(&mut self, letter: char, out: &mut Out) -> Step {
+    fn value_letter(&mut self, letter: char, out: &mut DeltaBuffer) -> Step {
         let State::InValue(value) = &mut self.state else { unreachable!("invariant: within a value") };
         self.json.clear();
-        let verdict = value.step(letter, &mut self.json);
-        if verdict == Verdict::Bad {
+        let effect = value.step(letter, &mut self.json);
+        if effect == ValueEffect::Invalid {
             return Step::TEXT;
         }
         // A comma is emitted together with the text after it; text after the value is not emitted yet.
-        let is_open = verdict == Verdict::Over || letter == ',' && value.is_before_item();
+        let is_open = effect == ValueEffect::AlreadyComplete || letter == ',' && value.is_before_item();
         if self.give(out) && is_open {
             out.read(letter);
         }
-        match verdict {
-            Verdict::More | Verdict::Bad => Step::More,
-            Verdict::Done => self.go(State::Next),
-            Verdict::Over => {
+        match effect {
+            ValueEffect::Continues | ValueEffect::Invalid => Step::More,
+            ValueEffect::Completes => self.go(State::Next),
+            ValueEffect::AlreadyComplete => {
                 self.state = State::Next;
                 self.step(letter, out)
             }
@@ -308,7 +308,7 @@ impl PythonCalls {
     }
 
     /// Emits the JSON before the value and the part of the value that is certain. Returns false if no part is certain.
-    fn give(&mut self, out: &mut Out) -> bool {
+    fn give(&mut self, out: &mut DeltaBuffer) -> bool {
         if self.json.is_empty() {
             return false;
         }
@@ -322,7 +322,7 @@ impl PythonCalls {
         true
     }
 
-    fn call_is_whole(&mut self, out: &mut Out) -> Step {
+    fn call_is_whole(&mut self, out: &mut DeltaBuffer) -> Step {
         if self.has_begun {
             out.arguments("}");
             out.end();
@@ -335,18 +335,18 @@ impl PythonCalls {
         self.is_over(out)
     }
 
-    fn is_over(&mut self, out: &mut Out) -> Step {
+    fn is_over(&mut self, out: &mut DeltaBuffer) -> Step {
         out.commit();
         self.any = true;
         self.has_begun = false;
         self.go(State::After)
     }
 
-    fn after(&mut self, letter: char, out: &mut Out) -> Step {
+    fn after(&mut self, letter: char, out: &mut DeltaBuffer) -> Step {
         match self.ending {
-            Ending::Bracket | Ending::MarkedBracket if letter == ']' => Step::Done,
-            Ending::Bracket | Ending::MarkedBracket if letter == ',' => self.go(State::Call),
-            Ending::None if begins_next_call(letter) => {
+            CallsEnd::Bracket | CallsEnd::MarkedBracket if letter == ']' => Step::Done,
+            CallsEnd::Bracket | CallsEnd::MarkedBracket if letter == ',' => self.go(State::Call),
+            CallsEnd::None if begins_next_call(letter) => {
                 self.state = State::Call;
                 self.step(letter, out)
             }
@@ -357,6 +357,6 @@ impl PythonCalls {
 
 /// Whether a call can begin with this letter. Names of tools may begin with a digit or `-`, but a list without a marker that
 /// begins so is more likely to be text, such as `[0-9()]`.
-fn begins_name(letter: char, ending: Ending) -> bool {
-    is_of_name(letter) && (ending != Ending::Bracket || letter.is_alphabetic() || letter == '_')
+fn begins_name(letter: char, ending: CallsEnd) -> bool {
+    is_of_name(letter) && (ending != CallsEnd::Bracket || letter.is_alphabetic() || letter == '_')
 }

@@ -5,17 +5,17 @@ use std::collections::HashSet;
 use std::sync::Arc;
 
 use crate::Tools;
+use crate::delta_buffer::DeltaBuffer;
 use crate::json::quoted;
 use crate::literal::{ChoiceStep, LiteralChoice, is_space};
-use crate::out::Out;
 use crate::tool::tagged_value::{TaggedValue, ValueRule, ValueStep};
-use crate::tool::{Calls, Mark, Step};
+use crate::tool::{CallMarker, Calls, Step};
 
 /// The tags of a format.
 #[derive(Debug)]
 struct Dialect {
-    marks: &'static [Mark],
-    /// The beginning of the tag of a function, up to its name, unless the mark itself is that tag.
+    markers: &'static [CallMarker],
+    /// The beginning of the tag of a function, up to its name, unless the marker itself is that tag.
     function: &'static [&'static str],
     /// The tags that may follow the tag of a function: the first begins an argument, the others end the function. If
     /// `closes` is set, the last one also ends the calls.
@@ -27,7 +27,7 @@ struct Dialect {
 }
 
 static QWEN3CODER: Dialect = Dialect {
-    marks: &[Mark::anywhere("<tool_call>"), Mark::anywhere("<function=")],
+    markers: &[CallMarker::anywhere("<tool_call>"), CallMarker::anywhere("<function=")],
     function: &["<function="],
     parts: &["<parameter=", "</function>", "</tool_call>"],
     closes: true,
@@ -43,7 +43,7 @@ static QWEN3CODER: Dialect = Dialect {
 };
 
 static MINICPM5: Dialect = Dialect {
-    marks: &[Mark::anywhere("<function name=")],
+    markers: &[CallMarker::anywhere("<function name=")],
     function: &["<function name="],
     parts: &["<param name=", "</function>"],
     closes: false,
@@ -140,7 +140,7 @@ impl TaggedCalls {
         Step::More
     }
 
-    fn named(&mut self, name: &Name, out: &mut Out) -> Step {
+    fn named(&mut self, name: &Name, out: &mut DeltaBuffer) -> Step {
         name.text.trim().clone_into(&mut self.function);
         self.has_begun = false;
         self.names.clear();
@@ -151,7 +151,7 @@ impl TaggedCalls {
     }
 
     /// Processes a tag between arguments, by its index in the list.
-    fn part(&mut self, part: usize, out: &mut Out) -> Step {
+    fn part(&mut self, part: usize, out: &mut DeltaBuffer) -> Step {
         if part == 0 {
             return self.go(State::ArgumentName(Name::default()));
         }
@@ -161,7 +161,7 @@ impl TaggedCalls {
     }
 
     /// Completes the function. The tag that ends the calls may follow.
-    fn function_is_whole(&mut self, out: &mut Out) -> Step {
+    fn function_is_whole(&mut self, out: &mut DeltaBuffer) -> Step {
         if self.has_begun {
             out.arguments("}");
             out.end();
@@ -173,7 +173,7 @@ impl TaggedCalls {
         if self.dialect.closes { Step::More } else { Step::Done }
     }
 
-    fn argument(&mut self, name: &str, out: &mut Out) -> Step {
+    fn argument(&mut self, name: &str, out: &mut DeltaBuffer) -> Step {
         let lead = if self.has_begun { "," } else { "{" };
         if !self.has_begun {
             out.begin(&self.function);
@@ -190,11 +190,11 @@ impl TaggedCalls {
         self.go(State::Value(value))
     }
 
-    fn value(&mut self, letter: char, out: &mut Out) -> Step {
+    fn value(&mut self, letter: char, out: &mut DeltaBuffer) -> Step {
         let State::Value(value) = &mut self.state else { unreachable!("invariant: within a value") };
         self.json.clear();
         let step = value.step(letter, &mut self.json);
-        out.worked(value.take_work());
+        out.add_work(value.take_work());
         // Text that a value holds back becomes part of the value, never content.
         out.arguments(&self.json);
         match step {
@@ -213,17 +213,17 @@ impl TaggedCalls {
 }
 
 impl Calls for TaggedCalls {
-    fn marks(&self) -> &'static [Mark] {
-        self.dialect.marks
+    fn markers(&self) -> &'static [CallMarker] {
+        self.dialect.markers
     }
 
-    fn enter(&mut self, mark: usize, _out: &mut Out) {
-        let is_function = self.dialect.marks.len() == mark + 1;
+    fn enter(&mut self, marker: usize, _out: &mut DeltaBuffer) {
+        let is_function = self.dialect.markers.len() == marker + 1;
         self.has_begun = false;
         self.state = if is_function { State::FunctionName(Name::default()) } else { State::Lead };
     }
 
-    fn step(&mut self, letter: char, out: &mut Out) -> Step {
+    fn step(&mut self, letter: char, out: &mut DeltaBuffer) -> Step {
         match &mut self.state {
             State::Value(_) => self.value(letter, out),
             State::FunctionName(name) => match name.step(letter, self.dialect.space_in_names) {
@@ -261,7 +261,7 @@ impl Calls for TaggedCalls {
             State::Part(tag) => match tag.step(letter) {
                 ChoiceStep::More => Step::More,
                 ChoiceStep::Whole(part) => self.part(part, out),
-                ChoiceStep::Not => Step::Stop { again: tag.fitted() },
+                ChoiceStep::Not => Step::Stop { again: tag.matched_bytes() },
             },
             State::Close(tag) => match tag.step(letter) {
                 ChoiceStep::More => Step::More,
@@ -271,7 +271,7 @@ impl Calls for TaggedCalls {
         }
     }
 
-    fn finish(&mut self, out: &mut Out) {
+    fn finish(&mut self, out: &mut DeltaBuffer) {
         if let State::Value(value) = &mut self.state {
             self.json.clear();
             let end = value.finish(&mut self.json);

@@ -16,7 +16,7 @@ const NULL_BYTES_MAX: usize = 32;
 /// The tags that end the values of a format.
 #[derive(Debug)]
 pub(crate) struct ValueRule {
-    /// The tags that may end a value. After each, one of the listed tags must follow, unless the text ends.
+    /// The tags that may end a value, each with the tags of which one must follow unless the text ends.
     pub(crate) ends: &'static [(&'static str, &'static [&'static str])],
     pub(crate) has_cdata: bool,
 }
@@ -67,12 +67,12 @@ enum State {
     Within,
     Cdata,
     /// The parser is after a tag that may end the value.
-    Ended(After),
+    Ended(TextAfterTag),
 }
 
 /// The text after a tag that may end the value.
 #[derive(Debug)]
-struct After {
+struct TextAfterTag {
     /// The index of the tag in the list.
     end: usize,
     /// The whole text after the tag.
@@ -179,7 +179,7 @@ impl TaggedValue {
                     self.cdata(if in_cdata { State::Within } else { State::Cdata }, to)
                 }
                 Some(ScanEvent::Marker(end)) => {
-                    self.state = State::Ended(After { end, read: String::new(), next: None });
+                    self.state = State::Ended(TextAfterTag { end, read: String::new(), next: None });
                 }
             }
         }

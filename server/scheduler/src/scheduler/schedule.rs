@@ -93,7 +93,7 @@ impl Scheduler {
         self.request_images();
     }
 
-    /// Adds the work of all tenants that do not pause to an empty batch.
+    /// Fills an empty batch with the work of all tenants that do not pause.
     fn fill(&mut self, batch: &mut Batch) {
         let mut budget = Budget {
             tokens: self.config.max_num_batched_tokens,

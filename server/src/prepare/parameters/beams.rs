@@ -7,7 +7,7 @@ use server_openai::Generation;
 use server_text::Tokenizer;
 
 use crate::error::Error;
-use crate::prepare::prepared::TextRule;
+use crate::prepare::prepared::TextOptions;
 
 /// Returns the parameters of a beam search for `choices` choices with `width` beams, if the request asks for beam
 /// search.
@@ -15,7 +15,7 @@ pub(super) fn beams(
     generation: &Generation,
     choices: u32,
     width: u32,
-    text: &TextRule,
+    text: &TextOptions,
     tokenizer: &Arc<Tokenizer>,
 ) -> Result<Option<BeamSearch>, Error> {
     if generation.use_beam_search != Some(true) {
@@ -56,7 +56,7 @@ struct StopStrings {
 }
 
 impl StopStrings {
-    fn of(text: &TextRule, tokenizer: &Arc<Tokenizer>) -> Option<Self> {
+    fn of(text: &TextOptions, tokenizer: &Arc<Tokenizer>) -> Option<Self> {
         let longest = text.stops.iter().map(String::len).max()?;
         let tokenizer = Arc::clone(tokenizer);
         let stops = text.stops.clone();

@@ -16,7 +16,7 @@ use std::sync::LazyLock;
 
 use serde_json::{Map, Value};
 
-pub(crate) use parameter::{Parameter, Peer, Support};
+pub(crate) use parameter::{Parameter, PeerSupport, Support};
 
 use crate::error::Error;
 

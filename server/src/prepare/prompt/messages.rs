@@ -4,9 +4,9 @@
 use serde_json::{Map, Value, json};
 use server_openai::{Content, ContentPart, Message};
 use server_parsers::ToolFormat;
-use server_text::{Arguments, CallCount, CallIds, CallStyle, NoText};
+use server_text::{ArgumentsFormat, CallCount, CallIdFormat, CallStyle, EmptyContent};
 
-use super::words;
+use super::tools_as_text;
 use crate::error::Error;
 use crate::image_reader::{ImageReader, TemplateContent};
 use crate::model::Model;
@@ -27,7 +27,7 @@ pub(super) fn for_template(conversation: &Conversation, model: &Model) -> Result
         let at = format!("{}[{index}]", conversation.param);
         messages.push(read(message, &at, model.images.as_ref(), &mut images)?);
     }
-    let messages = match model.abilities.calls {
+    let messages = match model.template_features.call_style {
         Some(style) => {
             let messages = match style.count {
                 CallCount::Many => messages,
@@ -35,7 +35,7 @@ pub(super) fn for_template(conversation: &Conversation, model: &Model) -> Result
             };
             messages.into_iter().map(|message| styled(message, style)).collect()
         }
-        None => in_words(messages, words::format(model)),
+        None => as_text(messages, tools_as_text::format(model)),
     };
     Ok(messages.into_iter().map(|message| value(message, model)).collect())
 }
@@ -227,7 +227,7 @@ fn one_call_each(messages: Vec<ParsedMessage>) -> Vec<ParsedMessage> {
 }
 
 fn styled(mut message: ParsedMessage, style: CallStyle) -> ParsedMessage {
-    if style.ids == CallIds::Nine {
+    if style.ids == CallIdFormat::NineCharacters {
         let ids = message.calls.iter_mut().map(|call| &mut call.id).chain([&mut message.call_id]);
         ids.flatten().for_each(|id| *id = nine_character_id(id));
     }
@@ -250,7 +250,7 @@ fn nine_character_id(id: &str) -> String {
 }
 
 /// Converts calls and their results to the text of messages.
-fn in_words(messages: Vec<ParsedMessage>, format: ToolFormat) -> Vec<ParsedMessage> {
+fn as_text(messages: Vec<ParsedMessage>, format: ToolFormat) -> Vec<ParsedMessage> {
     let mut converted: Vec<ParsedMessage> = Vec::with_capacity(messages.len());
     let mut after_result = false;
     for mut message in messages {
@@ -261,8 +261,8 @@ fn in_words(messages: Vec<ParsedMessage>, format: ToolFormat) -> Vec<ParsedMessa
             message.content =
                 Some(before.into_iter().chain([calls_text(&calls, format)]).collect::<Vec<_>>().join("\n"));
         }
-        if is_result && !words::shows_results(format) {
-            let text = words::result(message.content.as_deref().unwrap_or_default());
+        if is_result && !tools_as_text::shows_results(format) {
+            let text = tools_as_text::result(message.content.as_deref().unwrap_or_default());
             if let Some(last) = converted.last_mut().filter(|_| after_result) {
                 last.content = Some(format!("{}\n{text}", last.content.as_deref().unwrap_or_default()));
                 continue;
@@ -283,7 +283,7 @@ fn in_words(messages: Vec<ParsedMessage>, format: ToolFormat) -> Vec<ParsedMessa
 
 fn calls_text(calls: &[Call], format: ToolFormat) -> String {
     let calls: Vec<(&str, &Value)> = calls.iter().map(|call| (call.name.as_str(), &call.arguments)).collect();
-    words::calls(&calls, format)
+    tools_as_text::calls(&calls, format)
 }
 
 /// Returns a message as JSON for the template.
@@ -295,7 +295,8 @@ fn value(message: ParsedMessage, model: &Model) -> Value {
             *thought = format!("{thought}\n\n{text}");
         }
     }
-    let wants_null = style.is_some_and(|style| style.content == NoText::Null) && !calls.is_empty();
+    let wants_null =
+        style.is_some_and(|style| style.empty_content == EmptyContent::Null) && !calls.is_empty();
     let mut value = json!({"role": role});
     // Templates concatenate strings, so missing content must be an empty string.
     value["content"] = match content.filter(|text| !(wants_null && text.is_empty())) {
@@ -312,12 +313,12 @@ fn value(message: ParsedMessage, model: &Model) -> Value {
         value["name"] = json!(name);
     }
     if let Some(reasoning) = reasoning {
-        value[model.abilities.thoughts] = json!(reasoning);
+        value[model.template_features.reasoning_member] = json!(reasoning);
         value["reasoning_content"] = json!(reasoning);
     }
     if !calls.is_empty() {
-        let form = style.map_or(Arguments::Object, |style| style.arguments);
-        value["tool_calls"] = calls.into_iter().map(|call| call_value(call, form)).collect();
+        let format = style.map_or(ArgumentsFormat::Object, |style| style.arguments);
+        value["tool_calls"] = calls.into_iter().map(|call| call_value(call, format)).collect();
     }
     if let Some(call_id) = call_id {
         value["tool_call_id"] = json!(call_id);
@@ -334,10 +335,10 @@ impl MessagePart {
     }
 }
 
-fn call_value(call: Call, form: Arguments) -> Value {
+fn call_value(call: Call, format: ArgumentsFormat) -> Value {
     let Call { id, name, arguments } = call;
-    let arguments = match (form, arguments) {
-        (Arguments::Text, object @ Value::Object(_)) => json!(words::spaced(&object)),
+    let arguments = match (format, arguments) {
+        (ArgumentsFormat::JsonString, object @ Value::Object(_)) => json!(tools_as_text::spaced(&object)),
         (_, arguments) => arguments,
     };
     let mut value = Map::new();

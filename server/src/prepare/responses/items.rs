@@ -119,7 +119,7 @@ fn message(item: InputItem, at: &str, ids: &mut ItemIds) -> Result<Item, Error> 
     }))
 }
 
-/// Reads the parts of a message or of the result of a call. Texts become parts by `text`.
+/// Reads the parts of a message or of the result of a call. `text` converts texts to parts.
 fn read_parts(parts: Vec<InputPart>, at: &str, text: impl Fn(String) -> Part) -> Result<Vec<Part>, Error> {
     let read = |(index, part): (usize, InputPart)| {
         let at = format!("{at}[{index}]");

@@ -293,8 +293,8 @@ fn join(store: &Store, response: &WireResponse, input: &[Arc<Item>], tenant: Ten
     let WireResponse { conversation, output, .. } = response;
     let Some(id) = conversation.as_ref().and_then(|conversation| Id::parse(&conversation.id)) else { return };
     let items = input.iter().cloned().chain(output.iter().cloned().map(Arc::new)).collect();
-    let joined = store.append(id, tenant, |tally| {
-        Ok::<_, store::Error>(NewItems { items, generated_ids: tally.generated_ids })
+    let joined = store.append(id, tenant, |counts| {
+        Ok::<_, store::Error>(NewItems { items, generated_ids: counts.generated_ids })
     });
     match joined {
         Ok(Some(_)) => {}

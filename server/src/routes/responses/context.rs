@@ -75,7 +75,7 @@ impl<'a> Lookup<'a> {
     /// Returns the items of a conversation, which must not be full.
     fn conversation(&mut self, name: &str) -> Result<Vec<ContextItem>, Error> {
         let stored = conversation(self.app, self.tenant, name)?;
-        check_room(stored.tally(), stored.bytes()).map_err(|error| Error::invalid("conversation", error))?;
+        check_room(stored.counts(), stored.bytes()).map_err(|error| Error::invalid("conversation", error))?;
         stored.input().map(|item| self.include(&item.map_err(damaged)?, "conversation")).collect()
     }
 
@@ -126,7 +126,7 @@ impl<'a> Lookup<'a> {
         }
         for ContextItem { item, bytes } in history {
             if let Some(found) = referenced.get_mut(item.id()).filter(|found| found.item.is_none()) {
-                self.claim_uses(*bytes, found)?;
+                self.count_uses(*bytes, found)?;
                 found.item = Some(Arc::clone(item));
             }
         }
@@ -158,7 +158,7 @@ impl<'a> Lookup<'a> {
         };
         for item in link.items(Part::All)? {
             if let Some(found) = referenced.get_mut(item.id()).filter(|found| found.item.is_none()) {
-                self.claim_uses(item.bytes(), found)?;
+                self.count_uses(item.bytes(), found)?;
                 found.item = Some(item.parse()?);
             }
         }
@@ -166,8 +166,8 @@ impl<'a> Lookup<'a> {
     }
 
     /// Counts the bytes of an item once for each use, because the prompt repeats the item for each reference.
-    fn claim_uses(&mut self, bytes: u64, item: &ReferencedItem<'_>) -> Result<(), Error> {
-        self.claim(bytes.saturating_mul(item.uses), item.param)
+    fn count_uses(&mut self, bytes: u64, item: &ReferencedItem<'_>) -> Result<(), Error> {
+        self.count_bytes(bytes.saturating_mul(item.uses), item.param)
     }
 
     fn include_linked(&mut self, item: LinkItem<'_>, param: &str) -> Result<ContextItem, Error> {
@@ -175,18 +175,18 @@ impl<'a> Lookup<'a> {
             LinkItem::Stored(item) => self.include(&item, param),
             LinkItem::Live(item) => {
                 let bytes = json_bytes(&item);
-                self.claim(bytes, param)?;
+                self.count_bytes(bytes, param)?;
                 Ok(ContextItem { item, bytes })
             }
         }
     }
 
     fn include(&mut self, item: &StoredItem<'_>, param: &str) -> Result<ContextItem, Error> {
-        self.claim(item.bytes(), param)?;
+        self.count_bytes(item.bytes(), param)?;
         Ok(ContextItem { item: Arc::new(item.parse().map_err(damaged)?), bytes: item.bytes() })
     }
 
-    fn claim(&mut self, bytes: u64, param: &str) -> Result<(), Error> {
+    fn count_bytes(&mut self, bytes: u64, param: &str) -> Result<(), Error> {
         self.bytes_left = self.bytes_left.checked_sub(bytes).ok_or_else(|| {
             let problem = format!(
                 "the stored items of the request have more than {CONTEXT_BYTES_MAX} bytes; start a new conversation with \

@@ -66,7 +66,7 @@ impl Page {
 /// If exceeded: the page is shorter, with `has_more`.
 const PAGE_BYTES_MAX: u64 = 1 << 20;
 
-/// Selects the items of a page. All items of the list are offered to it in the order of the page.
+/// Selects the items of a page. All items of the list are added to it in the order of the page.
 pub(crate) struct Selection<'a> {
     page: &'a Page,
     has_begun: bool,
@@ -75,15 +75,15 @@ pub(crate) struct Selection<'a> {
     has_more: bool,
 }
 
-/// The decision about an item that is offered to a [`Selection`].
+/// The position of an item of a [`Selection`] with respect to the page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Offer {
+pub(crate) enum PagePosition {
     /// The item precedes the page.
-    Skip,
+    Before,
     /// The item is on the page.
-    Take,
+    OnPage,
     /// The item and all following ones come after the page.
-    End,
+    After,
 }
 
 impl<'a> Selection<'a> {
@@ -91,21 +91,21 @@ impl<'a> Selection<'a> {
         Self { page, has_begun: page.after.is_none(), items: 0, bytes: 0, has_more: false }
     }
 
-    /// Offers an item of `bytes` bytes.
-    pub(crate) fn offer(&mut self, id: &str, bytes: u64) -> Offer {
+    /// Adds an item of `bytes` bytes, if it is on the page.
+    pub(crate) fn add(&mut self, id: &str, bytes: u64) -> PagePosition {
         if !self.has_begun {
             self.has_begun = self.page.after.as_deref() == Some(id);
-            return Offer::Skip;
+            return PagePosition::Before;
         }
         let is_full = self.items == self.page.limit
             || (self.items > 0 && self.bytes.saturating_add(bytes) > PAGE_BYTES_MAX);
         if is_full {
             self.has_more = true;
-            return Offer::End;
+            return PagePosition::After;
         }
         self.items += 1;
         self.bytes = self.bytes.saturating_add(bytes);
-        Offer::Take
+        PagePosition::OnPage
     }
 
     /// Whether more items come after the page.
@@ -184,10 +184,10 @@ mod tests {
             items.reverse();
         }
         for (id, bytes) in items {
-            match selection.offer(id, *bytes) {
-                Offer::Skip => {}
-                Offer::Take => selected.push(id.clone()),
-                Offer::End => break,
+            match selection.add(id, *bytes) {
+                PagePosition::Before => {}
+                PagePosition::OnPage => selected.push(id.clone()),
+                PagePosition::After => break,
             }
         }
         Ok((selected, selection.finish()?))

@@ -11,7 +11,7 @@ use server_openai::responses::{
 };
 
 use super::context::{self, Chain, Part, damaged};
-use super::query::{Offer, Page, Selection};
+use super::query::{Page, PagePosition, Selection};
 use super::{answer, query};
 use crate::app::App;
 use crate::error::Error;
@@ -144,10 +144,10 @@ fn page_of_input(
             items.reverse();
         }
         for item in items {
-            match selection.offer(item.id(), item.bytes()) {
-                Offer::Skip => {}
-                Offer::Take => data.push(Arc::unwrap_or_clone(item.parse()?)),
-                Offer::End => break 'links,
+            match selection.add(item.id(), item.bytes()) {
+                PagePosition::Before => {}
+                PagePosition::OnPage => data.push(Arc::unwrap_or_clone(item.parse()?)),
+                PagePosition::After => break 'links,
             }
         }
     }

@@ -69,29 +69,32 @@ fn templates_of_model_families_render_as_in_python() {
 }
 
 #[test]
-fn the_capabilities_of_model_families_are_determined() {
-    let style = |arguments, content, ids, count| CallStyle { arguments, content, ids, count };
-    let usual = style(Arguments::Object, NoText::Empty, CallIds::Any, CallCount::Many);
-    let nine = Some(CallStyle { ids: CallIds::Nine, ..usual });
-    let usual_with = |thoughts| Abilities { thoughts, ..shown(Some(usual)) };
-    fn shown(calls: Option<CallStyle>) -> Abilities {
-        Abilities { tools: ToolsPlace::Variable, calls, ..Abilities::NONE }
+fn the_features_of_model_families_are_determined() {
+    let style = |arguments, empty_content, ids, count| CallStyle { arguments, empty_content, ids, count };
+    let usual = style(ArgumentsFormat::Object, EmptyContent::EmptyString, CallIdFormat::Any, CallCount::Many);
+    let nine = Some(CallStyle { ids: CallIdFormat::NineCharacters, ..usual });
+    let usual_with = |reasoning_member| TemplateFeatures { reasoning_member, ..shown(Some(usual)) };
+    fn shown(call_style: Option<CallStyle>) -> TemplateFeatures {
+        TemplateFeatures { tools_location: ToolsLocation::Variable, call_style, ..TemplateFeatures::NONE }
     }
-    for (name, abilities) in [
+    for (name, features) in [
         (
             "gpt-oss",
-            Abilities {
-                thoughts: "thinking",
-                needs_descriptions: true,
+            TemplateFeatures {
+                reasoning_member: "thinking",
+                needs_tool_descriptions: true,
                 ..shown(Some(CallStyle { count: CallCount::One, ..usual }))
             },
         ),
         ("gemma-4", usual_with("reasoning_content")),
         (
             "deepseek-r1-distill",
-            Abilities { calls: Some(CallStyle { content: NoText::Null, ..usual }), ..Abilities::NONE },
+            TemplateFeatures {
+                call_style: Some(CallStyle { empty_content: EmptyContent::Null, ..usual }),
+                ..TemplateFeatures::NONE
+            },
         ),
-        ("deepseek-v3.1", Abilities { calls: Some(usual), ..Abilities::NONE }),
+        ("deepseek-v3.1", TemplateFeatures { call_style: Some(usual), ..TemplateFeatures::NONE }),
         ("granite-3.3", shown(None)),
         ("granite-4.0", shown(Some(usual))),
         ("qwen3", shown(Some(usual))),
@@ -104,7 +107,7 @@ fn the_capabilities_of_model_families_are_determined() {
         ("minicpm5", shown(Some(usual))),
         ("phi-4-functools", shown(Some(usual))),
     ] {
-        assert_eq!(single(&family(name)).abilities(), abilities, "{name}");
+        assert_eq!(single(&family(name)).features(), features, "{name}");
     }
 }
 

@@ -14,8 +14,8 @@ use tokenizers::ModelWrapper;
 use super::spm::SPACE;
 use crate::vocabulary::{Vocabulary, byte_of_char};
 
-/// Canonical composition shortens text at most to a quarter of its size. The worst case is `U+1FBE U+0308 U+0301`,
-/// whose 7 bytes become the 2 bytes of `U+0390`.
+/// Canonical composition shortens a text to no less than a quarter of its size. The worst case is `U+1FBE U+0308
+/// U+0301`, whose 7 bytes become the 2 bytes of `U+0390`.
 const NFC_SHRINKAGE: f64 = 4.0;
 
 /// All characters with the property `White_Space`. Added tokens with `lstrip` or `rstrip` absorb them.

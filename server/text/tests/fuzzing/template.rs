@@ -35,7 +35,7 @@ pub(crate) fn check(input: &[u8]) {
     }
     let with_message = |rendered: Result<String, RenderError>| rendered.map_err(|error| error.to_string());
     assert_eq!(with_message(template.render(&input)), with_message(rendered), "the second time");
-    template.abilities();
+    template.features();
 }
 
 /// Returns a conversation with every feature that templates use.

@@ -87,7 +87,7 @@ __attribute__((noinline)) inline void activate(const Matmul& matmul, const Packe
 // Multiplies the first half of the columns by the second half.
 inline Floats gated(Epilogue epilogue, Floats gate, Floats up) {
     if (epilogue == Epilogue::swiglu) return gate * sigmoid(gate) * up;
-    // These comparisons keep NaN.
+    // These comparisons propagate NaN.
     const Floats limit = Floats{} + CLAMPED_SWIGLU_LIMIT;
     gate = gate > limit ? limit : gate;
     up = up > limit ? limit : up < -limit ? -limit : up;

@@ -56,7 +56,7 @@ static inline bool is_activation(Epilogue epilogue) { return epilogue >= Epilogu
 struct LoraAdapter {
     // The number by which tokens refer to the adapter.
     int64_t number;
-    // The number of ranks, a multiple of `RANK_BLOCK`.
+    // The total rank of the adapter's parts, rounded up to a multiple of `RANK_BLOCK`.
     uint64_t ranks;
     // The positions of the adapter's matrices, in bytes from the first adapter: `down` is `[ranks][K]` of f32, multiplied by
     // the norm; `up_blocks` are two `UpBlock` for each block of columns, which contain the position of `up`.

@@ -164,7 +164,7 @@ impl Reference {
         for (layer, past) in past.iter_mut().enumerate() {
             let name = |name: &str| format!("blk.{layer}.{name}.weight");
             let attended = self.attention(layer, &self.norm(&name("attn_norm"), &x), position, past);
-            // In gpt-oss, this is the name of the norm before the experts.
+            // In gpt-oss, `post_attention_norm` is the name of the norm before the experts.
             let (after, before) = match self.architecture.as_str() {
                 "gpt-oss" => ("", "post_attention_norm"),
                 _ => ("post_attention_norm", "ffn_norm"),

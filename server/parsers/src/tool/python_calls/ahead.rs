@@ -37,9 +37,9 @@ enum LookaheadState {
 
 /// Whether a quote ends its string.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum QuoteVerdict {
+pub(super) enum QuoteRole {
     /// More characters are needed to decide.
-    More,
+    Undecided,
     /// The quote ends the string.
     Closes,
     /// The quote is part of the string.
@@ -52,15 +52,15 @@ impl Lookahead {
     }
 
     /// Reads the next character after the quote.
-    pub(super) fn step(&mut self, letter: char) -> QuoteVerdict {
-        let sight = self.sight(letter);
-        if sight == QuoteVerdict::More {
+    pub(super) fn step(&mut self, letter: char) -> QuoteRole {
+        let role = self.role(letter);
+        if role == QuoteRole::Undecided {
             self.held.push(letter);
         }
-        sight
+        role
     }
 
-    fn sight(&mut self, letter: char) -> QuoteVerdict {
+    fn role(&mut self, letter: char) -> QuoteRole {
         self.state = match (self.state, letter) {
             (LookaheadState::Key, ' ' | '\t' | '\n' | '\r') => LookaheadState::AfterKey,
             (state, letter) if is_space(letter) && !matches!(state, LookaheadState::Name) => state,
@@ -75,34 +75,34 @@ impl Lookahead {
                 LookaheadState::Call
             }
             (LookaheadState::Quote(ClosingContext::Key), ':')
-            | (LookaheadState::Key | LookaheadState::AfterKey, '=') => return QuoteVerdict::Closes,
+            | (LookaheadState::Key | LookaheadState::AfterKey, '=') => return QuoteRole::Closes,
             (LookaheadState::Quote(ClosingContext::Item(close)), letter) if letter == close => {
-                return QuoteVerdict::Closes;
+                return QuoteRole::Closes;
             }
             (LookaheadState::Quote(ClosingContext::Item(_)), ',') => LookaheadState::ItemComma,
             (LookaheadState::ItemComma, letter)
                 if letter.is_alphanumeric() || "'\"-+._[]{}()".contains(letter) =>
             {
-                return QuoteVerdict::Closes;
+                return QuoteRole::Closes;
             }
             (LookaheadState::Comma, letter) if begins_key(letter) => LookaheadState::Key,
             (LookaheadState::Key, letter) if continues_key(letter) => LookaheadState::Key,
             (LookaheadState::Call, ',') if self.is_list && self.parentheses == 0 => LookaheadState::CallComma,
             // A marker or a code fence replaces a missing bracket.
-            (LookaheadState::Call, '<' | '`') => return QuoteVerdict::Closes,
+            (LookaheadState::Call, '<' | '`') => return QuoteRole::Closes,
             (LookaheadState::Call | LookaheadState::CallComma, ']') if self.is_list => {
-                return QuoteVerdict::Closes;
+                return QuoteRole::Closes;
             }
             (LookaheadState::Call, letter) if !self.is_list && begins_next_call(letter) => {
-                return QuoteVerdict::Closes;
+                return QuoteRole::Closes;
             }
             (LookaheadState::CallComma | LookaheadState::Name, letter) if is_of_name(letter) => {
                 LookaheadState::Name
             }
-            (LookaheadState::Name, '(') => return QuoteVerdict::Closes,
-            _ => return QuoteVerdict::IsText,
+            (LookaheadState::Name, '(') => return QuoteRole::Closes,
+            _ => return QuoteRole::IsText,
         };
-        QuoteVerdict::More
+        QuoteRole::Undecided
     }
 }
 

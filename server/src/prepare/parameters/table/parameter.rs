@@ -21,18 +21,18 @@ pub(crate) struct Parameter {
 /// The other servers that have a parameter of this name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Peers {
-    pub(crate) ovms: Peer,
-    pub(crate) openai: Peer,
-    pub(crate) vllm: Peer,
+    pub(crate) ovms: PeerSupport,
+    pub(crate) openai: PeerSupport,
+    pub(crate) vllm: PeerSupport,
 }
 
 /// The level of support for a parameter in another server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Peer {
-    Has,
+pub(crate) enum PeerSupport {
+    Full,
     /// The other server has the parameter, but with fewer options.
-    Partly,
-    Lacks,
+    Partial,
+    None,
 }
 
 /// The level of support for a parameter in this server.
@@ -70,16 +70,25 @@ impl Parameter {
 }
 
 /// All other servers have the parameter.
-pub(super) const ALL: Peers = Peers { ovms: Peer::Has, openai: Peer::Has, vllm: Peer::Has };
-pub(super) const OVMS: Peers = Peers { ovms: Peer::Has, openai: Peer::Lacks, vllm: Peer::Lacks };
-pub(super) const OPENAI: Peers = Peers { ovms: Peer::Lacks, openai: Peer::Has, vllm: Peer::Lacks };
-pub(super) const VLLM: Peers = Peers { ovms: Peer::Lacks, openai: Peer::Lacks, vllm: Peer::Has };
-pub(super) const OVMS_OPENAI: Peers = Peers { ovms: Peer::Has, openai: Peer::Has, vllm: Peer::Lacks };
-pub(super) const OVMS_VLLM: Peers = Peers { ovms: Peer::Has, openai: Peer::Lacks, vllm: Peer::Has };
-pub(super) const OPENAI_VLLM: Peers = Peers { ovms: Peer::Lacks, openai: Peer::Has, vllm: Peer::Has };
-pub(super) const OVMS_PARTLY: Peers = Peers { ovms: Peer::Partly, openai: Peer::Has, vllm: Peer::Has };
+pub(super) const ALL: Peers =
+    Peers { ovms: PeerSupport::Full, openai: PeerSupport::Full, vllm: PeerSupport::Full };
+pub(super) const OVMS: Peers =
+    Peers { ovms: PeerSupport::Full, openai: PeerSupport::None, vllm: PeerSupport::None };
+pub(super) const OPENAI: Peers =
+    Peers { ovms: PeerSupport::None, openai: PeerSupport::Full, vllm: PeerSupport::None };
+pub(super) const VLLM: Peers =
+    Peers { ovms: PeerSupport::None, openai: PeerSupport::None, vllm: PeerSupport::Full };
+pub(super) const OVMS_OPENAI: Peers =
+    Peers { ovms: PeerSupport::Full, openai: PeerSupport::Full, vllm: PeerSupport::None };
+pub(super) const OVMS_VLLM: Peers =
+    Peers { ovms: PeerSupport::Full, openai: PeerSupport::None, vllm: PeerSupport::Full };
+pub(super) const OPENAI_VLLM: Peers =
+    Peers { ovms: PeerSupport::None, openai: PeerSupport::Full, vllm: PeerSupport::Full };
+pub(super) const OVMS_PARTLY: Peers =
+    Peers { ovms: PeerSupport::Partial, openai: PeerSupport::Full, vllm: PeerSupport::Full };
 /// No other server has the parameter, but `openvino_genai` does.
-pub(super) const NO_PEERS: Peers = Peers { ovms: Peer::Lacks, openai: Peer::Lacks, vllm: Peer::Lacks };
+pub(super) const NO_PEERS: Peers =
+    Peers { ovms: PeerSupport::None, openai: PeerSupport::None, vllm: PeerSupport::None };
 
 /// A token ID.
 pub(super) const TOKEN: Kind = Kind::Integer(0, u32::MAX as i64);

@@ -207,9 +207,28 @@ fn the_memory_for_images_is_limited() {
 }
 
 #[test]
+fn the_memory_for_images_is_claimed_before_they_are_decoded() {
+    let model = model(TEMPLATE);
+    // Decoding these files would fail.
+    let truncated = [70_usize, 74, 78].map(|length| &IMAGES[0][..length]);
+    let error = assigned(prompt_with(&truncated), &model).err().unwrap();
+    expect![
+        "messages[0].content[2].image_url: the images up to this one take 112896 bytes after preprocessing (limit: 75264 bytes, --max-image-memory)"
+    ]
+    .assert_eq(&error.to_string());
+    let both = assigned(prompt_with(&IMAGES), &model).unwrap().unwrap();
+    assert_eq!(assigned(prompt_with(&truncated[..1]), &model).err(), Some(Error::ImageMemoryFull(MEMORY)));
+    drop(both);
+    let error = assigned(prompt_with(&truncated[..2]), &model).err().unwrap();
+    assert!(error.to_string().contains("cannot be decoded"), "{error}");
+    // The failed request has returned its memory.
+    assigned(prompt_with(&IMAGES), &model).unwrap();
+}
+
+#[test]
 fn an_image_waits_while_others_are_decoded() {
     let (busy, idle) = (model(TEMPLATE), model(TEMPLATE));
-    let all = busy.images.as_ref().unwrap().decoding.claim(IMAGE_PIXELS_MAX as usize).unwrap();
+    let all = busy.images.as_ref().unwrap().decoding.reserve(IMAGE_PIXELS_MAX as usize).unwrap();
     let has_returned = AtomicBool::new(false);
     std::thread::scope(|scope| {
         let (started, starts) = mpsc::channel();

@@ -69,12 +69,12 @@ pub enum CacheSampling {
 }
 
 /// Follows the reports of pods. Dropping it aborts all its tasks.
-pub struct Fleet {
-    state: Arc<FleetState>,
+pub struct ReportCollector {
+    state: Arc<CollectorState>,
     tasks: Mutex<JoinSet<()>>,
 }
 
-struct FleetState {
+struct CollectorState {
     client: Arc<dyn PodClient>,
     /// Receives the resources whose reports have changed.
     changes: mpsc::Sender<ObjectRef<LlmDeployment>>,
@@ -86,7 +86,7 @@ struct FleetState {
 /// The tasks that follow the pods of a resource, and their latest reports.
 #[derive(Default)]
 struct ResourceReports {
-    tasks: HashMap<Subject, AbortHandle>,
+    tasks: HashMap<ReportSource, AbortHandle>,
     /// The states of the routers, by address.
     routers: BTreeMap<String, RouterState>,
     cache_usage: Option<CacheUsage>,
@@ -101,7 +101,7 @@ impl Drop for ResourceReports {
 
 /// A report that is requested from a pod.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-struct Subject {
+struct ReportSource {
     report: ReportKind,
     /// The address of the pod.
     address: String,
@@ -135,13 +135,13 @@ struct Pod {
     address: String,
 }
 
-impl Fleet {
-    /// Creates a fleet that connects to pods with `client`, and sends the resources whose reports have changed to
+impl ReportCollector {
+    /// Creates a collector that connects to pods with `client`, and sends the resources whose reports have changed to
     /// `changes`.
     #[must_use]
     pub fn new(client: Arc<dyn PodClient>, changes: mpsc::Sender<ObjectRef<LlmDeployment>>) -> Self {
         let connections = Semaphore::new(CONNECTIONS_MAX);
-        let state = FleetState { client, changes, connections, resources: Mutex::default() };
+        let state = CollectorState { client, changes, connections, resources: Mutex::default() };
         Self { state: Arc::new(state), tasks: Mutex::default() }
     }
 
@@ -155,17 +155,17 @@ impl Fleet {
         pods: &[PodState],
         sampling: CacheSampling,
     ) -> PodReports {
-        let subjects = subjects(pods, sampling);
+        let sources = sources(pods, sampling);
         let mut tasks = self.tasks.lock().unwrap_or_else(PoisonError::into_inner);
         while tasks.try_join_next().is_some() {}
         let mut resources = self.state.resources();
-        if subjects.is_empty() && !resources.contains_key(uid) {
+        if sources.is_empty() && !resources.contains_key(uid) {
             return PodReports::default();
         }
         let reports = resources.entry(uid.to_owned()).or_default();
-        reports.tasks.retain(|subject, task| {
+        reports.tasks.retain(|source, task| {
             // The task that samples the cache usage ends on its own.
-            let is_needed = subject.report == ReportKind::CacheUsage || subjects.contains(subject);
+            let is_needed = source.report == ReportKind::CacheUsage || sources.contains(source);
             let stays = !task.is_finished() && is_needed;
             if !stays {
                 task.abort();
@@ -173,23 +173,23 @@ impl Fleet {
             stays
         });
         let is_followed = |address: &String| {
-            subjects.contains(&Subject { report: ReportKind::Admission, address: address.clone() })
+            sources.contains(&ReportSource { report: ReportKind::Admission, address: address.clone() })
         };
         reports.routers.retain(|address, _| is_followed(address));
-        if !subjects.iter().any(|subject| subject.report == ReportKind::Progress) {
+        if !sources.iter().any(|source| source.report == ReportKind::Progress) {
             reports.progress = None;
         }
-        for subject in subjects {
-            if reports.tasks.contains_key(&subject) {
+        for source in sources {
+            if reports.tasks.contains_key(&source) {
                 continue;
             }
-            let Subject { report, address } = subject.clone();
+            let ReportSource { report, address } = source.clone();
             if report == ReportKind::Admission {
                 reports.routers.insert(address.clone(), RouterState::Connecting);
             }
             let pod = Pod { owner: owner.clone(), uid: uid.to_owned(), address };
             let state = Arc::clone(&self.state);
-            reports.tasks.insert(subject, tasks.spawn(follow(state, pod, report)));
+            reports.tasks.insert(source, tasks.spawn(follow(state, pod, report)));
         }
         reports.summary()
     }
@@ -201,13 +201,13 @@ impl Fleet {
 }
 
 /// The reports that are needed, given the pods of a resource.
-fn subjects(pods: &[PodState], sampling: CacheSampling) -> BTreeSet<Subject> {
+fn sources(pods: &[PodState], sampling: CacheSampling) -> BTreeSet<ReportSource> {
     let alive = pods.iter().filter(|pod| !pod.is_terminating && !pod.is_finished);
-    let mut subjects = BTreeSet::new();
+    let mut sources = BTreeSet::new();
     let is_waiting = !awaiting_admission(pods).is_empty();
     for pod in alive {
         let Some(address) = &pod.address else { continue };
-        let mut insert = |report| subjects.insert(Subject { report, address: address.clone() });
+        let mut insert = |report| sources.insert(ReportSource { report, address: address.clone() });
         if pod.is_fetching {
             insert(ReportKind::Progress);
         }
@@ -221,11 +221,11 @@ fn subjects(pods: &[PodState], sampling: CacheSampling) -> BTreeSet<Subject> {
     }
     // All fetches fetch the same model, and each ready router reports on all replicas, so one of them is enough.
     let mut seen = HashSet::new();
-    subjects.retain(|subject| subject.report == ReportKind::Admission || seen.insert(subject.report));
-    subjects
+    sources.retain(|source| source.report == ReportKind::Admission || seen.insert(source.report));
+    sources
 }
 
-async fn follow(state: Arc<FleetState>, pod: Pod, report: ReportKind) {
+async fn follow(state: Arc<CollectorState>, pod: Pod, report: ReportKind) {
     match report {
         ReportKind::Admission => state.follow_router(&pod).await,
         ReportKind::CacheUsage => state.sample_router(&pod).await,
@@ -233,7 +233,7 @@ async fn follow(state: Arc<FleetState>, pod: Pod, report: ReportKind) {
     }
 }
 
-impl FleetState {
+impl CollectorState {
     fn resources(&self) -> MutexGuard<'_, HashMap<String, ResourceReports>> {
         self.resources.lock().unwrap_or_else(PoisonError::into_inner)
     }

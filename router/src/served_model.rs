@@ -16,9 +16,9 @@ const BLOCK_TOKENS_DEFAULT: u32 = 16;
 
 /// The replicas of one model.
 #[derive(Debug)]
-pub struct Fleet {
+pub struct ServedModel {
     /// The name of the model, as clients use it.
-    pub model: String,
+    pub name: String,
     replicas: ArcSwap<Vec<Arc<Replica>>>,
     expectations: Mutex<Expectations>,
     waiting: Mutex<WaitingList>,
@@ -35,13 +35,13 @@ pub struct Expectations {
     pub block_bytes: BlockBytes,
 }
 
-impl Fleet {
+impl ServedModel {
     /// Creates a model without replicas.
-    pub(crate) fn new(model: String) -> Self {
+    pub(crate) fn new(name: String) -> Self {
         let estimates = Estimates::default();
         let block_bytes = BlockBytes::new(BLOCK_TOKENS_DEFAULT, estimates.bytes_per_token());
         Self {
-            model,
+            name,
             replicas: ArcSwap::default(),
             expectations: Mutex::new(Expectations { estimates, block_bytes }),
             waiting: Mutex::new(WaitingList::new()),
@@ -63,7 +63,7 @@ impl Fleet {
     /// report it.
     pub(crate) fn max_model_len(&self) -> Option<u64> {
         let replicas = self.replicas();
-        replicas.iter().filter_map(|replica| replica.status().max_model_lens.get(&self.model).copied()).min()
+        replicas.iter().filter_map(|replica| replica.status().max_model_lens.get(&self.name).copied()).min()
     }
 
     pub(crate) fn set_replicas(&self, replicas: Vec<Arc<Replica>>) {

@@ -2,9 +2,9 @@
 //!
 //! A lexer builds the states of its automaton on demand and keeps them. The number of states has no useful
 //! upper bound, so each lexer has a limit, and all lexers together have one. After a lexer has reached its
-//! limit, llguidance leaves it in a state in which every operation fails. Its lane is then broken. New
-//! sequences then start in another lane, and the sequences of the broken lane consume their tokens again in
-//! another.
+//! limit, llguidance leaves it in a state in which every operation fails. The lexer is then broken. New
+//! sequences then start with another copy of the lexer, and the sequences of the broken one consume their tokens again
+//! with another copy.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -14,56 +14,56 @@ use parking_lot::{ArcReentrantMutexGuard, RawMutex, RawThreadId, ReentrantMutex}
 
 use crate::memory::{OwnedMemory, TotalMemory, lexer_bytes, parser_bytes};
 
-/// Prevents other threads from using the lexer of a lane until it is dropped.
-pub(crate) type LaneGuard = ArcReentrantMutexGuard<RawMutex, RawThreadId, ()>;
+/// Prevents other threads from using a lexer until it is dropped.
+pub(crate) type LexerGuard = ArcReentrantMutexGuard<RawMutex, RawThreadId, ()>;
 
 /// A lexer that several sequences share, with a parser in the start state of the form.
-pub(crate) struct Lane {
+pub(crate) struct SharedLexer {
     start: TokenParser,
     lock: Arc<ReentrantMutex<()>>,
-    starts: AtomicUsize,
+    sequences_started: AtomicUsize,
     is_broken: AtomicBool,
     /// The memory of the lexer and of `start` when it was last measured.
     memory: OwnedMemory,
 }
 
-impl Lane {
-    /// Creates a lane with the lexer of `start`, which no other parser uses.
+impl SharedLexer {
+    /// Shares the lexer of `start`, which no other parser uses.
     pub(crate) fn new(start: TokenParser, total: &Arc<TotalMemory>) -> Self {
-        let lane = Self {
+        let lexer = Self {
             start,
             lock: Arc::default(),
-            starts: AtomicUsize::new(0),
+            sequences_started: AtomicUsize::new(0),
             is_broken: AtomicBool::new(false),
             memory: OwnedMemory::new(0, total),
         };
-        lane.measure();
-        lane
+        lexer.measure();
+        lexer
     }
 
-    /// Creates a lane with a copy of the lexer and all its states.
+    /// Copies the lexer with all its states.
     pub(crate) fn copy(&self) -> Self {
         Self::new(self.start.deep_clone(), self.memory.total())
     }
 
-    /// Returns a parser in the start state of the form, with the lexer of this lane.
-    pub(crate) fn begin(&self) -> TokenParser {
-        self.starts.fetch_add(1, Ordering::Relaxed);
+    /// Returns a parser in the start state of the form, which shares the lexer.
+    pub(crate) fn new_parser(&self) -> TokenParser {
+        self.sequences_started.fetch_add(1, Ordering::Relaxed);
         self.start.clone()
     }
 
-    /// The number of sequences that started in this lane.
-    pub(crate) fn starts(&self) -> usize {
-        self.starts.load(Ordering::Relaxed)
+    /// The number of sequences that started with this lexer.
+    pub(crate) fn sequences_started(&self) -> usize {
+        self.sequences_started.load(Ordering::Relaxed)
     }
 
-    /// Waits until no other thread uses the lexer. A thread can lock a lane several times.
-    pub(crate) fn lock(&self) -> LaneGuard {
+    /// Waits until no other thread uses the lexer. A thread can lock it several times.
+    pub(crate) fn lock(&self) -> LexerGuard {
         self.lock.lock_arc()
     }
 
     /// Like [`Self::lock`], but returns `None` instead of waiting.
-    pub(crate) fn try_lock(&self) -> Option<LaneGuard> {
+    pub(crate) fn try_lock(&self) -> Option<LexerGuard> {
         self.lock.try_lock_arc()
     }
 
@@ -72,17 +72,17 @@ impl Lane {
         self.is_broken.load(Ordering::Acquire)
     }
 
-    /// Marks the lane as broken.
+    /// Marks the lexer as broken.
     pub(crate) fn set_broken(&self) {
         self.is_broken.store(true, Ordering::Release);
     }
 
-    /// The memory of the lane when it was last measured.
+    /// The memory of the lexer and its start state when it was last measured.
     pub(crate) fn memory(&self) -> &OwnedMemory {
         &self.memory
     }
 
-    /// Measures the memory of the lane. Call this only while no other thread uses the lexer.
+    /// Measures the memory. Call this only while no other thread uses the lexer.
     pub(crate) fn measure(&self) {
         // A lexer that panicked cannot be measured.
         let Some(lexer) = lexer_bytes(&self.start) else { return };

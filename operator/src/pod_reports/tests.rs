@@ -69,13 +69,13 @@ fn names(names: &[&str]) -> BTreeSet<String> {
 
 /// Waits for changes until the reports match `is_expected`.
 async fn until(
-    fleet: &Fleet,
+    collector: &ReportCollector,
     changes: &mut mpsc::Receiver<ObjectRef<LlmDeployment>>,
     pods: &[PodState],
     is_expected: impl Fn(&PodReports) -> bool,
 ) -> PodReports {
     loop {
-        let reports = fleet.reports(&owner(), "1", pods, CacheSampling::Skip);
+        let reports = collector.reports(&owner(), "1", pods, CacheSampling::Skip);
         if is_expected(&reports) {
             return reports;
         }
@@ -88,7 +88,7 @@ async fn replicas_are_admitted_when_all_reachable_routers_admit_them() {
     let (first, one) = watch::channel(report(&[("a", true), ("b", true), ("c", false)]));
     let (second, two) = watch::channel(report(&[("a", true), ("b", false)]));
     let (sender, mut changes) = mpsc::channel(16);
-    let fleet = Fleet::new(Arc::new(Routers(BTreeMap::from([("1", one), ("2", two)]))), sender);
+    let collector = ReportCollector::new(Arc::new(Routers(BTreeMap::from([("1", one), ("2", two)]))), sender);
     let pods = [
         pod("a", Component::Server, "9"),
         pod("x", Component::Router, "1"),
@@ -96,12 +96,12 @@ async fn replicas_are_admitted_when_all_reachable_routers_admit_them() {
         pod("silent", Component::Router, "3"),
     ];
     // The call does not wait for reports.
-    assert_eq!(fleet.reports(&owner(), "1", &pods, CacheSampling::Skip), PodReports::default());
-    let reports = until(&fleet, &mut changes, &pods, |reports| !reports.admitted.is_empty()).await;
+    assert_eq!(collector.reports(&owner(), "1", &pods, CacheSampling::Skip), PodReports::default());
+    let reports = until(&collector, &mut changes, &pods, |reports| !reports.admitted.is_empty()).await;
     assert_eq!((reports.admitted, reports.cache_usage.is_some()), (names(&["a"]), true));
     second.send_replace(report(&[("a", true), ("b", true)]));
     let both = names(&["a", "b"]);
-    until(&fleet, &mut changes, &pods, |reports| reports.admitted == both).await;
+    until(&collector, &mut changes, &pods, |reports| reports.admitted == both).await;
     drop((first, second));
 }
 
@@ -110,51 +110,52 @@ async fn an_unreachable_router_is_ignored() {
     let (first, one) = watch::channel(report(&[("a", false)]));
     let (_second, two) = watch::channel(report(&[("a", true)]));
     let (sender, mut changes) = mpsc::channel(16);
-    let fleet = Fleet::new(Arc::new(Routers(BTreeMap::from([("1", one), ("2", two)]))), sender);
+    let collector = ReportCollector::new(Arc::new(Routers(BTreeMap::from([("1", one), ("2", two)]))), sender);
     let pods = [
         pod("a", Component::Server, "9"),
         pod("x", Component::Router, "1"),
         pod("y", Component::Router, "2"),
     ];
-    until(&fleet, &mut changes, &pods, |reports| reports.cache_usage.is_some()).await;
+    until(&collector, &mut changes, &pods, |reports| reports.cache_usage.is_some()).await;
     drop(first);
-    until(&fleet, &mut changes, &pods, |reports| reports.admitted == names(&["a"])).await;
+    until(&collector, &mut changes, &pods, |reports| reports.admitted == names(&["a"])).await;
 }
 
 #[test]
 fn the_cache_usage_is_that_of_a_ready_router() {
     let starting = PodState { is_ready: false, ..pod("x", Component::Router, "1") };
     let pods = [starting, pod("y", Component::Router, "2")];
-    let addresses = subjects(&pods, CacheSampling::Sample).into_iter().map(|subject| subject.address);
+    let addresses = sources(&pods, CacheSampling::Sample).into_iter().map(|source| source.address);
     assert_eq!(addresses.collect::<Vec<_>>(), ["2"]);
 }
 
 #[tokio::test(start_paused = true)]
 async fn pods_are_followed_only_while_their_reports_are_needed() {
     let (sender, _changes) = mpsc::channel(16);
-    let fleet = Fleet::new(Arc::new(Routers(BTreeMap::new())), sender);
-    let tasks =
-        |fleet: &Fleet| fleet.state.resources().values().map(|reports| reports.tasks.len()).sum::<usize>();
+    let collector = ReportCollector::new(Arc::new(Routers(BTreeMap::new())), sender);
+    let tasks = |collector: &ReportCollector| {
+        collector.state.resources().values().map(|reports| reports.tasks.len()).sum::<usize>()
+    };
     let mut pods = vec![pod("a", Component::Server, "9"), pod("x", Component::Router, "1")];
-    let _ = fleet.reports(&owner(), "1", &pods, CacheSampling::Skip);
-    assert_eq!(tasks(&fleet), 1);
+    let _ = collector.reports(&owner(), "1", &pods, CacheSampling::Skip);
+    assert_eq!(tasks(&collector), 1);
     pods[0].is_routable = Some(true);
-    let _ = fleet.reports(&owner(), "1", &pods, CacheSampling::Skip);
-    assert_eq!(tasks(&fleet), 0, "all replicas are admitted");
-    let _ = fleet.reports(&owner(), "1", &pods, CacheSampling::Sample);
-    assert_eq!(tasks(&fleet), 1, "a sample of the cache usage");
-    fleet.retain(&HashSet::new());
-    assert_eq!(tasks(&fleet), 0, "the resource is gone");
+    let _ = collector.reports(&owner(), "1", &pods, CacheSampling::Skip);
+    assert_eq!(tasks(&collector), 0, "all replicas are admitted");
+    let _ = collector.reports(&owner(), "1", &pods, CacheSampling::Sample);
+    assert_eq!(tasks(&collector), 1, "a sample of the cache usage");
+    collector.retain(&HashSet::new());
+    assert_eq!(tasks(&collector), 0, "the resource is gone");
 }
 
 #[tokio::test(start_paused = true)]
 async fn the_progress_of_a_fetch_is_reported() {
     let (sender, mut changes) = mpsc::channel(16);
-    let fleet = Fleet::new(Arc::new(Routers(BTreeMap::new())), sender);
+    let collector = ReportCollector::new(Arc::new(Routers(BTreeMap::new())), sender);
     let fetching = PodState { is_fetching: true, containers_ready: false, ..pod("f", Component::Fetch, "4") };
-    let reports = until(&fleet, &mut changes, &[fetching], |reports| reports.progress.is_some()).await;
+    let reports = until(&collector, &mut changes, &[fetching], |reports| reports.progress.is_some()).await;
     assert_eq!(reports.progress, Some(FetchProgress { bytes: 5, bytes_total: Some(10) }));
-    assert_eq!(fleet.reports(&owner(), "1", &[], CacheSampling::Skip).progress, None);
+    assert_eq!(collector.reports(&owner(), "1", &[], CacheSampling::Skip).progress, None);
 }
 
 /// The gRPC service of a router, with a fixed report.

@@ -4,9 +4,9 @@ use std::mem;
 
 use crate::Delta;
 
-/// The deltas of a parser since the last call of [`Out::take`]. Adjacent text of the same kind is joined.
+/// The deltas of a parser since the last call of [`DeltaBuffer::take`]. Adjacent text of the same kind is joined.
 #[derive(Debug, Default)]
-pub(crate) struct Out {
+pub(crate) struct DeltaBuffer {
     deltas: Vec<Delta>,
     /// The text that was read but not interpreted yet, which becomes content if it turns out to be plain text.
     raw: String,
@@ -30,7 +30,7 @@ pub(crate) enum Ending {
     Cut,
 }
 
-impl Out {
+impl DeltaBuffer {
     /// Takes the collected deltas.
     pub(crate) fn take(&mut self) -> Vec<Delta> {
         mem::take(&mut self.deltas)
@@ -42,7 +42,7 @@ impl Out {
     }
 
     /// Adds to the number of elementary steps.
-    pub(crate) fn worked(&mut self, steps: usize) {
+    pub(crate) fn add_work(&mut self, steps: usize) {
         self.work += steps as u64;
     }
 
@@ -56,7 +56,7 @@ impl Out {
     }
 
     pub(crate) fn content(&mut self, text: &str) {
-        self.worked(text.len());
+        self.add_work(text.len());
         if text.is_empty() {
             return;
         }
@@ -68,7 +68,7 @@ impl Out {
     }
 
     pub(crate) fn reasoning(&mut self, text: &str) {
-        self.worked(text.len());
+        self.add_work(text.len());
         if text.is_empty() {
             return;
         }
@@ -124,7 +124,7 @@ impl Out {
             return;
         }
         self.commit();
-        self.worked(text.len());
+        self.add_work(text.len());
         if text.is_empty() {
             return;
         }
@@ -179,7 +179,7 @@ impl Out {
 
     /// Adds a character to the text that is not interpreted yet.
     pub(crate) fn read(&mut self, letter: char) {
-        self.worked(1);
+        self.add_work(1);
         self.raw.push(letter);
     }
 

@@ -8,16 +8,16 @@ use serde::Serialize as _;
 use serde_json::ser::{Formatter, Serializer};
 use serde_json::{Value, json};
 use server_parsers::ToolFormat;
-use server_text::{ChatTemplate, ToolsPlace};
+use server_text::{ChatTemplate, ToolsLocation};
 
 use crate::model::Model;
 
 /// Returns the format of the text: the model's own format if its template renders tools or a description of tools is
 /// known for it, and otherwise that of Hermes.
 pub(super) fn format(model: &Model) -> ToolFormat {
-    match (model.abilities.tools, model.formats.tool) {
+    match (model.template_features.tools_location, model.formats.tool) {
         (_, ToolFormat::DeepSeek) => ToolFormat::DeepSeek,
-        (ToolsPlace::Nowhere, _) => ToolFormat::Hermes3,
+        (ToolsLocation::Unsupported, _) => ToolFormat::Hermes3,
         (_, format) => format,
     }
 }
