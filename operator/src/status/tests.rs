@@ -398,6 +398,8 @@ fn an_upgrade_is_rolling_until_its_pods_are_ready() {
     use UpgradeState::{Current, Rolling, Waiting};
     assert_eq!(state(&old, Current, UpgradeStep::Wait(UpgradePermission::AwaitsSlot)), Waiting);
     assert_eq!(state(&old, Waiting, UpgradeStep::Start), Rolling);
+    assert_eq!(state(&old, Current, UpgradeStep::StartWithoutSlot), Current);
+    assert_eq!(state(&old, Rolling, UpgradeStep::StartWithoutSlot), Current, "it gives up its slot");
     assert_eq!(state(&old, Rolling, UpgradeStep::None), Rolling);
     assert_eq!(state(&[replica("a")], Rolling, UpgradeStep::None), Current);
     assert_eq!(state(&old, Current, UpgradeStep::None), Current, "a change by the user is no upgrade");

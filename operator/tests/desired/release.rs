@@ -41,6 +41,12 @@ fn a_new_default_image_waits_for_a_slot_and_a_change_by_the_user_does_not() {
         template(resources, "small-server")["spec"]["containers"][0]["image"].as_str().unwrap().to_owned()
     };
     assert_eq!(image(&after), "ovfleet/server:2");
+    let (_, after) = upgraded(&object, UpgradePermission::GrantedWithoutSlot, "ovfleet/server:2");
+    assert_eq!(
+        (after.upgrade, image(&after)),
+        (UpgradeStep::StartWithoutSlot, "ovfleet/server:2".to_owned())
+    );
+    assert_eq!(after.available_release, None, "nothing waits");
 
     // A change by the user includes the upgrade.
     let before = render(&object, &ObservedState::default());
