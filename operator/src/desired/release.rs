@@ -184,7 +184,8 @@ fn is_upgrade(rendered: &RenderedDeployment, live: Option<&DynamicObject>) -> bo
         return false;
     }
     // A Deployment without the annotation is from a release that did not record its inputs.
-    live.annotations().get(INPUTS).is_none_or(|inputs| *inputs == rendered.inputs)
+    let inputs = live.annotations().get(INPUTS);
+    inputs.is_none_or(|inputs| *inputs == rendered.inputs || rendered.former_inputs.as_ref() == Some(inputs))
 }
 
 fn has_grpc_port(deployment: &Value) -> bool {
