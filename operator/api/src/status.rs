@@ -16,7 +16,7 @@ pub struct LlmDeploymentStatus {
     pub replicas: i32,
     /// Number of replicas that are ready.
     pub ready_replicas: i32,
-    /// Number of replicas that the routers have admitted.
+    /// Number of replicas that the routers have admitted and that are ready.
     pub routable_replicas: i32,
     /// Number of replicas with the current pod template.
     pub updated_replicas: i32,

@@ -109,6 +109,13 @@ fn ready_is_when_all_updated_replicas_are_routable_and_a_router_answers() {
     assert_eq!((status.ready_replicas, status.updated_replicas, status.phase), (2, 0, Phase::Updating));
 }
 
+#[test]
+fn a_replica_on_a_failed_node_does_not_receive_requests() {
+    let lost = PodState { is_ready: false, ..replica("a") };
+    let status = status_of(&object(1), observed(&[lost]), 1);
+    assert_eq!((reason(&status, "Available"), status.routable_replicas), ("False NoReplica".to_owned(), 0));
+}
+
 /// The Deployment keeps its template until the new model is fetched, but its replicas count as outdated.
 #[test]
 fn replicas_of_a_former_model_are_not_ready_for_the_one_that_is_being_fetched() {
