@@ -246,7 +246,7 @@ pub struct Cache {
     #[schemars(length(min = 1, max = 253))]
     pub storage_class: Option<String>,
     /// Access mode of the shared volume. With `ReadWriteOnce`, all replicas and the Job that fetches the model are
-    /// placed on one node.
+    /// placed on one node, and a drain of this node evicts all replicas at the same time.
     #[serde(default)]
     pub access_mode: AccessMode,
 }

@@ -56,7 +56,7 @@ impl Default for Drain {
     }
 }
 
-/// The number of replicas that a node drain may evict at the same time. Default: one.
+/// The number of replicas that a node drain may evict at the same time.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 #[schemars(extend("x-kubernetes-validations" = rules(&[("!(has(self.minAvailable) && has(self.maxUnavailable))", "disruption must not have both minAvailable and maxUnavailable")])))]
