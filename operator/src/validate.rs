@@ -356,9 +356,9 @@ fn cache(model: &Model) -> Result<ModelCache, ValidationError> {
 
 fn bytes(field: &'static str, size: &Quantity) -> Result<u64, ValidationError> {
     let bytes = quantity(&size.0).and_then(|thousandths| u64::try_from(thousandths / 1000).ok());
-    bytes.ok_or_else(|| ValidationError::Field {
+    bytes.filter(|bytes| *bytes > 0).ok_or_else(|| ValidationError::Field {
         field,
-        problem: format!("{:?} is not a number of bytes, such as 8Gi", size.0),
+        problem: format!("{:?} is not a positive number of bytes, such as 8Gi", size.0),
     })
 }
 

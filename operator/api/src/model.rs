@@ -190,7 +190,6 @@ pub struct OciSource {
 /// A PersistentVolumeClaim with the files of a model.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
-#[schemars(extend("x-kubernetes-validations" = rules(&[("!has(self.path) || !self.path.split('/').exists(part, part == '..')", "model.source.pvc.path must stay inside the volume: it must not contain '..'")])))]
 pub struct PvcSource {
     /// Name of a claim in the same namespace. It is mounted read-only.
     #[schemars(length(min = 1, max = 253), extend("x-kubernetes-validations" = formats::object_name()))]

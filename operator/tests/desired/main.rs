@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use expect_test::expect_file;
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use kube::api::DynamicObject;
 use operator::desired::release::UpgradePermission;
@@ -529,6 +530,8 @@ fn invalid_resources_are_rejected_with_the_field() {
     assert!(message.contains("longer than a year"), "{message}");
     let (reason, _) = refusal(|object| object.spec.model.source.hf = None);
     assert_eq!(reason, "InvalidSource");
+    let (_, message) = refusal(|object| object.spec.engine.kv_cache.size = Some(Quantity("100m".to_owned())));
+    assert_eq!(message, "engine.kvCache.size: \"100m\" is not a positive number of bytes, such as 8Gi");
     let (_, message) = refusal(|object| object.spec.rollout.min_ready_seconds = 600);
     assert!(message.contains("rollout.minReadySeconds"), "{message}");
     let (_, message) = refusal(|object| {
