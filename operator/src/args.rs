@@ -119,7 +119,7 @@ pub struct RunArgs {
     /// Maximum number of resources whose pods are replaced at the same time after an upgrade of the operator, because
     /// the new version has different default images or renders pods differently.
     ///
-    /// If exceeded: the other resources wait until the pods are ready; a resource whose pods do not become ready blocks
+    /// If exceeded: the other resources wait until the pods are ready; a resource whose pods no longer become ready blocks
     /// the others.
     #[arg(
         long,

@@ -344,12 +344,17 @@ impl Context {
         if valid.upgrade_policy == UpgradePolicy::Manual && !is_approved {
             return UpgradePermission::AwaitsApproval;
         }
-        // A resource that serves no requests cannot be disrupted, and the upgrade may even fix it.
+        // A resource that serves no requests cannot be disrupted, and the upgrade may even fix it. If it does not, the
+        // release is not to blame, so the resource must not make others wait.
         let is_serving = observed.pods.iter().any(|pod| pod.is_routable == Some(true) && pod.is_ready);
-        if is_serving && !self.upgrades.acquire(&valid.owner.uid) {
-            return UpgradePermission::AwaitsSlot;
+        if !is_serving {
+            return UpgradePermission::GrantedWithoutSlot;
         }
-        UpgradePermission::Granted
+        if self.upgrades.acquire(&valid.owner.uid) {
+            UpgradePermission::Granted
+        } else {
+            UpgradePermission::AwaitsSlot
+        }
     }
 
     /// Returns the current status of the resource.

@@ -1,6 +1,7 @@
 //! Decides which changes of conditions are published as Kubernetes events. This module is pure: the controller
 //! publishes the events.
 
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use kube::runtime::events::{Event, EventType};
 use operator_api::{LlmDeploymentStatus, conditions};
 
@@ -28,7 +29,7 @@ pub fn transitions(previous: Option<&LlmDeploymentStatus>, next: &LlmDeploymentS
         events.push(Event {
             type_: if is_warning { EventType::Warning } else { EventType::Normal },
             reason: condition.reason.clone(),
-            note: Some(format!("{name} is {}: {}", condition.status, condition.message)),
+            note: Some(note(condition)),
             action: name.to_owned(),
             secondary: None,
         });
@@ -36,10 +37,21 @@ pub fn transitions(previous: Option<&LlmDeploymentStatus>, next: &LlmDeploymentS
     events
 }
 
+/// The text of the event about a change of a condition.
+fn note(condition: &Condition) -> String {
+    /// Size of the text of an event, so that the API server accepts it.
+    ///
+    /// If exceeded: the text is truncated.
+    const NOTE_BYTES_MAX: usize = 1024;
+    let mut note = format!("{} is {}: {}", condition.type_, condition.status, condition.message);
+    note.truncate(note.floor_char_boundary(NOTE_BYTES_MAX));
+    note
+}
+
 #[cfg(test)]
 mod tests {
     use jiff::Timestamp;
-    use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
+    use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
     use super::*;
 
@@ -83,5 +95,14 @@ mod tests {
             ("Ready", "False", "OOMKilled"),
         ]);
         assert_eq!(published(Some(&ready), &broken), ["Warning OOMKilled", "Normal OOMKilled"]);
+    }
+
+    #[test]
+    fn a_long_message_is_truncated_between_two_characters() {
+        let mut refused = status(&[("Accepted", "False", "RefusedByCluster")]);
+        refused.conditions[0].message = "ä".repeat(2000);
+        let note = transitions(None, &refused).remove(0).note.unwrap();
+        assert_eq!((note.len(), note.chars().next_back()), (1023, Some('ä')), "{note}");
+        assert!(note.starts_with("Accepted is False: ä"), "{note}");
     }
 }

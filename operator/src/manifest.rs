@@ -187,6 +187,14 @@ pub fn quantity(text: &str) -> Option<i128> {
         ("E", 1_000_000_000_000_000_000),
         ("", 1),
     ];
+    if let Some((number, exponent)) = text.split_once(['e', 'E'])
+        && let Ok(exponent) = exponent.parse::<i8>()
+    {
+        let (whole, thousandths) = decimal(number)?;
+        let factor = 10_i128.checked_pow(exponent.unsigned_abs().into())?;
+        let thousandths = whole * 1000 + thousandths;
+        return if exponent < 0 { Some(thousandths / factor) } else { thousandths.checked_mul(factor) };
+    }
     if let Some(number) = text.strip_suffix('m') {
         return decimal(number).map(|(whole, thousandths)| (whole * 1000 + thousandths) / 1000);
     }
@@ -215,7 +223,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn quantities_with_every_suffix_are_parsed() {
+    fn quantities_with_suffixes_and_exponents_are_parsed() {
         for (text, thousandths) in [
             ("1", 1000),
             ("1000m", 1000),
@@ -224,10 +232,16 @@ mod tests {
             ("1Ki", 1_024_000),
             ("1.5Ki", 1_536_000),
             ("2k", 2_000_000),
+            ("1E", 1_000_000_000_000_000_000_000),
+            ("8e9", 8_000_000_000_000),
+            ("1.5E+3", 1_500_000),
+            ("2000e-3", 2000),
         ] {
             assert_eq!(quantity(text), Some(thousandths), "{text}");
         }
-        for text in ["", "Gi", "one", "1x", "-1", "1.2.3", "99999999999999999999"] {
+        for text in
+            ["", "Gi", "one", "1x", "-1", "1.2.3", "99999999999999999999", "e9", "1e", "1e99", "1e9Gi"]
+        {
             assert_eq!(quantity(text), None, "{text}");
         }
     }

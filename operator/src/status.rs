@@ -30,7 +30,7 @@ pub fn status(
     let summary = Summary::new(applied);
     let owner = &applied.valid.owner;
     let basic = BasicConditions::new(applied, &summary);
-    let progressing = conditions::progressing(&summary, &basic);
+    let progressing = conditions::progressing(applied, &summary, &basic);
     let degraded = conditions::degraded(applied, &summary, &basic);
     let available = conditions::available(&summary, &basic.router);
     let ready = conditions::ready(&summary, &basic);

@@ -81,6 +81,9 @@ pub struct ServiceMonitorSettings {
 pub struct InputDigests {
     /// The digest for the pod template of the replicas.
     pub server: String,
+    /// The digest that earlier versions computed for the pod template of the replicas: it includes all settings of the
+    /// model.
+    pub former_server: String,
     /// The digest for the pod template of the routers.
     pub router: String,
 }

@@ -9,7 +9,8 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use kube::ResourceExt as _;
 use operator_api::{
-    CacheMode, Disruption, Engine, Format, LlmDeployment, LlmDeploymentSpec, MediaSources, Model, Period,
+    AccessMode, Cache, CacheMode, Disruption, Engine, Format, LlmDeployment, LlmDeploymentSpec, MediaSources,
+    Model, Period,
 };
 use serde_json::json;
 
@@ -172,7 +173,7 @@ fn server(spec: &LlmDeploymentSpec, defaults: &Defaults) -> Result<ServerSetting
         progress_deadline,
         paused: rollout.pause,
         drain_timeout: duration("drain.timeout", &spec.drain.timeout)?,
-        disruption: disruption(&spec.disruption),
+        disruption: disruption(spec),
         log: spec.observability.log_level,
         pod_template: spec.pod_template.as_ref().map(to_json),
     })
@@ -212,10 +213,18 @@ fn media_sources(media: &MediaSources) -> Result<MediaSources, ValidationError> 
     Ok(media.clone())
 }
 
-fn disruption(disruption: &Disruption) -> DisruptionLimit {
-    match (&disruption.min_available, &disruption.max_unavailable) {
+fn disruption(spec: &LlmDeploymentSpec) -> DisruptionLimit {
+    let Disruption { min_available, max_unavailable } = &spec.disruption;
+    // An evicted replica cannot start on another node as long as others run on this one, so a drain that evicts one at a
+    // time would never finish.
+    let shares_node =
+        |cache: &Cache| cache.mode == CacheMode::Shared && cache.access_mode == AccessMode::ReadWriteOnce;
+    match (min_available, max_unavailable) {
         (Some(amount), _) => DisruptionLimit::MinAvailable(amount.clone()),
         (None, Some(amount)) => DisruptionLimit::MaxUnavailable(amount.clone()),
+        (None, None) if spec.model.cache.as_ref().is_some_and(shares_node) => {
+            DisruptionLimit::MaxUnavailable(IntOrString::String("100%".to_owned()))
+        }
         (None, None) => DisruptionLimit::MaxUnavailable(IntOrString::Int(1)),
     }
 }
@@ -347,9 +356,9 @@ fn cache(model: &Model) -> Result<ModelCache, ValidationError> {
 
 fn bytes(field: &'static str, size: &Quantity) -> Result<u64, ValidationError> {
     let bytes = quantity(&size.0).and_then(|thousandths| u64::try_from(thousandths / 1000).ok());
-    bytes.ok_or_else(|| ValidationError::Field {
+    bytes.filter(|bytes| *bytes > 0).ok_or_else(|| ValidationError::Field {
         field,
-        problem: format!("{:?} is not a number of bytes, such as 8Gi", size.0),
+        problem: format!("{:?} is not a positive number of bytes, such as 8Gi", size.0),
     })
 }
 

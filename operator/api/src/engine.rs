@@ -140,7 +140,7 @@ pub struct KvCache {
     /// Size in bytes, such as `8Gi`. The memory limit must cover this cache, the weights and 2 GiB. Default: half of
     /// the memory that is free after the model is loaded.
     #[serde(skip_serializing_if = "Option::is_none")]
-    #[schemars(extend("maxLength" = 32, "x-kubernetes-validations" = rules(&[("isQuantity(string(self)) && quantity(string(self)).isGreaterThan(quantity('0'))", "engine.kvCache.size must be a positive number of bytes, such as 8Gi")])))]
+    #[schemars(extend("maxLength" = 32, "x-kubernetes-validations" = rules(&[("isQuantity(string(self)) && quantity(string(self)).compareTo(quantity('1')) >= 0", "engine.kvCache.size must be a positive number of bytes, such as 8Gi")])))]
     pub size: Option<Quantity>,
     /// Type of the cached keys and values. Default: the type that the device prefers.
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -83,9 +83,15 @@ pub(crate) fn region() -> Value {
     matches(r"^[a-z0-9-]+$", "must be the name of a region, such as eu-west-1")
 }
 
-/// The rule for a path below the root of a volume.
+/// The rules for a path below the root of a volume or of an image.
 pub(crate) fn relative_path() -> Value {
-    matches(r"^[^/].*$", "must be a relative path: it must not begin with '/'")
+    rules(&[
+        ("self.matches('^[^/].*$')", "must be a relative path: it must not begin with '/'"),
+        (
+            "!self.split('/').exists(part, part == '..')",
+            "must stay inside the volume or image: it must not contain '..'",
+        ),
+    ])
 }
 
 /// The rule for the name of a Kubernetes object.

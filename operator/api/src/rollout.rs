@@ -5,7 +5,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::Period;
-use crate::schema::{amount_of_replicas, rules};
+use crate::schema::{amount_of_additional_replicas, amount_of_replicas, rules};
 
 /// The settings of a rollout, which replaces replicas when their pod template changes.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -13,7 +13,7 @@ use crate::schema::{amount_of_replicas, rules};
 #[schemars(extend("x-kubernetes-validations" = rules(&[("!(string(self.maxSurge) in ['0', '0%'] && string(self.maxUnavailable) in ['0', '0%'])", "rollout.maxSurge and rollout.maxUnavailable must not both be 0: no replica could be replaced")])))]
 pub struct Rollout {
     /// Number or percentage of additional replicas during a rollout.
-    #[schemars(schema_with = "amount_of_replicas")]
+    #[schemars(schema_with = "amount_of_additional_replicas")]
     pub max_surge: IntOrString,
     /// Number or percentage of replicas that may be unavailable during a rollout.
     #[schemars(schema_with = "amount_of_replicas")]
@@ -56,7 +56,7 @@ impl Default for Drain {
     }
 }
 
-/// The number of replicas that a node drain may evict at the same time. Default: one.
+/// The number of replicas that a node drain may evict at the same time.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 #[schemars(extend("x-kubernetes-validations" = rules(&[("!(has(self.minAvailable) && has(self.maxUnavailable))", "disruption must not have both minAvailable and maxUnavailable")])))]

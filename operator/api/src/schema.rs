@@ -28,17 +28,30 @@ pub(crate) fn any_object(_: &mut schemars::SchemaGenerator) -> schemars::Schema 
     schemars::json_schema!({"type": "object", "x-kubernetes-preserve-unknown-fields": true})
 }
 
-/// Returns the schema of a number or percentage of replicas. `IntOrString` has 32 bits, but its schema has no limits, and
-/// kube would make the field nullable: the API server would then store a null instead of the default.
+/// Returns the schema of a number or percentage of the replicas.
 pub(crate) fn amount_of_replicas(_: &mut schemars::SchemaGenerator) -> schemars::Schema {
+    amount(
+        "type(self) == int ? self >= 0 && self <= 999999999 : self.matches('^(100|[1-9]?[0-9])%$')",
+        "must be a number of replicas, such as 1, or a percentage up to 100%, such as 25%; a number must not be in quotes",
+    )
+}
+
+/// Returns the schema of a number or percentage of additional replicas, which may be more than 100%.
+pub(crate) fn amount_of_additional_replicas(_: &mut schemars::SchemaGenerator) -> schemars::Schema {
+    amount(
+        "type(self) == int ? self >= 0 && self <= 999999999 : self.matches('^(0|[1-9][0-9]{0,8})%$')",
+        "must be a number of replicas, such as 1, or a percentage, such as 25%; a number must not be in quotes",
+    )
+}
+
+/// Returns the schema of an `IntOrString` with a rule. `IntOrString` has 32 bits, but its schema has no limits, and
+/// kube would make the field nullable: the API server would then store a null instead of the default.
+fn amount(rule: &str, message: &str) -> schemars::Schema {
     schemars::json_schema!({
         "x-kubernetes-int-or-string": true,
         "nullable": false,
         "maxLength": 16,
-        "x-kubernetes-validations": rules(&[(
-            "string(self).matches('^[0-9]{1,9}%?$')",
-            "must be a number of replicas, such as 1, or a percentage, such as 25%",
-        )]),
+        "x-kubernetes-validations": rules(&[(rule, message)]),
     })
 }
 

@@ -104,7 +104,8 @@ pub struct LlmDeploymentSpec {
     #[serde(default)]
     pub drain: Drain,
 
-    /// The number of replicas that a node drain may evict at the same time.
+    /// The number of replicas that a node drain may evict at the same time. Default: one, or all if they share a volume
+    /// with the access mode `ReadWriteOnce`, because they can only move to another node together.
     #[serde(default)]
     pub disruption: Disruption,
 

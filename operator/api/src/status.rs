@@ -16,7 +16,7 @@ pub struct LlmDeploymentStatus {
     pub replicas: i32,
     /// Number of replicas that are ready.
     pub ready_replicas: i32,
-    /// Number of replicas that the routers have admitted.
+    /// Number of replicas that the routers have admitted and that are ready.
     pub routable_replicas: i32,
     /// Number of replicas with the current pod template.
     pub updated_replicas: i32,
@@ -128,7 +128,8 @@ pub struct ReleaseStatus {
 /// The state of an upgrade.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum UpgradeState {
-    /// The pods run the release of this version of the operator.
+    /// The pods run the release of this version of the operator, or are replaced without a slot because none of them
+    /// served requests.
     #[default]
     Current,
     /// Another release is available, and waits for a slot or for approval.

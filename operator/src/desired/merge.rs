@@ -2,8 +2,9 @@
 
 use serde_json::Value;
 
-/// The members that identify the items of a list, in order of preference.
-const KEYS: [&str; 4] = ["name", "mountPath", "containerPort", "topologyKey"];
+/// The members that identify the items of a list, in order of preference. The name in a volume mount is that of its volume,
+/// which may have several mounts.
+const KEYS: [&str; 4] = ["mountPath", "name", "containerPort", "topologyKey"];
 
 /// Merges `overlay` into `base`. Objects are merged by member. Lists are merged by the member that identifies their
 /// items, if all items have it; new items are appended. Any other value of `overlay` replaces that of `base`.
@@ -75,5 +76,24 @@ mod tests {
                 "hostNetwork": false,
             })
         );
+    }
+
+    #[test]
+    fn volume_mounts_are_merged_by_path() {
+        let mut base = json!([{"name": "tmp", "mountPath": "/tmp"}]);
+        merge(
+            &mut base,
+            &json!([{"name": "tmp", "mountPath": "/a", "subPath": "a"}, {"name": "tmp", "mountPath": "/b"}]),
+        );
+        let mut expected = json!([
+            {"name": "tmp", "mountPath": "/tmp"},
+            {"name": "tmp", "mountPath": "/a", "subPath": "a"},
+            {"name": "tmp", "mountPath": "/b"},
+        ]);
+        assert_eq!(base, expected);
+        // Another volume can be mounted at the same path.
+        merge(&mut base, &json!([{"name": "scratch", "mountPath": "/tmp"}]));
+        expected[0]["name"] = json!("scratch");
+        assert_eq!(base, expected);
     }
 }

@@ -22,13 +22,26 @@ use crate::valid_deployment::ValidDeployment;
 /// Whether the upgrade of a resource may start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum UpgradePermission {
-    /// The upgrade may start.
+    /// The upgrade may start. It holds a slot.
     #[default]
     Granted,
+    /// The upgrade may start. It holds no slot, because the resource serves no requests.
+    GrantedWithoutSlot,
     /// `upgradePolicy` is `Manual`, and the release has not been approved.
     AwaitsApproval,
     /// The maximum number of resources is already being upgraded.
     AwaitsSlot,
+}
+
+impl UpgradePermission {
+    /// Returns the first step of an upgrade with this permission.
+    fn step(self) -> UpgradeStep {
+        match self {
+            Self::Granted => UpgradeStep::Start,
+            Self::GrantedWithoutSlot => UpgradeStep::StartWithoutSlot,
+            Self::AwaitsApproval | Self::AwaitsSlot => UpgradeStep::Wait(self),
+        }
+    }
 }
 
 /// The next step of the upgrade of a resource.
@@ -41,6 +54,8 @@ pub enum UpgradeStep {
     Wait(UpgradePermission),
     /// The templates of this version of the operator are applied.
     Start,
+    /// The templates of this version of the operator are applied, and the upgrade holds no slot.
+    StartWithoutSlot,
 }
 
 /// The Deployments of a resource, and the step of its upgrade.
@@ -95,7 +110,7 @@ pub(super) fn plan_upgrade(
     };
     let live_server = live(&server, observed);
     if model == ModelState::Available {
-        if is_upgrade(&server, live_server) && permission != UpgradePermission::Granted {
+        if is_upgrade(&server, live_server) && matches!(permission.step(), UpgradeStep::Wait(_)) {
             plan.template_hash = live_server.and_then(template_hash).unwrap_or_default().to_owned();
         }
         plan.add(server, live_server, permission);
@@ -130,12 +145,13 @@ impl UpgradePlan {
     ) {
         if !is_upgrade(&rendered, live) {
             self.manifests.push(without_restart(rendered, live));
-        } else if permission == UpgradePermission::Granted {
-            self.step = UpgradeStep::Start;
-            self.manifests.push(rendered.manifest);
-        } else {
-            self.step = UpgradeStep::Wait(permission);
+            return;
+        }
+        self.step = permission.step();
+        if matches!(self.step, UpgradeStep::Wait(_)) {
             self.manifests.extend(with_live_template(rendered.manifest, live));
+        } else {
+            self.manifests.push(rendered.manifest);
         }
     }
 }
@@ -168,7 +184,8 @@ fn is_upgrade(rendered: &RenderedDeployment, live: Option<&DynamicObject>) -> bo
         return false;
     }
     // A Deployment without the annotation is from a release that did not record its inputs.
-    live.annotations().get(INPUTS).is_none_or(|inputs| *inputs == rendered.inputs)
+    let inputs = live.annotations().get(INPUTS);
+    inputs.is_none_or(|inputs| *inputs == rendered.inputs || rendered.former_inputs.as_ref() == Some(inputs))
 }
 
 fn has_grpc_port(deployment: &Value) -> bool {

@@ -55,6 +55,7 @@ pub(super) fn deployment(valid: &ValidDeployment) -> RenderedDeployment {
     let name = owner.component_name(Component::Server);
     let manifest = owner.manifest(Kind::Deployment, &name, Component::Server, content);
     let mut deployment = RenderedDeployment::new(manifest, template.hash, &valid.inputs.server);
+    deployment.former_inputs = Some(valid.inputs.former_server.clone());
     if let Some((fetched, _)) = valid.files.shared() {
         deployment.set_source(&fetch::source_key(fetched));
     }

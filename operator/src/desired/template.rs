@@ -36,12 +36,14 @@ pub(super) struct RenderedDeployment {
     pub(super) template_hash: String,
     /// The digest of the settings that its pod template is rendered from.
     pub(super) inputs: String,
+    /// The digest that earlier versions of the operator computed for the same settings, if it may differ.
+    pub(super) former_inputs: Option<String>,
 }
 
 impl RenderedDeployment {
     pub(super) fn new(mut manifest: Manifest, template_hash: String, inputs: &str) -> Self {
         manifest.body["metadata"]["annotations"][INPUTS] = json!(inputs);
-        Self { manifest, template_hash, inputs: inputs.to_owned() }
+        Self { manifest, template_hash, inputs: inputs.to_owned(), former_inputs: None }
     }
 
     /// Records the source of the model as annotations of the Deployment and of its pods. The annotation does not

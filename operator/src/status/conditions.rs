@@ -155,7 +155,19 @@ fn deadline_exceeded(holds: bool) -> ConditionState {
     )
 }
 
-pub(super) fn progressing(summary: &Summary, basic: &BasicConditions) -> ConditionState {
+fn router_deadline_exceeded(holds: bool) -> ConditionState {
+    ConditionState::new(
+        holds,
+        "DeadlineExceeded",
+        "the rollout of the routers made no progress within the deadline of their Deployment",
+    )
+}
+
+pub(super) fn progressing(
+    applied: &ApplyResult,
+    summary: &Summary,
+    basic: &BasicConditions,
+) -> ConditionState {
     let is_replacing = summary.updated < summary.present || summary.updated < summary.desired;
     if summary.paused && is_replacing {
         return ConditionState::new(false, "Paused", "the rollout is paused by rollout.pause");
@@ -180,8 +192,18 @@ pub(super) fn progressing(summary: &Summary, basic: &BasicConditions) -> Conditi
         let message = format!("replicas are being {verb}: {}", basic.replicas.message);
         return ConditionState::new(true, reason, message);
     }
+    if summary.router_deadline_exceeded {
+        return router_deadline_exceeded(false);
+    }
     if basic.router.holds == Some(false) && basic.router.reason == "Starting" {
         return ConditionState::new(true, "Starting", basic.router.message.clone());
+    }
+    if !routers_are_updated(applied) {
+        return ConditionState::new(
+            true,
+            "ReplacingRouters",
+            "routers are being started, replaced or removed",
+        );
     }
     ConditionState::new(false, "Done", "no change is in progress")
 }
@@ -203,11 +225,16 @@ pub(super) fn degraded(applied: &ApplyResult, summary: &Summary, basic: &BasicCo
     if let Some(problem) = lasting.next() {
         return ConditionState::new(true, &problem.reason, problem.message.clone());
     }
-    if let Some(problem) = router_problem(applied).filter(|problem| problem.reason != "Unschedulable") {
+    let router_problem = router_problem(applied)
+        .filter(|problem| problem.reason != "Unschedulable" || summary.router_deadline_exceeded);
+    if let Some(problem) = router_problem {
         return ConditionState::new(true, &problem.reason, problem.message);
     }
     if summary.deadline_exceeded {
         return deadline_exceeded(true);
+    }
+    if summary.router_deadline_exceeded {
+        return router_deadline_exceeded(true);
     }
     if let Some(pinned) = &applied.desired.model_revision
         && let Some(pod) = pods_with_other_revision(applied, pinned).next()

@@ -13,7 +13,7 @@ use crate::names::Component;
 use crate::observe::ObservedState;
 use crate::pod::{FetchReport, PodState, Problem, creation_error};
 
-/// The state of a resource's replicas and of its fetch.
+/// The state of a resource's replicas and of its fetch, and whether the rollout of its routers is stuck.
 #[derive(Clone, Debug)]
 pub(super) struct Summary {
     /// The desired number of replicas.
@@ -37,6 +37,8 @@ pub(super) struct Summary {
     /// The number of replicas that work but have not been admitted by the routers.
     pub(super) not_admitted: i32,
     pub(super) deadline_exceeded: bool,
+    /// Whether the rollout of the routers has made no progress within the deadline of their Deployment.
+    pub(super) router_deadline_exceeded: bool,
     pub(super) paused: bool,
     pub(super) model_digest: Option<String>,
     pub(super) cache: Option<CacheStatus>,
@@ -49,10 +51,8 @@ impl Summary {
         let pods: Vec<&PodState> = present_pods(observed, Component::Server).collect();
         let count = |test: &dyn Fn(&PodState) -> bool| pods.iter().filter(|pod| test(pod)).count() as i32;
         let is_updated = |pod: &PodState| pod.template_hash == applied.desired.template_hash;
-        let is_routable = |pod: &PodState| pod.is_routable == Some(true) && pod.containers_ready;
-        let progressing = deployment
-            .and_then(|deployment| deployment.data.pointer("/status/conditions")?.as_array())
-            .and_then(|conditions| conditions.iter().find(|condition| condition["type"] == "Progressing"));
+        // If a node fails, its pods become unready. Their gates remain set, and their containers still count as ready.
+        let is_routable = |pod: &PodState| pod.is_routable == Some(true) && pod.is_ready;
         let FetchState { cache, model_digest } = fetch_state(applied);
         Self {
             desired: applied.valid.server.replicas,
@@ -60,7 +60,7 @@ impl Summary {
             ready: count(&|pod| pod.is_ready),
             routable: count(&is_routable),
             updated: count(&is_updated),
-            updated_routable: count(&|pod| is_updated(pod) && is_routable(pod) && pod.is_ready),
+            updated_routable: count(&|pod| is_updated(pod) && is_routable(pod)),
             draining: observed
                 .pods_of(Component::Server)
                 .filter(|pod| pod.is_terminating && !pod.is_finished)
@@ -71,9 +71,9 @@ impl Summary {
             not_admitted: count(&|pod| pod.containers_ready && pod.is_routable != Some(true)),
             // The deadline of the Deployment includes the time for fetching the model, and is not extended while the
             // server loads it.
-            deadline_exceeded: progressing
-                .is_some_and(|condition| condition["reason"] == "ProgressDeadlineExceeded")
+            deadline_exceeded: has_exceeded_deadline(deployment)
                 && !pods.iter().any(|pod| pod.is_fetching || pod.is_starting),
+            router_deadline_exceeded: has_exceeded_deadline(self::deployment(applied, Component::Router)),
             paused: applied.valid.server.paused,
             model_digest,
             cache,
@@ -100,6 +100,15 @@ pub(super) fn deployment(applied: &ApplyResult, component: Component) -> Option<
 pub(super) fn status_count(deployment: &DynamicObject, field: &str) -> i32 {
     let count = deployment.data.pointer(&format!("/status/{field}")).and_then(Value::as_i64);
     count.and_then(|count| i32::try_from(count).ok()).unwrap_or(0)
+}
+
+/// Whether the rollout of a Deployment has made no progress within its deadline.
+fn has_exceeded_deadline(deployment: Option<&Arc<DynamicObject>>) -> bool {
+    let conditions =
+        deployment.and_then(|deployment| deployment.data.pointer("/status/conditions")?.as_array());
+    conditions.into_iter().flatten().any(|condition| {
+        condition["type"] == "Progressing" && condition["reason"] == "ProgressDeadlineExceeded"
+    })
 }
 
 /// The problem of the routers, if their pods cannot be created or do not work.

@@ -43,7 +43,9 @@ fn applied(object: &LlmDeployment, mut observed: ObservedState, routers: i32) ->
     for manifest in &desired.manifests {
         let mut live: DynamicObject = serde_json::from_value(manifest.body.clone()).unwrap();
         if manifest.name == "chat-router" && manifest.kind == Kind::Deployment {
-            live.data["status"] = json!({"readyReplicas": routers});
+            let replicas = &manifest.body["spec"]["replicas"];
+            live.data["status"] =
+                json!({"readyReplicas": routers, "updatedReplicas": replicas, "replicas": replicas});
         }
         if manifest.name == "chat-server" && manifest.kind == Kind::Deployment {
             let labels = &manifest.body["spec"]["template"]["metadata"]["labels"];
@@ -105,6 +107,13 @@ fn ready_is_when_all_updated_replicas_are_routable_and_a_router_answers() {
     let status = status_of(&object, observed(&old), 1);
     assert_eq!(reason(&status, "Ready"), "False Replacing");
     assert_eq!((status.ready_replicas, status.updated_replicas, status.phase), (2, 0, Phase::Updating));
+}
+
+#[test]
+fn a_replica_on_a_failed_node_does_not_receive_requests() {
+    let lost = PodState { is_ready: false, ..replica("a") };
+    let status = status_of(&object(1), observed(&[lost]), 1);
+    assert_eq!((reason(&status, "Available"), status.routable_replicas), ("False NoReplica".to_owned(), 0));
 }
 
 /// The Deployment keeps its template until the new model is fetched, but its replicas count as outdated.
@@ -315,6 +324,43 @@ fn the_progress_deadline_excludes_fetching_and_loading() {
     assert_eq!(reason(&status, "Degraded"), "True DeadlineExceeded");
 }
 
+/// The status while the Deployment of the routers has this status.
+fn with_routers(pods: &[PodState], routers: &Value) -> LlmDeploymentStatus {
+    let object = object(1);
+    let mut applied = applied(&object, observed(pods), 1);
+    let key = (Kind::Deployment, "chat-router".to_owned());
+    let mut deployment = DynamicObject::clone(&applied.objects[&key]);
+    deployment.data["status"] = routers.clone();
+    applied.objects.insert(key, Arc::new(deployment));
+    status(&object, None, &applied, Timestamp::UNIX_EPOCH)
+}
+
+#[test]
+fn a_rollout_of_routers_is_reported_until_it_is_complete_or_stuck() {
+    let unschedulable = PodState {
+        component: "router".to_owned(),
+        problem: Some(Problem { reason: "Unschedulable".to_owned(), message: "no node".to_owned() }),
+        ..PodState::default()
+    };
+    let pods = [replica("a"), unschedulable];
+    let mut routers = json!({"readyReplicas": 2, "updatedReplicas": 1, "replicas": 3});
+    let status = with_routers(&pods, &routers);
+    assert_eq!(reason(&status, "Progressing"), "True ReplacingRouters");
+    assert_eq!(reason(&status, "Degraded"), "False AsExpected");
+    assert_eq!(reason(&status, "Ready"), "True Serving");
+
+    routers["conditions"] =
+        json!([{"type": "Progressing", "status": "False", "reason": "ProgressDeadlineExceeded"}]);
+    let status = with_routers(&pods, &routers);
+    assert_eq!(reason(&status, "Progressing"), "False DeadlineExceeded");
+    assert_eq!(reason(&status, "Degraded"), "True Unschedulable");
+    let status = with_routers(&pods[..1], &routers);
+    assert_eq!(reason(&status, "Degraded"), "True DeadlineExceeded");
+
+    let status = with_routers(&pods[..1], &json!({"readyReplicas": 2, "updatedReplicas": 2, "replicas": 2}));
+    assert_eq!(reason(&status, "Progressing"), "False Done");
+}
+
 #[test]
 fn pods_that_cannot_be_created_are_reported_with_the_reason() {
     let condition = json!({
@@ -398,6 +444,8 @@ fn an_upgrade_is_rolling_until_its_pods_are_ready() {
     use UpgradeState::{Current, Rolling, Waiting};
     assert_eq!(state(&old, Current, UpgradeStep::Wait(UpgradePermission::AwaitsSlot)), Waiting);
     assert_eq!(state(&old, Waiting, UpgradeStep::Start), Rolling);
+    assert_eq!(state(&old, Current, UpgradeStep::StartWithoutSlot), Current);
+    assert_eq!(state(&old, Rolling, UpgradeStep::StartWithoutSlot), Current, "it gives up its slot");
     assert_eq!(state(&old, Rolling, UpgradeStep::None), Rolling);
     assert_eq!(state(&[replica("a")], Rolling, UpgradeStep::None), Current);
     assert_eq!(state(&old, Current, UpgradeStep::None), Current, "a change by the user is no upgrade");

@@ -1,7 +1,7 @@
 //! Digests of the user's settings. They change if and only if the user requests other pods, independently of how the
 //! operator renders them. Pure.
 
-use operator_api::{KeyIsolation, LlmDeploymentSpec};
+use operator_api::{CacheMode, Fetch, KeyIsolation, LlmDeploymentSpec, Model};
 use serde::Serialize;
 use serde_json::{Value, json};
 
@@ -19,14 +19,16 @@ pub(super) fn input_digests(spec: &LlmDeploymentSpec) -> InputDigests {
     if let Some(reference) = &spec.security.replica_token_secret_ref {
         shared["replicaToken"] = to_json(reference);
     }
-    let server = json!({
-        "shared": shared,
-        "model": spec.model,
-        "engine": settings(&spec.engine),
-        "resources": settings(&spec.resources),
-        "placement": settings(&spec.placement),
-        "podTemplate": spec.pod_template,
-    });
+    let server = |model: &Model| {
+        digest(&json!({
+            "shared": shared,
+            "model": model,
+            "engine": settings(&spec.engine),
+            "resources": settings(&spec.resources),
+            "placement": settings(&spec.placement),
+            "podTemplate": spec.pod_template,
+        }))
+    };
     let router = &spec.router;
     let mut router_inputs = json!({
         "shared": shared,
@@ -43,7 +45,28 @@ pub(super) fn input_digests(spec: &LlmDeploymentSpec) -> InputDigests {
     if router.key_isolation != KeyIsolation::default() {
         router_inputs["keyIsolation"] = json!(router.key_isolation.name());
     }
-    InputDigests { server: digest(&server), router: digest(&router_inputs) }
+    InputDigests {
+        server: server(&rendered_settings(&spec.model)),
+        former_server: server(&spec.model),
+        router: digest(&router_inputs),
+    }
+}
+
+/// Returns `model` without the settings that the pod template of the replicas is not rendered from. With a shared cache,
+/// these are the settings of its volume and of the Job that fetches the model.
+fn rendered_settings(model: &Model) -> Model {
+    let mut model = model.clone();
+    if let Some(fetch) = &mut model.fetch {
+        fetch.service_account_annotations.clear();
+    }
+    if let Some(cache) = model.cache.as_mut().filter(|cache| cache.mode == CacheMode::Shared) {
+        cache.size = None;
+        cache.storage_class = None;
+        model.credentials_secret_ref = None;
+        model.fetch = None;
+    }
+    model.fetch = model.fetch.filter(|fetch| *fetch != Fetch::default());
+    model
 }
 
 /// Returns `value` without the members that have their default value.
@@ -105,5 +128,49 @@ mod tests {
         assert_eq!((keys.server == before.server, keys.router == before.router), (true, false));
         let token = input_digests(&spec(&json!({"security": {"replicaTokenSecretRef": {"name": "mine"}}})));
         assert_eq!((token.server == before.server, token.router == before.router), (false, false));
+    }
+
+    #[test]
+    fn the_digest_of_a_fetched_model_depends_on_where_it_is_fetched() {
+        let digest = |mode: &str, more: &Value| {
+            let mut model = json!({
+                "source": {"http": {"url": "http://host/m.gguf"}},
+                "cache": {"mode": mode, "size": "1Gi"},
+            });
+            for (name, value) in more.as_object().unwrap() {
+                model[name] = value.clone();
+            }
+            input_digests(&spec(&json!({"model": model}))).server
+        };
+        let of_fetch = [
+            json!({"cache": {"mode": "shared", "size": "2Gi"}}),
+            json!({"cache": {"mode": "shared", "size": "1Gi", "storageClass": "fast"}}),
+            json!({"credentialsSecretRef": {"name": "a"}}),
+            json!({"fetch": {"env": {"A": "b"}, "caBundle": {"configMap": "a"}}}),
+        ];
+        let of_pods = [
+            json!({"cache": {"mode": "shared", "size": "1Gi", "accessMode": "ReadWriteOnce"}}),
+            json!({"source": {"http": {"url": "http://host/n.gguf"}}}),
+            json!({"format": "gguf"}),
+            json!({"name": "a"}),
+        ];
+        let annotations = json!({"fetch": {"serviceAccountAnnotations": {"cloud/role": "models"}}});
+        for mode in ["none", "perPod", "shared"] {
+            let before = digest(mode, &json!({}));
+            let is_same = |more: &Value| {
+                let mut more = more.clone();
+                if more["cache"].is_object() {
+                    more["cache"]["mode"] = json!(mode);
+                }
+                digest(mode, &more) == before
+            };
+            assert!(is_same(&annotations), "{mode}");
+            for change in &of_fetch {
+                assert_eq!(is_same(change), mode == "shared", "{mode}: {change}");
+            }
+            for change in &of_pods {
+                assert!(!is_same(change), "{mode}: {change}");
+            }
+        }
     }
 }

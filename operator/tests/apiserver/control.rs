@@ -171,6 +171,7 @@ async fn nothing_is_written_when_nothing_has_changed() {
     let stage = Stage::new("calm").await;
     stage.apply("chat", smallest()).await.unwrap();
     stage.until("chat", "Ready=True").await;
+    stage.until("chat", "Progressing=False").await;
     let all = || {
         let mut calls = Vec::new();
         for kind in Kind::BUILT_IN {

@@ -182,6 +182,10 @@ fn invalid() -> Vec<(Vec<(&'static str, Value)>, &'static str)> {
         (vec![("model.source", json!({"hf": {"repo": "model"}}))], "OWNER/NAME"),
         (vec![("model.source.pvc.path", json!("/model"))], "must be a relative path"),
         (vec![("model.source.pvc.path", json!("a/../../b"))], "must stay inside the volume"),
+        (
+            vec![("model.source", json!({"oci": {"image": "registry/a:1", "path": "a/../b"}}))],
+            "must stay inside the volume or image",
+        ),
         (vec![("model.cache", json!({"mode": "shared", "size": "1Gi"}))], "model.cache must be omitted"),
         (
             vec![("model.source", http()), ("model.cache", json!({"mode": "shared"}))],
@@ -196,6 +200,10 @@ fn invalid() -> Vec<(Vec<(&'static str, Value)>, &'static str)> {
         (vec![("model.format", json!("onnx"))], "Unsupported value"),
         (
             vec![("engine.kvCache", json!({"size": "0"}))],
+            "engine.kvCache.size must be a positive number of bytes",
+        ),
+        (
+            vec![("engine.kvCache", json!({"size": "100m"}))],
             "engine.kvCache.size must be a positive number of bytes",
         ),
         (
@@ -240,6 +248,15 @@ fn invalid() -> Vec<(Vec<(&'static str, Value)>, &'static str)> {
         (vec![("rollout", json!({"maxUnavailable": -1}))], "must be a number of replicas"),
         (vec![("disruption", json!({"minAvailable": "half"}))], "must be a number of replicas"),
         (vec![("disruption", json!({"maxUnavailable": 3_000_000_000_u32}))], "must be a number of replicas"),
+        (vec![("rollout", json!({"maxSurge": "1"}))], "a number must not be in quotes"),
+        (
+            vec![("rollout", json!({"maxSurge": "00%", "maxUnavailable": "0%"}))],
+            "must be a number of replicas",
+        ),
+        (vec![("rollout", json!({"maxUnavailable": "00"}))], "a number must not be in quotes"),
+        (vec![("rollout", json!({"maxUnavailable": "150%"}))], "a percentage up to 100%"),
+        (vec![("disruption", json!({"minAvailable": "1"}))], "a number must not be in quotes"),
+        (vec![("disruption", json!({"maxUnavailable": "101%"}))], "a percentage up to 100%"),
         (vec![("drain", json!({"timeout": "10 minutes"}))], "must be a whole number and a unit"),
         (vec![("engine.device", json!("TPU"))], "must be CPU, GPU, a numbered device"),
         (vec![("engine.device", json!("AUTO:CPU,NPU"))], "NPU is not supported"),
@@ -310,6 +327,7 @@ fn valid() -> Vec<Vec<(&'static str, Value)>> {
         vec![("engine.device", json!("HETERO:GPU.1,CPU"))],
         vec![("engine.device", json!("AUTO"))],
         vec![("engine.kvCache", json!({"precision": "u4"}))],
+        vec![("engine.kvCache", json!({"size": "8e9"}))],
         vec![("router", json!({"extraArgs": ["--hang-timeout=20s"]}))],
         vec![("resources", json!({"limits": {"memory": "1Gi"}, "requests": {"memory": "1024Mi", "cpu": 1}}))],
         vec![
@@ -318,6 +336,7 @@ fn valid() -> Vec<Vec<(&'static str, Value)>> {
         ],
         vec![("rollout", json!({"maxSurge": 0, "maxUnavailable": 1}))],
         vec![("rollout", json!({"maxSurge": "25%", "maxUnavailable": "100%"}))],
+        vec![("rollout", json!({"maxSurge": "150%", "maxUnavailable": "0%"}))],
         // The default applies.
         vec![("rollout", json!({"maxSurge": null, "maxUnavailable": null}))],
         vec![("disruption", json!({"minAvailable": "50%"}))],

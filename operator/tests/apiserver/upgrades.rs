@@ -11,53 +11,99 @@ use crate::support::{Settings, cluster, eventually, operator_with, smallest};
 
 const NAMES: [&str; 3] = ["first", "second", "manual"];
 
-/// Returns the state of each resource's release, the image of its replicas, and whether it is ready.
-async fn releases(resources: &Api<LlmDeployment>) -> Vec<(UpgradeState, String, bool)> {
-    let mut releases = Vec::new();
-    for name in NAMES {
-        let status = resources.get(name).await.unwrap().status.unwrap_or_default();
+/// A namespace in which operators of several releases run one after the other.
+struct Releases {
+    namespace: String,
+    kubelet: Kubelet,
+    metrics: Metrics,
+    resources: Api<LlmDeployment>,
+}
+
+impl Releases {
+    async fn new(name: &str) -> Self {
+        let client = cluster().await.client().await.unwrap();
+        let namespace = tests::cluster::namespace(&client, name).await.unwrap();
+        let kubelet = Kubelet::start(&client, &namespace);
+        let resources = Api::namespaced(client, &namespace);
+        Self { namespace, kubelet, metrics: Metrics::default(), resources }
+    }
+
+    async fn create(&self, name: &str, spec: Value) {
+        let object: Value = json!({
+            "apiVersion": "ovfleet.dev/v1alpha1", "kind": "LLMDeployment", "metadata": {"name": name}, "spec": spec,
+        });
+        self.resources.create(&Default::default(), &serde_json::from_value(object).unwrap()).await.unwrap();
+    }
+
+    /// Starts an operator with this default image of the server.
+    async fn start(&self, server_image: &'static str) -> JoinSet<anyhow::Result<()>> {
+        let mut tasks = JoinSet::new();
+        let settings = Settings { server_image, ..Settings::default() };
+        tasks.spawn(operator_with(&self.namespace, &self.metrics, self.kubelet.routers(), settings).await);
+        tasks
+    }
+
+    /// Returns the state of a resource's release, the image of its replicas, and whether it is ready.
+    async fn state(&self, name: &str) -> (UpgradeState, String, bool) {
+        let status = self.resources.get(name).await.unwrap().status.unwrap_or_default();
         let is_ready = status.conditions.iter().any(|known| known.type_ == "Ready" && known.status == "True");
         let release = status.release.unwrap_or_default();
-        releases.push((release.state, release.server_image, is_ready));
+        (release.state, release.server_image, is_ready)
     }
-    releases
+
+    /// Returns the [`Self::state`] of each resource of [`NAMES`].
+    async fn all(&self) -> Vec<(UpgradeState, String, bool)> {
+        let mut states = Vec::new();
+        for name in NAMES {
+            states.push(self.state(name).await);
+        }
+        states
+    }
+
+    /// Waits until a resource that is not ready counts as upgraded to this image.
+    async fn until_current(&self, name: &str, image: &str) {
+        let expected = (UpgradeState::Current, image.to_owned(), false);
+        let mut last = None;
+        let reached = eventually(async || {
+            let state = self.state(name).await;
+            let is_reached = state == expected;
+            last = Some(state);
+            is_reached.then_some(())
+        })
+        .await;
+        assert!(reached.is_some(), "{name} does not reach {expected:?}: {last:?}");
+    }
+
+    /// Approves the release that is available for a resource.
+    async fn approve(&self, name: &str) {
+        let release = self.resources.get(name).await.unwrap().status.unwrap().release.unwrap();
+        let annotation = json!({"metadata": {"annotations": {"ovfleet.dev/upgrade": release.available}}});
+        self.resources.patch(name, &PatchParams::default(), &Patch::Merge(&annotation)).await.unwrap();
+    }
 }
 
 #[tokio::test]
 async fn a_new_default_image_is_rolled_out_to_one_resource_after_the_other() {
-    let client = cluster().await.client().await.unwrap();
-    let namespace = tests::cluster::namespace(&client, "upgrades").await.unwrap();
-    let kubelet = Kubelet::start(&client, &namespace);
-    let resources: Api<LlmDeployment> = Api::namespaced(client.clone(), &namespace);
+    let releases = Releases::new("upgrades").await;
     for name in NAMES {
         let mut spec = smallest();
         if name == "manual" {
             spec["upgradePolicy"] = json!("Manual");
         }
-        let object: Value = json!({
-            "apiVersion": "ovfleet.dev/v1alpha1", "kind": "LLMDeployment", "metadata": {"name": name}, "spec": spec,
-        });
-        resources.create(&Default::default(), &serde_json::from_value(object).unwrap()).await.unwrap();
+        releases.create(name, spec).await;
     }
-    let metrics = Metrics::default();
-    let start = async |server_image: &'static str| {
-        let mut tasks = JoinSet::new();
-        let settings = Settings { server_image, ..Settings::default() };
-        tasks.spawn(operator_with(&namespace, &metrics, kubelet.routers(), settings).await);
-        tasks
-    };
-    let mut operator = start("ovfleet/server:1").await;
+    let mut operator = releases.start("ovfleet/server:1").await;
     let all_ready = async || {
-        let all = releases(&resources).await;
+        let all = releases.all().await;
         all.iter().all(|(_, image, is_ready)| *is_ready && image == "ovfleet/server:1").then_some(())
     };
     eventually(all_ready).await.expect("all are ready");
     operator.shutdown().await;
 
-    let _operator = start("ovfleet/server:2").await;
+    let _operator = releases.start("ovfleet/server:2").await;
     let mut rolling_at_once = 0;
     let upgraded = async || {
-        let all = releases(&resources).await;
+        let all = releases.all().await;
         let rolling = all.iter().filter(|(state, ..)| *state == UpgradeState::Rolling).count();
         rolling_at_once = rolling_at_once.max(rolling);
         let is_upgraded = |(state, image, is_ready): &(UpgradeState, String, bool)| {
@@ -73,12 +119,43 @@ async fn a_new_default_image_is_rolled_out_to_one_resource_after_the_other() {
         "it has not been approved"
     );
 
-    let release = resources.get("manual").await.unwrap().status.unwrap().release.unwrap();
-    let annotation = json!({"metadata": {"annotations": {"ovfleet.dev/upgrade": release.available}}});
-    resources.patch("manual", &PatchParams::default(), &Patch::Merge(&annotation)).await.unwrap();
+    releases.approve("manual").await;
     let approved = async || {
-        let (state, image, is_ready) = releases(&resources).await.remove(2);
+        let (state, image, is_ready) = releases.state("manual").await;
         (state == UpgradeState::Current && image == "ovfleet/server:2" && is_ready).then_some(())
     };
     eventually(approved).await.expect("it is upgraded after its approval");
+}
+
+#[tokio::test]
+async fn a_resource_that_served_no_requests_before_the_upgrade_does_not_stop_the_others() {
+    let releases = Releases::new("broken").await;
+    let mut broken = smallest();
+    // Nothing opens this gate, so the resource is never ready.
+    broken["podTemplate"] = json!({"spec": {"readinessGates": [{"conditionType": "example.com/never"}]}});
+    releases.create("broken", broken).await;
+    let mut working = smallest();
+    // The approval makes sure that the upgrade of this resource begins after that of the other one.
+    working["upgradePolicy"] = json!("Manual");
+    releases.create("working", working).await;
+    let mut operator = releases.start("ovfleet/server:1").await;
+    let ready = async || releases.state("working").await.2.then_some(());
+    eventually(ready).await.expect("the other resource is ready");
+    releases.until_current("broken", "ovfleet/server:1").await;
+    operator.shutdown().await;
+
+    let mut operator = releases.start("ovfleet/server:2").await;
+    releases.until_current("broken", "ovfleet/server:2").await;
+    // A new process knows only the statuses.
+    operator.shutdown().await;
+    let _operator = releases.start("ovfleet/server:2").await;
+    let waits = async || (releases.state("working").await.0 == UpgradeState::Waiting).then_some(());
+    eventually(waits).await.expect("the release is available");
+    releases.approve("working").await;
+    let upgraded = async || {
+        let (state, image, is_ready) = releases.state("working").await;
+        (state == UpgradeState::Current && image == "ovfleet/server:2" && is_ready).then_some(())
+    };
+    eventually(upgraded).await.expect("the working resource is upgraded");
+    releases.until_current("broken", "ovfleet/server:2").await;
 }

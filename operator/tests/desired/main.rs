@@ -6,6 +6,8 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use expect_test::expect_file;
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use kube::api::DynamicObject;
 use operator::desired::release::UpgradePermission;
 use operator::desired::{DesiredState, desired};
@@ -15,7 +17,7 @@ use operator::pod::PodState;
 use operator::source::ModelSourceKey;
 use operator::valid_deployment::ValidDeployment;
 use operator::validate::{Defaults, PodUser, validate};
-use operator_api::{LlmDeployment, MediaSources};
+use operator_api::{AccessMode, Disruption, LlmDeployment, MediaSources};
 use serde_json::{Value, json};
 
 mod release;
@@ -293,7 +295,7 @@ fn template<'a>(resources: &'a DesiredState, name: &str) -> &'a Value {
 #[test]
 fn a_volume_of_one_node_places_the_fetch_and_the_replicas_together() {
     let mut object = fixture("full");
-    object.spec.model.cache.as_mut().unwrap().access_mode = operator_api::AccessMode::ReadWriteOnce;
+    object.spec.model.cache.as_mut().unwrap().access_mode = AccessMode::ReadWriteOnce;
     let first = render(&object, &ObservedState::default());
     let resources = render(&object, &after_fetch(&first));
     for manifest in resources.manifests.iter().chain(&first.manifests) {
@@ -306,6 +308,28 @@ fn a_volume_of_one_node_places_the_fetch_and_the_replicas_together() {
         let term = &affinity["podAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"][0];
         assert_eq!(term["labelSelector"]["matchExpressions"][0]["values"], json!(["fetch", "server"]));
     }
+}
+
+#[test]
+fn replicas_that_share_the_volume_of_one_node_can_be_evicted_together() {
+    let budget = |access_mode: AccessMode, disruption: Disruption| {
+        let mut object = fixture("full");
+        object.spec.model.cache.as_mut().unwrap().access_mode = access_mode;
+        object.spec.disruption = disruption;
+        let resources = render(&object, &ObservedState::default());
+        let is_budget = |manifest: &&Manifest| {
+            manifest.kind == Kind::PodDisruptionBudget && manifest.name == "full-server"
+        };
+        let mut spec = resources.manifests.iter().find(is_budget).unwrap().body["spec"].clone();
+        spec.as_object_mut()
+            .unwrap()
+            .retain(|field, _| ["minAvailable", "maxUnavailable"].contains(&field.as_str()));
+        spec
+    };
+    let limited = Disruption { min_available: Some(IntOrString::Int(2)), max_unavailable: None };
+    assert_eq!(budget(AccessMode::ReadWriteMany, Disruption::default()), json!({"maxUnavailable": 1}));
+    assert_eq!(budget(AccessMode::ReadWriteOnce, Disruption::default()), json!({"maxUnavailable": "100%"}));
+    assert_eq!(budget(AccessMode::ReadWriteOnce, limited), json!({"minAvailable": 2}));
 }
 
 /// The images are built for one architecture.
@@ -506,6 +530,8 @@ fn invalid_resources_are_rejected_with_the_field() {
     assert!(message.contains("longer than a year"), "{message}");
     let (reason, _) = refusal(|object| object.spec.model.source.hf = None);
     assert_eq!(reason, "InvalidSource");
+    let (_, message) = refusal(|object| object.spec.engine.kv_cache.size = Some(Quantity("100m".to_owned())));
+    assert_eq!(message, "engine.kvCache.size: \"100m\" is not a positive number of bytes, such as 8Gi");
     let (_, message) = refusal(|object| object.spec.rollout.min_ready_seconds = 600);
     assert!(message.contains("rollout.minReadySeconds"), "{message}");
     let (_, message) = refusal(|object| {

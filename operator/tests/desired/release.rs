@@ -2,16 +2,17 @@
 
 use std::sync::Arc;
 
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use operator::desired::release::{UpgradePermission, UpgradeStep};
 use operator::desired::{DesiredState, desired};
 use operator::manifest::Kind;
 use operator::observe::ObservedState;
 use operator::pod::{FetchReport, PodState};
 use operator::validate::{Defaults, validate};
-use operator_api::LlmDeployment;
+use operator_api::{LlmDeployment, Model};
 use serde_json::json;
 
-use crate::{deployment, fixture, live, render, template, valid};
+use crate::{after_fetch, deployment, fixture, live, render, template, valid};
 
 /// The desired state of `object` before and after the default image of the server changes to `image`.
 fn upgraded(
@@ -41,6 +42,12 @@ fn a_new_default_image_waits_for_a_slot_and_a_change_by_the_user_does_not() {
         template(resources, "small-server")["spec"]["containers"][0]["image"].as_str().unwrap().to_owned()
     };
     assert_eq!(image(&after), "ovfleet/server:2");
+    let (_, after) = upgraded(&object, UpgradePermission::GrantedWithoutSlot, "ovfleet/server:2");
+    assert_eq!(
+        (after.upgrade, image(&after)),
+        (UpgradeStep::StartWithoutSlot, "ovfleet/server:2".to_owned())
+    );
+    assert_eq!(after.available_release, None, "nothing waits");
 
     // A change by the user includes the upgrade.
     let before = render(&object, &ObservedState::default());
@@ -57,6 +64,46 @@ fn a_new_default_image_waits_for_a_slot_and_a_change_by_the_user_does_not() {
     let after = desired(&valid, &observed, UpgradePermission::AwaitsSlot);
     assert_eq!(deployment(&after, "small-server")["spec"]["replicas"], 9);
     assert_eq!(template(&after, "small-server"), template(&before, "small-server"));
+}
+
+#[test]
+fn a_change_that_replaces_no_pods_does_not_include_the_upgrade() {
+    let mut object = fixture("full");
+    object.spec.engine.image = None;
+    let mut observed = after_fetch(&render(&object, &ObservedState::default()));
+    let before = render(&object, &observed);
+    observed.owned.extend(live(&before, Kind::Deployment));
+    let upgrade_waiting = |change: fn(&mut Model), observed: &ObservedState| {
+        let mut object = object.clone();
+        change(&mut object.spec.model);
+        let mut defaults = Defaults::with_images("ovfleet/server:2", "ovfleet/router:1");
+        defaults.image_pull_policy = Some("IfNotPresent".to_owned());
+        let valid = validate(&object, observed, &defaults).unwrap();
+        desired(&valid, observed, UpgradePermission::AwaitsApproval)
+    };
+    let unrendered: [fn(&mut Model); 4] = [
+        |_| {},
+        |model| model.cache.as_mut().unwrap().size = Some(Quantity("50Gi".to_owned())),
+        |model| model.credentials_secret_ref = None,
+        |model| model.fetch = None,
+    ];
+    for change in unrendered {
+        let after = upgrade_waiting(change, &observed);
+        assert_eq!(after.upgrade, UpgradeStep::Wait(UpgradePermission::AwaitsApproval));
+        assert_eq!(template(&after, "full-server"), template(&before, "full-server"));
+    }
+    // An earlier version recorded a digest of all settings of the model.
+    let former = valid(&object, &observed).inputs.former_server;
+    let key = (Kind::Deployment, "full-server".to_owned());
+    let live_server = Arc::make_mut(observed.owned.get_mut(&key).unwrap());
+    let inputs =
+        live_server.metadata.annotations.as_mut().unwrap().insert("ovfleet.dev/inputs".to_owned(), former);
+    assert_eq!(inputs, Some(valid(&object, &observed).inputs.server));
+    let after = upgrade_waiting(|_| {}, &observed);
+    assert_eq!(template(&after, "full-server"), template(&before, "full-server"));
+    // A change that replaces pods includes the upgrade.
+    let after = upgrade_waiting(|model| model.aliases.clear(), &observed);
+    assert_eq!(template(&after, "full-server")["spec"]["containers"][0]["image"], "ovfleet/server:2");
 }
 
 #[test]
