@@ -62,7 +62,7 @@ pub(crate) struct BlockContent<'a> {
     pub(crate) hash: BlockHash,
     pub(crate) parent: Serial,
     pub(crate) tokens: &'a [TokenId],
-    /// The words that identify the images of the block; empty if it has none.
+    /// The words that identify the images of the block, or an empty slice if it has none.
     pub(crate) images: &'a [u32],
 }
 

@@ -380,7 +380,7 @@ impl ImageCache {
         self.rows_expected += self.expected_rows(digest);
     }
 
-    /// Number of rows of an expected image; 0 if the image is not expected.
+    /// Number of rows of an expected image, or 0 if the image is not expected.
     fn expected_rows(&self, digest: ImageDigest) -> u64 {
         self.expected.get(&digest).map_or(0, |expected| u64::from(expected.rows))
     }

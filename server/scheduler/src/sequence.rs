@@ -39,7 +39,7 @@ pub(crate) struct SequenceGroup {
 }
 
 impl SequenceGroup {
-    /// The words that identify the images of the block with this index; empty if it has none.
+    /// The words that identify the images of the block with this index, or an empty slice if it has none.
     pub(crate) fn words_of_block(&self, index: usize) -> &[u32] {
         self.block_words.get(&(index as u32)).map_or(&[][..], |words| &words[..])
     }

@@ -66,7 +66,7 @@ enum Form {
 enum State {
     Within,
     Cdata,
-    /// The parser is after a tag that may end the value.
+    /// The parser has read a tag that may end the value.
     Ended(TextAfterTag),
 }
 

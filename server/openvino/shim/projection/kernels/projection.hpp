@@ -163,8 +163,8 @@ static constexpr size_t super_quants_at(size_t group) {
 // The largest sizes of a matrix.
 constexpr size_t K_MAX = 1 << 24, N_MAX = 1 << 28;
 
-// The reason why the kernels do not support a matrix; null if they do. The attributes of a graph are checked with this function
-// before any of them is used as a size or a divisor.
+// The reason why the kernels do not support a matrix, or null if they do. The attributes of a graph are checked with this
+// function before any of them is used as a size or a divisor.
 static inline const char* unsupported(const Matmul& matmul) {
     if (matmul.K == 0 || matmul.K > K_MAX || matmul.K % SRC_GROUP != 0) return "K must be a multiple of 32, up to 2^24";
     if (matmul.N == 0 || matmul.N > N_MAX) return "N must be from 1 to 2^28";
@@ -200,7 +200,7 @@ struct PackedSrc {
     size_t M, m_tile;
     // The packed rows, `Kernels::src_bytes` bytes.
     uint8_t* data;
-    // The products of adapters for each row, including the padding; null if no row has an adapter.
+    // The products of adapters for each row, including the padding, or null if no row has an adapter.
     const LoraDown* lora;
 };
 
@@ -222,7 +222,7 @@ struct QuantizedSrc {
     int8_t* quants;
     float *scales, *sums;
     Outliers outliers;
-    // The products of adapters for each row, including the padding; null if no row has an adapter.
+    // The products of adapters for each row, including the padding, or null if no row has an adapter.
     const LoraDown* lora;
 };
 
@@ -289,7 +289,7 @@ struct Kernels {
     void (*lora_down)(const Matmul& matmul, FloatData src, const AdapterRows& rows, size_t first, size_t last);
 };
 
-// The kernels for an instruction set; null if they do not exist or this processor lacks the instruction set.
+// The kernels for an instruction set, or null if they do not exist or this processor lacks the instruction set.
 const Kernels* projection_kernels(Isa isa);
 // For tests: the AMX kernels on the C++ model of the tiles, with the vectors of an instruction set. Null if they are not
 // compiled for this instruction set, or this processor lacks it.

@@ -29,7 +29,7 @@ pub(crate) struct Recipe {
     pub(crate) kind: TensorType,
     /// The type of the embeddings, of v and of the second matrices of experts, which mixed files store with more bits.
     pub(crate) values_kind: TensorType,
-    /// The number of experts, of [`EXPERTS`], for each token; 0 if the layers have no experts.
+    /// The number of experts, of [`EXPERTS`], for each token, or 0 if the layers have no experts.
     pub(crate) experts_used: u64,
     /// Whether the file has a tensor `rope_freqs.weight`.
     pub(crate) rope_factors: bool,
