@@ -26,7 +26,7 @@ using NodePtr = std::shared_ptr<ov::Node>;
 
 using ConstantPtr = std::shared_ptr<op::v0::Constant>;
 
-// A matrix of each expert, and its bias, which may be null.
+// One matrix per expert, and their biases, which may be null.
 struct Matrix {
     GraphWeight weight;
     ConstantPtr bias;
@@ -166,7 +166,7 @@ bool is_normalized(const Output& weights, const Output& chosen) {
     return sum && before_reshapes(sum->input_value(0)) == chosen;
 }
 
-// The value before a multiplication by 1, if there is one, or nullopt if it is multiplied by another number.
+// The value before a multiplication by 1, the value itself if it is not a product, or nullopt if the factor is another number.
 std::optional<Output> unscaled(const Output& value) {
     const auto scaled = as<op::v1::Multiply>(value);
     if (!scaled) return value;

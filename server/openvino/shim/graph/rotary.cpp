@@ -127,7 +127,7 @@ bool is_half_product(const ov::Output<ov::Node>& value, NodePtr& split, size_t& 
     return true;
 }
 
-// Matches Concat(x0 * cos - x1 * sin, x1 * cos + x0 * sin), where the difference is a sum with a product by -1.
+// Matches Concat(x0 * cos - x1 * sin, x1 * cos + x0 * sin), where the subtraction is the addition of a product with -1.
 bool match(const NodePtr& node, HalfRotation& found) {
     auto concat = ov::as_type_ptr<op::v0::Concat>(node);
     auto rank = node->get_output_size() == 1 ? node->get_output_partial_shape(0).rank() : ov::Rank::dynamic();

@@ -49,7 +49,7 @@ enum State {
     Next,
     /// The parser has read a comma in an array.
     Item,
-    /// The parser has read the array or an object without one.
+    /// The parser has read the array, or an object outside an array.
     Tail,
     Close(Literal),
 }

@@ -100,7 +100,8 @@ static constexpr size_t stored_bits(size_t bits) { return bits == E2M1_BITS ? 4 
 // SwiGLU, a block has 16 columns of the first half, and then the columns of the second half by which they are multiplied. For
 // each group, a block has 32 scales and 32 zero points in f16, and then the quants: four consecutive weights of each of 16
 // columns, then those of the other 16 columns, and so on. Quants of 4 bits share bytes: the first four weights are in the low
-// halves, and the next four in the high halves. So do quants of 5 bits: memory contains their codes in E2M1.
+// halves, and the next four in the high halves. Quants of 5 bits share bytes in the same way: memory contains their codes in
+// E2M1.
 //
 // Of four consecutive fours of 6 bits, three are in the low bits of their bytes, and the last one is in the high bits: in those
 // of the first four, its lowest two bits, and so on.
@@ -145,13 +146,13 @@ static inline size_t group_bytes(const Matmul& matmul) {
     const size_t scale_bytes = has_super_scales(matmul) ? sizeof(int8_t) : 2 * sizeof(uint16_t);
     return N_BLOCK * scale_bytes + N_BLOCK * matmul.group * stored_bits(matmul.bits) / 8;
 }
-// The size of the super-scales of K weights of each column of a block.
+// The size of the super-scales of a block of columns with K weights each.
 static constexpr size_t super_scale_bytes(size_t K) { return K / SUPER_BLOCK * N_BLOCK * sizeof(uint16_t); }
 static inline size_t n_block_bytes(const Matmul& matmul) {
     return (has_super_scales(matmul) ? super_scale_bytes(matmul.K) : 0) + num_groups(matmul) * group_bytes(matmul);
 }
 
-// The size of 16 quants of 6 bits of each column of a block.
+// The size of a block of columns with 16 quants of 6 bits each.
 constexpr size_t SIX_BIT_BYTES = N_BLOCK * 16 * SIX_BITS / 8;
 // The positions of the quantized scales and of the quants of a group, relative to the end of the super-scales.
 constexpr size_t SUPER_PAIR_BYTES = 2 * (N_BLOCK + SIX_BIT_BYTES);
