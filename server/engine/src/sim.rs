@@ -76,7 +76,7 @@ pub struct SimRunner {
     clock: Clock,
     /// The hash in each slot of each block.
     slots: Vec<u64>,
-    /// The answers that the model gives instead of random tokens.
+    /// The answers that the model generates instead of random tokens.
     script: Option<SimScript>,
     /// The token in each slot, for the script.
     tokens: Vec<TokenId>,

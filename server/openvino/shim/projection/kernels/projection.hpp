@@ -280,7 +280,7 @@ struct Kernels {
     // Computes a part of the destination. `residual` has the shape of the destination.
     void (*multiply)(const Matmul& matmul, const PackedSrc& src, const DstRange& range, FloatData residual, FloatData dst);
     // Adds the products of the only row and a part of a block to `N_BLOCK` sums, which are 0 before the first part. Computing
-    // all parts in order gives the same bits as computing all columns at once. Null if the kernels can only multiply all
+    // all parts in order produces the same bits as computing all columns at once. Null if the kernels can only multiply all
     // columns.
     void (*multiply_k_part)(const Matmul& matmul, const PackedSrc& src, const KPart& part, float* sums);
     // Finishes the sums of the row and a block, as `multiply` does after it has added the products.

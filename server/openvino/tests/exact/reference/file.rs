@@ -22,7 +22,7 @@ const WINDOW: u64 = 24;
 const YARN_CONTEXT: u64 = 64;
 const YARN_FACTOR: f32 = 32.0;
 
-/// The description of a file. The same recipe gives the same file.
+/// The description of a file. The same recipe always produces the same file.
 pub(crate) struct Recipe {
     pub(crate) architecture: &'static str,
     /// The type of all matrices except for those of `values_kind`.
