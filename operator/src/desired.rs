@@ -1,5 +1,5 @@
 //! Renders the desired state: all objects of a deployment, from the validated resource and the observed state. This
-//! module is pure and deterministic: equal arguments give equal bytes.
+//! module is pure and deterministic: equal arguments produce equal bytes.
 
 use serde_json::json;
 

@@ -32,7 +32,7 @@ pub const INPUTS: &str = "ovfleet.dev/inputs";
 pub const SOURCE: &str = "ovfleet.dev/source";
 /// The pod condition that says whether the routers have admitted a replica. It is a readiness gate.
 pub const ROUTABLE: &str = "ovfleet.dev/routable";
-/// The environment variable that gives a fetch container the revision of a Hugging Face Hub repository.
+/// The environment variable through which a fetch container gets the revision of a Hugging Face Hub repository.
 pub const REVISION_VARIABLE: &str = "OVFLEET_HF_REVISION";
 
 /// A component of a deployment.

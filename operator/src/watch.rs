@@ -176,8 +176,8 @@ impl Follower {
         anyhow::bail!("the watch of {} has ended", kind.name())
     }
 
-    /// Waits until the cluster has the kind ServiceMonitor, because the Prometheus operator may be installed later, and
-    /// follows it then. The resources are reconciled, so that they get their ServiceMonitors.
+    /// Waits until the cluster has the kind ServiceMonitor, because the Prometheus operator may be installed later.
+    /// After that, watches the ServiceMonitors, and reconciles the resources so that they get theirs.
     async fn service_monitors(self, client: Client, interval: Duration) -> anyhow::Result<()> {
         loop {
             tokio::time::sleep(interval).await;

@@ -26,7 +26,7 @@ pub fn flag_sections(command: &Command, default_heading: &str) -> String {
     sections.into_iter().map(section).collect()
 }
 
-/// A table of the flags among `arguments`; empty if there is none.
+/// A table of the flags among `arguments`, or an empty string if there are none.
 #[must_use]
 pub fn flag_table<'a>(arguments: impl IntoIterator<Item = &'a Arg>) -> String {
     let rows: String =

@@ -2,9 +2,9 @@
 //!
 //! Routers and replicas read it from a file with one token per line, which both read again when it changes. A router
 //! sends all tokens of its file with each HTTP request and each gRPC call, and a replica accepts requests with at least
-//! one token of its own file. So two processes can communicate if their files have at least one token in common. This
-//! makes it possible to replace the token while requests are served: add the new token, wait until every process has
-//! read the file, and remove the old one.
+//! one token of its own file. Two processes can therefore communicate if their files have at least one token in common.
+//! This makes it possible to replace the token while requests are served: add the new token, wait until every process
+//! has read the file, and remove the old one.
 
 use std::fmt;
 use std::fs::File;

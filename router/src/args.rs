@@ -150,7 +150,7 @@ pub struct Args {
 
     /// Time within which a replica must begin a streamed answer.
     ///
-    /// If exceeded: the request is retried as far as `--attempts` allows; then 504, `replicas_timed_out`.
+    /// If exceeded: the request is retried within the limit of `--attempts`; then 504, `replicas_timed_out`.
     #[arg(
         long,
         value_name = "TIME",
@@ -162,7 +162,7 @@ pub struct Args {
 
     /// Time within which a replica must complete an answer that is not streamed.
     ///
-    /// If exceeded: the request is retried as far as `--attempts` allows; then 504, `replicas_timed_out`.
+    /// If exceeded: the request is retried within the limit of `--attempts`; then 504, `replicas_timed_out`.
     #[arg(
         long,
         value_name = "TIME",

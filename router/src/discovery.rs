@@ -259,7 +259,7 @@ mod tests {
                 .all(|discovered| discovered.http.ip().is_loopback() && discovered.grpc.unwrap().port() == 8),
             "{all:?}"
         );
-        // With another interval, the last addresses remain valid until the first lookup. So the first list after the
+        // With another interval, the last addresses remain valid until the first lookup, so the first list after the
         // change is the one with the new source.
         let dns_interval = Duration::from_secs(60);
         sources_sender.send(Sources { dns, dns_interval, ..sources(&["127.0.0.1:1"]) }).unwrap();

@@ -362,7 +362,7 @@ async fn serve_connections(
             drop(permit);
         });
     }
-    // Closes the connections in the queue, so that their clients connect to another router.
+    // Close the connections in the queue, so that their clients connect to another router.
     drop(inbox);
     while connections.join_next().await.is_some() {}
 }

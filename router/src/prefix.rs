@@ -168,7 +168,7 @@ pub struct PrefixIndex {
     /// The nodes form a ring in the order of use: the `next` node of the sentinel (node 0) was used most recently.
     nodes: Vec<Node>,
     unused: Vec<u32>,
-    /// The size of the replica's cache in blocks, as far as it is known, up to [`INDEX_BLOCKS_MAX`].
+    /// The size of the replica's cache in blocks, if it is known, up to [`INDEX_BLOCKS_MAX`].
     capacity: usize,
 }
 

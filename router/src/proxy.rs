@@ -314,8 +314,8 @@ fn placement_request(
     }
 }
 
-/// The length of the prompt, from which the bytes per token are estimated; 0 if the number of tokens does not depend on
-/// it alone, because the prompt has images or continues stored turns.
+/// The length of the prompt, from which the bytes per token are estimated, or 0 if the number of tokens does not
+/// depend on it alone, because the prompt has images or continues stored turns.
 fn measurable_text_bytes(fields: &Fields<'_>, prompt: &RoutingPrompt<'_>) -> usize {
     let has_history = fields.previous_response_id.is_some() || fields.conversation.is_some();
     if has_history || prompt.image_tokens > 0 { 0 } else { prompt.text.len() }

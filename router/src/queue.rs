@@ -2,8 +2,9 @@
 //! a client should retry if the queue is full. The caller removes requests that have waited too long.
 //!
 //! Tenants are served fairly (`fair_order.rs`). The requests of a tenant are ordered by their arrival time plus a delay
-//! that depends on the priority class. So a class is served before the classes below it, but no request waits forever
-//! behind requests that keep arriving. The queue is a state machine: time is a parameter, and the queue wakes no task.
+//! that depends on the priority class. A class is therefore served before the classes below it, but no request waits
+//! forever behind requests that keep arriving. The queue is a state machine: time is a parameter, and the queue wakes
+//! no task.
 
 use std::collections::BTreeMap;
 use std::str::FromStr;

@@ -41,7 +41,7 @@ pub struct Replica {
     pub answered: AtomicU64,
     /// The number of requests that the replica has failed to answer.
     pub failed: AtomicU64,
-    /// The number of the replica's store of responses and conversations; 0 if the replica has no store or has not
+    /// The number of the replica's store of responses and conversations, or 0 if the replica has no store or has not
     /// reported one.
     store_id: AtomicU64,
     status: Mutex<ReplicaStatus>,

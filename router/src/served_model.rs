@@ -59,8 +59,8 @@ impl ServedModel {
         self.replicas().iter().any(|other| Arc::ptr_eq(other, replica))
     }
 
-    /// The number of tokens that a prompt and its answer may have together at every replica, as far as the replicas
-    /// report it.
+    /// The number of tokens that a prompt and its answer may have together at every replica that reports this limit.
+    /// `None` if no replica reports it.
     pub(crate) fn max_model_len(&self) -> Option<u64> {
         let replicas = self.replicas();
         replicas.iter().filter_map(|replica| replica.status().max_model_lens.get(&self.name).copied()).min()

@@ -1,5 +1,5 @@
 //! Mutates inputs for tests, which run the checks of the fuzz targets for seconds, while libFuzzer runs for hours. The
-//! same seed gives the same inputs. The module does not check results.
+//! same seed generates the same inputs. The module does not check results.
 
 #[path = "../scheduler/tests/random/random.rs"]
 #[expect(dead_code, reason = "mutations need numbers below a limit only")]

@@ -149,8 +149,8 @@ fn shared_folder(openvino: &Path) -> PathBuf {
     target.join("shim").join(format!("{:016x}", hash.finish()))
 }
 
-/// Compiles libraries to `folder`, as many at the same time as Cargo allows, and links them in the given order. If the
-/// folder exists, they are already compiled.
+/// Compiles libraries to `folder`, with as many parallel jobs as Cargo allows, and links them in the given order. If
+/// the folder exists, they are already compiled.
 fn compile(mut libraries: Vec<(String, cc::Build)>, folder: &Path) {
     let partial = folder.with_extension("partial");
     if !folder.exists() {

@@ -41,7 +41,7 @@ impl Trimmer {
     }
 
     /// Records the memory before and after a trim. Memory that is in use now may be free later, so a trim that returns
-    /// little memory is repeated, but less and less often.
+    /// little memory is repeated, but after longer and longer intervals.
     fn record_trim(&mut self, before: u64, after: u64) {
         self.readings = 0;
         let is_useful = before.saturating_sub(after) >= EXCESS_BYTES_MIN / 4;

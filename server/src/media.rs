@@ -103,7 +103,7 @@ impl Default for MediaPolicy {
     }
 }
 
-/// Fetches images as far as a policy allows it.
+/// Fetches images that a policy allows.
 #[derive(Debug)]
 pub(crate) struct MediaFetcher {
     /// `None` if no URLs are allowed.

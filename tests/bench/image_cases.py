@@ -38,7 +38,8 @@ CASES = (
 
 @dataclasses.dataclass(frozen=True)
 class Message:
-    """A message of a conversation. Only messages of the user have an image: the index of it among those of the scenario."""
+    """A message of a conversation. `image` is an index into the images of the scenario; only messages of the user have
+    one."""
 
     role: str
     text: str

@@ -2,8 +2,8 @@
 """The peer: runs a scenario (see README.md) on openvino_genai, in process.
 
 `generate` uses `openvino_genai.ContinuousBatchingPipeline`, the engine of OpenVINO Model Server. It calls `step()`, so
-the time of a token is the end of its step. `score` runs the same IR with the runtime alone, with the paged attention
-of the pipeline.
+the time of a token is the end of its step. `score` runs the same IR, with the paged attention of the pipeline,
+in the runtime alone.
 """
 
 from __future__ import annotations

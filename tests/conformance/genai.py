@@ -52,7 +52,7 @@ class Genai:
         self.tokenizer = self.genai.Tokenizer(str(setup.model))
 
     def config(self, prompt: list[int], parameters: dict):
-        """Takes the parameters by their names in `GenerationConfig`; `early_stopping` has the values of Transformers."""
+        """Returns the configuration for parameters with the names of `GenerationConfig` and Transformers' `early_stopping`."""
         config = self.genai.GenerationConfig()
         config.apply_chat_template = False
         config.stop_token_ids = self.run.stop_tokens | set(parameters.get("stop_token_ids", ()))
@@ -81,7 +81,7 @@ class Genai:
 
 
 class Logits:
-    """The logits of token sequences, computed by the runtime without pipeline and sampler."""
+    """The logits of token sequences, computed by the runtime without a pipeline or a sampler."""
 
     def __init__(self, setup: engines.Setup):
         self.scorer = peer.Scorer(namespace(setup))

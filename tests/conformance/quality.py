@@ -194,7 +194,7 @@ def has_bf16() -> bool:
 
 
 def plain_bf16(served: engines.Setup) -> engines.Setup:
-    """The plugin's kernels in bf16, without further rounding and with the same precision of the cache."""
+    """The plugin's kernels in bf16, without further rounding and with the cache precision of `served`."""
     return dataclasses.replace(served, inference_precision="bf16", properties=(*PLUGIN_PROJECTIONS, *PLUGIN_CACHE))
 
 

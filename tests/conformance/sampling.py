@@ -25,7 +25,7 @@ PROMPT_LOGPROB_TOLERANCE = 0.01
 NEAR_TIE = 0.01
 DRAWS, SEEDS = 128, (1, 2, 3, 4)
 # The maximum deviation of proportions in standard deviations. One in thirty thousand exceeds this by chance, and
-# fixed seeds give the same draws each time.
+# fixed seeds produce the same draws each time.
 DEVIATION_MAX = 4
 
 

@@ -92,7 +92,7 @@ def run(document, url, seconds, more):
         path.write_text(json.dumps(document))
         st = pathlib.Path(sys.executable).with_name("st")
         command = [st, "run", path, "--url", url, "--checks", ",".join(CHECKS), "--max-time", str(seconds)]
-        # The same seed gives the same requests, although a slower run sends fewer of them.
+        # The same seed generates the same requests, although a slower run sends fewer of them.
         command += ["--seed", os.environ.get("SEED", "1")]
         command += ["--generation-database", "none", "--no-color", "--warnings", "off", *more]
         ended = subprocess.run(command, cwd=folder, check=False)

@@ -180,7 +180,7 @@ impl Page<'_> {
     /// Evaluates `expression` to a string. A value of another type becomes an empty string.
     ///
     /// # Errors
-    /// The same as those of [`Page::evaluate`].
+    /// Returns the same errors as [`Page::evaluate`].
     pub fn text(&self, expression: &str) -> anyhow::Result<String> {
         Ok(self.evaluate(expression)?.as_str().unwrap_or_default().to_owned())
     }

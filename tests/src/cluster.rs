@@ -97,7 +97,7 @@ impl ControlPlane {
     /// Starts a control plane with the controllers, which create ReplicaSets and pods and collect garbage.
     ///
     /// # Errors
-    /// The same as those of [`ControlPlane::start`].
+    /// Returns the same errors as [`ControlPlane::start`].
     pub async fn start_with_controllers() -> anyhow::Result<Self> {
         let mut cluster = Self::start().await?;
         cluster.start_controllers().await?;
@@ -107,7 +107,7 @@ impl ControlPlane {
     /// Starts the Kubernetes controller manager.
     ///
     /// # Errors
-    /// The same as those of [`ControlPlane::start`].
+    /// Returns the same errors as [`ControlPlane::start`].
     pub async fn start_controllers(&mut self) -> anyhow::Result<()> {
         let kubeconfig = self.kubeconfig_for("controllers", Some(ADMINS))?;
         let mut command = Command::new(Program::ControllerManager.find()?);
@@ -202,7 +202,7 @@ impl ControlPlane {
     /// Starts or restarts the API server on the same port, and waits until it is ready.
     ///
     /// # Errors
-    /// The same as those of [`ControlPlane::start`].
+    /// Returns the same errors as [`ControlPlane::start`].
     pub async fn start_api_server(&mut self) -> anyhow::Result<()> {
         let server = Process::start(&mut self.api_server_command()?)?;
         self.guard.add(&server)?;

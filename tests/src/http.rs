@@ -116,7 +116,7 @@ impl Stream {
     /// Reads the rest of the stream and returns the generated text of the first choice.
     ///
     /// # Errors
-    /// The same as those of [`Stream::next`].
+    /// Returns the same errors as [`Stream::next`].
     pub async fn text(mut self) -> anyhow::Result<String> {
         let mut text = String::new();
         while let Some(event) = self.next().await? {

@@ -51,7 +51,7 @@ impl Hub {
     /// Starts a mock Hub like [`Hub::start`] that requires `token`, if one is given.
     ///
     /// # Errors
-    /// The same as those of [`Hub::start`].
+    /// Returns the same errors as [`Hub::start`].
     pub async fn start_with_token(
         host: &str,
         name: &str,

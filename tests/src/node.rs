@@ -23,7 +23,7 @@ const POLL_INTERVAL: Duration = Duration::from_millis(500);
 /// Polls `state` like [`process::await_state`], but less often.
 ///
 /// # Errors
-/// The same as those of [`process::await_state`].
+/// Returns the same errors as [`process::await_state`].
 pub fn await_state<T>(
     what: &str,
     limit: Duration,
@@ -51,7 +51,7 @@ pub fn run(program: &str, arguments: &[&str]) -> anyhow::Result<String> {
 /// Runs a program like [`run`], with the standard input `input`.
 ///
 /// # Errors
-/// The same as those of [`run`].
+/// Returns the same errors as [`run`].
 pub fn run_with_input(program: &str, arguments: &[&str], input: &str) -> anyhow::Result<String> {
     use std::io::{Seek as _, Write as _};
     folder()?;
@@ -74,7 +74,7 @@ pub fn run_with_input(program: &str, arguments: &[&str], input: &str) -> anyhow:
 /// Runs `kubectl` with `arguments`.
 ///
 /// # Errors
-/// The same as those of [`run`].
+/// Returns the same errors as [`run`].
 pub fn kubectl(arguments: &[&str]) -> anyhow::Result<String> {
     run("kubectl", arguments)
 }
@@ -82,7 +82,7 @@ pub fn kubectl(arguments: &[&str]) -> anyhow::Result<String> {
 /// Returns the JSON output of `kubectl get`.
 ///
 /// # Errors
-/// The same as those of [`run`].
+/// Returns the same errors as [`run`].
 pub fn get(arguments: &[&str]) -> anyhow::Result<Value> {
     let text = kubectl(&[&["get", "--output=json"], arguments].concat())?;
     Ok(serde_json::from_str(&text)?)
@@ -91,7 +91,7 @@ pub fn get(arguments: &[&str]) -> anyhow::Result<Value> {
 /// Applies `manifest` in a namespace.
 ///
 /// # Errors
-/// The same as those of [`run`].
+/// Returns the same errors as [`run`].
 pub fn apply(namespace: &str, manifest: &str) -> anyhow::Result<String> {
     run_with_input("kubectl", &["apply", "--namespace", namespace, "--filename=-"], manifest)
 }
@@ -107,7 +107,7 @@ impl Release {
     /// Installs the chart with `helm` (`helm3`, `helm4`), the images that were built, and further `arguments`.
     ///
     /// # Errors
-    /// The same as those of [`run`]; Helm fails if the operator is not ready within a minute. The error then
+    /// Returns the same errors as [`run`]; Helm fails if the operator is not ready within a minute. The error then
     /// describes the pods, the events and the node.
     pub fn install(helm: &'static str, arguments: &[&str]) -> anyhow::Result<Self> {
         Self::install_chart(helm, "charts/ovfleet", arguments)
@@ -117,7 +117,7 @@ impl Release {
     /// repository.
     ///
     /// # Errors
-    /// The same as those of [`Release::install`].
+    /// Returns the same errors as [`Release::install`].
     pub fn install_chart(helm: &'static str, chart: &str, arguments: &[&str]) -> anyhow::Result<Self> {
         let release = Self { helm, is_installed: true };
         release.helm(&["install", "--create-namespace"], chart, arguments)?;
@@ -127,7 +127,7 @@ impl Release {
     /// Upgrades the release to the chart in the repository.
     ///
     /// # Errors
-    /// The same as those of [`Release::install`].
+    /// Returns the same errors as [`Release::install`].
     pub fn upgrade(&self, arguments: &[&str]) -> anyhow::Result<String> {
         self.helm(&["upgrade"], "charts/ovfleet", arguments)
     }
@@ -146,7 +146,7 @@ impl Release {
     /// Uninstalls the release as a user does, so the custom resource definition remains.
     ///
     /// # Errors
-    /// The same as those of [`run`].
+    /// Returns the same errors as [`run`].
     pub fn uninstall(mut self) -> anyhow::Result<()> {
         self.is_installed = false;
         self.remove()
@@ -206,7 +206,7 @@ impl Drop for Namespace {
 /// The address of a Service, with its name in the cluster's DNS and its first port.
 ///
 /// # Errors
-/// The same as those of [`run`].
+/// Returns the same errors as [`run`].
 pub fn service_address(namespace: &str, name: &str) -> anyhow::Result<String> {
     let service = get(&["service", "--namespace", namespace, name])?;
     Ok(format!("{name}.{namespace}.svc.cluster.local:{}", service["spec"]["ports"][0]["port"]))
@@ -215,7 +215,7 @@ pub fn service_address(namespace: &str, name: &str) -> anyhow::Result<String> {
 /// The names of the pods that `selector` selects, without those that are being deleted.
 ///
 /// # Errors
-/// The same as those of [`run`].
+/// Returns the same errors as [`run`].
 pub fn pods(namespace: &str, selector: &str) -> anyhow::Result<Vec<String>> {
     pod_fields(namespace, selector, "/metadata/name")
 }
@@ -254,7 +254,7 @@ pub fn processes(namespace: &str, pod: &str, program: &str) -> anyhow::Result<Ve
 /// Kills the processes of a pod that run `program` with SIGKILL.
 ///
 /// # Errors
-/// The same as those of [`processes`].
+/// Returns the same errors as [`processes`].
 pub fn kill(namespace: &str, pod: &str, program: &str) -> anyhow::Result<()> {
     for id in processes(namespace, pod, program)? {
         run("kill", &["-s", "KILL", &id.to_string()])?;
@@ -275,7 +275,7 @@ pub fn kill_component(name: &str) -> anyhow::Result<()> {
 /// The IP addresses of the pods that `selector` selects, without those that are being deleted.
 ///
 /// # Errors
-/// The same as those of [`run`].
+/// Returns the same errors as [`run`].
 pub fn addresses(namespace: &str, selector: &str) -> anyhow::Result<Vec<String>> {
     pod_fields(namespace, selector, "/status/podIP")
 }
@@ -345,7 +345,7 @@ pub fn await_condition(
 /// Creates a PersistentVolume of the storage class `here` that all pods of the node share, and returns its folder.
 ///
 /// # Errors
-/// The same as those of [`run`].
+/// Returns the same errors as [`run`].
 pub fn shared_volume(name: &str) -> anyhow::Result<PathBuf> {
     let folder = folder()?.join("volumes").join(name);
     std::fs::create_dir_all(&folder)?;

@@ -38,7 +38,7 @@ pub fn await_state<T>(
 /// Polls `state` like [`await_state`], with `interval` between two evaluations.
 ///
 /// # Errors
-/// The same as those of [`await_state`].
+/// Returns the same errors as [`await_state`].
 pub fn await_state_every<T>(
     interval: Duration,
     what: &str,

@@ -83,7 +83,7 @@ pub fn is_true(object: &Value, condition: &str) -> bool {
 /// Changes the resource with a JSON merge patch.
 ///
 /// # Errors
-/// The same as those of [`node::run`].
+/// Returns the same errors as [`node::run`].
 pub fn patch(namespace: &str, patch: &Value) -> anyhow::Result<()> {
     let patch = patch.to_string();
     kubectl(&["patch", "llmd/chat", "--namespace", namespace, "--type=merge", "--patch", &patch]).map(drop)
@@ -107,7 +107,7 @@ pub fn service_address(namespace: &str) -> anyhow::Result<String> {
 /// first requests are complete.
 ///
 /// # Errors
-/// The same as those of [`service_address`].
+/// Returns the same errors as [`service_address`].
 pub async fn traffic(
     namespace: &str,
     clients: usize,

@@ -131,7 +131,7 @@ impl Server {
     /// `answers` in the successive turns of a conversation.
     ///
     /// # Errors
-    /// The same as those of [`Server::start`].
+    /// Returns the same errors as [`Server::start`].
     pub fn scripted(answers: &[&str], arguments: &[&str]) -> anyhow::Result<Self> {
         const TIMES: [&str; 3] = ["--sim-step-time", "--sim-prefill-token-time", "--sim-decode-token-time"];
         let mut command = bare_command()?;
@@ -145,7 +145,7 @@ impl Server {
     /// Starts `command`, which runs a server on a free port, and waits until it is ready.
     ///
     /// # Errors
-    /// The same as those of [`Server::start`].
+    /// Returns the same errors as [`Server::start`].
     pub fn from_command(command: &mut Command) -> anyhow::Result<Self> {
         let process = Process::start(command)?;
         let address = process.await_line(START_LIMIT, address)?;
@@ -174,7 +174,7 @@ impl Server {
     /// Starts a server with the sample model under the name `smollm2`, with [`EXACT`] and the shared [`cache_dir`].
     ///
     /// # Errors
-    /// The same as those of [`Server::start`].
+    /// Returns the same errors as [`Server::start`].
     pub fn named() -> anyhow::Result<Self> {
         let cache_dir = cache_dir();
         let arguments = ["--model-name", "smollm2", "--cache-dir", &cache_dir];

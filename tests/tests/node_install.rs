@@ -56,7 +56,7 @@ fn objects() -> anyhow::Result<Vec<String>> {
             "--output=name",
             &format!("--namespaced={scope}"),
         ])?;
-        // Objects that change on their own, and those that the API server creates for definitions.
+        // Kinds whose objects change on their own, or which the API server creates for custom resource definitions.
         let own = ["apiservices", "componentstatuses", "endpoints", "events", "ipaddresses", "nodes"];
         let kinds: Vec<&str> =
             kinds.lines().filter(|kind| !own.contains(&kind.split('.').next().unwrap_or_default())).collect();

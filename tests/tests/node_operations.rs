@@ -216,7 +216,8 @@ async fn autoscale(traffic: &mut Traffic) -> anyhow::Result<()> {
     node::apply(NAMESPACE, &autoscaler.to_string())?;
     scene::settled(NAMESPACE, 1).context("scaled down")?;
     traffic.await_requests(REQUESTS_AROUND_CHANGE).await;
-    // Clients that pause would have fewer unfinished requests than the target.
+    // These clients do not pause, because clients that pause would have too few requests in flight for the autoscaler
+    // to add a replica.
     let more = scene::traffic(NAMESPACE, CLIENTS, Some(NEW_KEY), Duration::ZERO).await?;
     scene::settled(NAMESPACE, 2).context("scaled up")?;
     traffic.await_requests(REQUESTS_AROUND_CHANGE).await;

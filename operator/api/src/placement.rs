@@ -21,7 +21,7 @@ pub struct Placement {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub affinity: Option<Affinity>,
     /// Rules that spread the replicas. A constraint without a selector applies to the replicas of this resource.
-    /// Default: replicas are spread over nodes as far as possible.
+    /// Default: replicas are spread over nodes as evenly as possible.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub topology_spread_constraints: Vec<TopologySpreadConstraint>,
     /// Name of the PriorityClass of the pods.

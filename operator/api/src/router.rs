@@ -106,7 +106,7 @@ pub struct RouterPlacement {
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub tolerations: Vec<Toleration>,
     /// Rules that spread the routers. A constraint without a selector applies to the routers of this resource.
-    /// Default: routers are spread over nodes as far as possible.
+    /// Default: routers are spread over nodes as evenly as possible.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub topology_spread_constraints: Vec<TopologySpreadConstraint>,
     /// Name of the PriorityClass of the pods.

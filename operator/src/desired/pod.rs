@@ -73,7 +73,7 @@ pub(super) fn set_placement(
 }
 
 /// The topology spread constraints of pods. A constraint without a selector applies to the pods of `selector`. Without
-/// constraints, pods are spread over nodes as far as possible.
+/// constraints, pods are spread over nodes as evenly as possible.
 fn spread(constraints: &[TopologySpreadConstraint], selector: &Value) -> Value {
     let selector = json!({"matchLabels": selector});
     if constraints.is_empty() {

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::fs;
 
-/// Returns the nodes whose processors this process may use; empty if the system does not report nodes.
+/// Returns the nodes whose processors this process may use, or an empty list if the system does not report nodes.
 pub(super) fn nodes() -> Vec<u32> {
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
     let allowed = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:")).unwrap_or_default();

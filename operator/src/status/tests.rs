@@ -451,7 +451,7 @@ fn an_upgrade_is_rolling_until_its_pods_are_ready() {
     assert_eq!(state(&old, Current, UpgradeStep::None), Current, "a change by the user is no upgrade");
 }
 
-/// Checks the invariants of the status for random pods, and that computing it again gives the same status.
+/// Checks the invariants of the status for random pods, and that computing it again yields the same status.
 #[test]
 fn invariants_hold_for_random_states_of_pods() {
     use rand::{RngExt as _, SeedableRng as _};

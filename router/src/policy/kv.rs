@@ -58,8 +58,8 @@ pub(super) fn score(config: &KvConfig, demand: &Demand, candidates: &[Candidate]
     let speeds = TypicalSpeeds::of(config, candidates);
     terms.extend(candidates.iter().map(|candidate| estimate(config, demand, candidate, &speeds)));
     // A replica without a report is compared by requests in flight: it is assumed to be as slow as the other replicas
-    // are on average with the same number of requests. So the replica neither attracts all requests because it looks
-    // idle nor gets none at all.
+    // are on average with the same number of requests. The replica therefore neither attracts all requests because it
+    // looks idle nor gets none at all.
     let reporting = candidates.iter().zip(&*terms).filter(|(candidate, _)| has_report(candidate));
     let each = reporting.map(|(candidate, terms)| terms.score / weighted(candidate));
     let (sum, count) = each.fold((0.0, 0), |(sum, count), each| (sum + each, count + 1));
@@ -73,8 +73,8 @@ pub(super) fn score(config: &KvConfig, demand: &Demand, candidates: &[Candidate]
 /// The factor up to which replicas are assumed to be equally fast. Measured speeds differ by chance, above all with
 /// short prompts, and a chance difference should not attract requests.
 const SPEED_FACTOR: f64 = 3.0;
-/// The age at which a measured speed is ignored: the replica may have been cold at that time. So a replica that was
-/// slow is tried again at this interval.
+/// The age above which a measured speed is ignored, because the replica may have been cold when it was measured. A
+/// replica that was slow is therefore tried again at this interval.
 const SPEED_AGE_MAX: Duration = Duration::from_secs(10);
 
 /// The mean of the recently measured speeds of the replicas, or of all measured speeds if none is recent. Replicas

@@ -80,8 +80,8 @@ fn is_event_stream(headers: &http::HeaderMap) -> bool {
 /// difference.
 ///
 /// If a replica closes an idle connection at the moment when a request is written to it, the router cannot know whether
-/// the replica has received the request. So a request that is not safe to retry gets a new connection, which is used
-/// only once.
+/// the replica has received the request. A request that is not safe to retry therefore gets a new connection, which is
+/// used only once.
 async fn exchange(
     worker: &Worker,
     placement: &Placement,

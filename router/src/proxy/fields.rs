@@ -287,7 +287,7 @@ mod tests {
         assert_eq!(odd, Fields::default());
     }
 
-    /// Random objects give the same fields as with `serde_json`, and random bytes cause no panic.
+    /// The fields of random objects equal those that `serde_json` reads, and random bytes cause no panic.
     #[test]
     fn agrees_with_serde_json_and_never_panics() {
         let seed = 9;

@@ -2,8 +2,9 @@
 //! so its bytes say nothing about the work that it causes.
 //!
 //! The replacement is a text of about as many blocks as the image has tokens, and equal images have equal replacements.
-//! So the length of a prompt is estimated, and its prefix is compared, without regard to where its images come from. A
-//! replacement is never longer than what it replaces, because a client can declare a large image in a few bytes.
+//! The length of a prompt is therefore estimated, and its prefix is compared, without regard to where its images come
+//! from. A replacement is never longer than what it replaces, because a client can declare a large image in a few
+//! bytes.
 
 use std::borrow::Cow;
 use std::ops::Range;

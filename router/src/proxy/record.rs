@@ -40,7 +40,7 @@ struct Inner {
     ended: Option<Instant>,
 }
 
-/// The tokens that a request used, as far as they are known.
+/// What is known about the number of tokens that a request used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum TokensUsed {
     /// No replica computed any tokens that are charged.

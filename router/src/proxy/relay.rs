@@ -143,7 +143,7 @@ impl Relay {
         }
     }
 
-    /// The tokens that the request has used so far, as far as they are known.
+    /// Returns what is known about the number of tokens that the request has used so far.
     fn tokens_used(&self) -> TokensUsed {
         match &self.events {
             _ if !self.is_computed || !self.status.is_success() => TokensUsed::None,

@@ -21,7 +21,7 @@ pub(super) struct Usage {
     /// The number of generated tokens, or `None` if nothing is generated, as with embeddings.
     #[serde(alias = "output_tokens", rename = "completion_tokens")]
     pub(super) completion: Option<u32>,
-    /// The parts of the prompt, as far as the answer reports them.
+    /// The parts of the prompt, if the answer reports them.
     #[serde(default, alias = "input_tokens_details", rename = "prompt_tokens_details")]
     details: Option<PromptDetails>,
 }

@@ -2,8 +2,8 @@
 //!
 //! The state of a guide is either in its slot or in a job of a thread. The threads are started by the first request
 //! with a guide. After the model has run, the engine waits only a few milliseconds for guides. A sequence whose guide
-//! is not ready is suspended with its logits, and sampled when the guide is ready. So a slow guide delays only its own
-//! sequence, and changes no token.
+//! is not ready is suspended with its logits, and sampled when the guide is ready. A slow guide therefore delays only
+//! its own sequence, and changes no token.
 
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};

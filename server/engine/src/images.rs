@@ -58,7 +58,7 @@ pub struct RequestImages {
     pub inputs: Vec<Arc<ImageInput>>,
     /// The positions of the prompt that the images take.
     pub prompt: PromptImages,
-    /// The positions of the tokens, if they are not their indices.
+    /// The positions of the tokens, if they differ from the indices of the tokens.
     pub positions: Option<Arc<PromptPositions>>,
 }
 

@@ -85,7 +85,8 @@ impl Sampler {
         Self::default()
     }
 
-    /// Samples a token. The same logits and the same context give the same token. No logit and no parameter causes a panic.
+    /// Samples a token. The same logits and the same context always yield the same token. No logit and no parameter
+    /// causes a panic.
     ///
     /// # Errors
     /// [`SampleError`] if the logits are invalid or all tokens are banned.

@@ -1,7 +1,7 @@
 //! Beam search: decides which continuations of a prompt are continued, and which of them are results. It receives the
 //! candidates of each beam, and has no access to logits or blocks.
 //!
-//! The search is that of openvino_genai, so that the same model gives the same results. It is the search of
+//! The search is that of openvino_genai, so that the same model produces the same results. It is the search of
 //! `transformers` (Wolf et al., 2020) with the groups of Diverse Beam Search (Vijayakumar et al., 2016):
 //!
 //! - A beam's score is the sum of its tokens' log probabilities. Among the `2B` best continuations of a group's `B`

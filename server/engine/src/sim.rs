@@ -1,9 +1,9 @@
 //! A simulated model: it has no weights, but a real paged cache, costs in real or simulated time, and faults.
 //!
 //! Each slot of the cache contains a hash of its token, of its position and of all slots before it, *as read through
-//! the block table*. The logits are a function of all slots of the sequence. So a defect such as a block written by two
-//! sequences, a missing copy or a wrong prefix changes the output. [`expected_tokens`], which has no cache, returns the
-//! correct output.
+//! the block table*. The logits are a function of all slots of the sequence. A defect such as a block written by two
+//! sequences, a missing copy or a wrong prefix therefore changes the output. [`expected_tokens`], which has no cache,
+//! returns the correct output.
 
 mod images;
 mod script;
@@ -76,7 +76,7 @@ pub struct SimRunner {
     clock: Clock,
     /// The hash in each slot of each block.
     slots: Vec<u64>,
-    /// The answers that the model gives instead of random tokens.
+    /// The answers that the model generates instead of random tokens.
     script: Option<SimScript>,
     /// The token in each slot, for the script.
     tokens: Vec<TokenId>,

@@ -16,7 +16,7 @@ pub struct Affine {
     pub bits: u32,
     /// The number of values that share a scale.
     pub group: usize,
-    /// The integer zero point; 0 if the groups have minima. (Q8_0 stores signed bytes. `quants` represents them as
+    /// The integer zero point, or 0 if the groups have minima. (Q8_0 stores signed bytes. `quants` represents them as
     /// unsigned bytes with zero point 128; flipping the top bit restores the signed byte.)
     pub zero: u8,
     /// The quantized values, in order.

@@ -44,7 +44,7 @@ pub(crate) struct SplitMetadata {
     pub(crate) part: u64,
     /// The number of parts of the model; at least 1.
     pub(crate) parts: u64,
-    /// The number of tensors of all parts together; 0 if the metadata does not contain it.
+    /// The number of tensors of all parts together, or 0 if the metadata does not contain it.
     pub(crate) tensors: u64,
 }
 

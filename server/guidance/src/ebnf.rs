@@ -92,7 +92,7 @@ impl Writer<'_> {
         node.references().iter().all(|&rule| !self.recursive[rule])
     }
 
-    /// Writes a part of a terminal.
+    /// Returns the Lark text of a part of a terminal.
     fn word(&self, node: &Node) -> String {
         match node {
             Node::Literal(text) if text.is_empty() => String::new(),

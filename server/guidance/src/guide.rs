@@ -112,7 +112,7 @@ impl CompiledForm {
     }
 
     /// Whether an owner of memory must stop growing: all owners together exceed the limit even after idle forms are
-    /// dropped, and this one exceeds the average. So all of them together never use more than twice the limit.
+    /// dropped, and this one exceeds the average. All of them together therefore never use more than twice the limit.
     fn is_too_large(&self, memory: &OwnedMemory) -> bool {
         let Some(forms) = self.forms.upgrade() else { return false };
         let bytes_max = forms.limits.memory_bytes_max;

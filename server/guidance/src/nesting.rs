@@ -17,8 +17,8 @@ use crate::limits::{
 };
 
 /// Size of the stack on which a form is compiled, in bytes. llguidance (1.9) uses up to 4 KB for a rule, a group or a level
-/// of JSON. A `$ref` has at most 127 such levels, and up to 320 KB for intersections. Memory is only used as far as the
-/// stack grows.
+/// of JSON. A `$ref` has at most 127 such levels, and up to 320 KB for intersections. Memory is used only for the part of
+/// the stack that a compilation reaches.
 const STACK_BYTES: usize = 256 << 20;
 
 /// Runs `work` on a stack that suffices for every form within the limits.
@@ -33,7 +33,7 @@ pub(crate) fn on_large_stack<T: Send>(work: impl FnOnce() -> T + Send) -> Result
     })
 }
 
-/// Rejects a schema with too many parts of the kinds that llguidance recurses over.
+/// Rejects a schema with too many properties, references or patterns, which llguidance processes recursively.
 pub(crate) fn check_schema(schema: &Value, at: &str) -> Result<(), FormError> {
     let mut parts = SchemaCounts::default();
     parts.count(schema);

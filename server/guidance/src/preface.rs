@@ -1,6 +1,6 @@
 //! Free text before a form, up to a closing mark, such as the reasoning of a model.
 //!
-//! In the text every token is allowed that does not end the output, so masks need no computation. One newline
+//! Within the text, every token that does not end the output is allowed, so masks need no computation. One newline
 //! after the mark is layout, which readers omit; then the form begins.
 
 use std::sync::Arc;
@@ -87,7 +87,7 @@ enum Phase {
     Lead,
     /// The answer is in the text; `tail` is the end of the text.
     Free { tail: Vec<u8> },
-    /// The answer is after the mark.
+    /// The answer has reached the end of the mark.
     Marked,
     /// The answer is in the form after the preface.
     Form,

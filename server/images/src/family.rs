@@ -85,7 +85,7 @@ pub enum Detail {
     /// The image takes few tokens: only its global view for families with tiles, and at most
     /// [`LOW_DETAIL_PIXELS_MAX`](crate::limits::LOW_DETAIL_PIXELS_MAX) pixels for families with a pixel budget.
     Low,
-    /// The image takes as many tokens as the processor of the model gives it.
+    /// The image has as many tokens as the processor of the model assigns to it.
     High,
     /// The server decides; it does the same as for [`High`](Self::High).
     #[default]

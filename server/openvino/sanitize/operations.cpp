@@ -234,7 +234,7 @@ bool check_experts_operation(Random& random, const ov::BaseOpExtension& extensio
     attributes.flags["to_bf16"] = to_bf16;
     ov::TensorVector inputs{tensor(random, is_bf16 ? ov::element::bf16 : ov::element::f32, M * gate_up.K, rarely, gate_up.K),
                             tensor(random, ov::element::u8, memory_bytes(experts), rarely)};
-    // Any bytes are valid weights. The weights of the router can also give logits that are not finite.
+    // Any bytes are valid weights. The weights of the router can also produce logits that are not finite.
     auto* bytes = static_cast<uint8_t*>(inputs[MEMORY].data());
     for (size_t at = 0; at < inputs[MEMORY].get_byte_size(); ++at) bytes[at] = uint8_t(random.below(256));
     if (random.below(rarely) == 0) inputs.pop_back();

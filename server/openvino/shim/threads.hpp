@@ -106,7 +106,7 @@ void for_each_owned(size_t owners, const Begin& begin_of, size_t grain, Threadin
             const size_t self = size_t(std::max(0, tbb::this_task_arena::current_thread_index()));
             const size_t group = groups.of_slot(self);
             bind_to_group(group);
-            // The owners in the group of the thread, which come first; all if owners are not slots.
+            // The range of owners that this thread visits first: those in its group, or all of them if owners are not slots.
             const bool are_slots = owners == groups.threads;
             const size_t first = are_slots ? groups.begin(group) : 0, last = are_slots ? groups.begin(group + 1) : owners;
             for (size_t turn = 0; turn < owners; ++turn) {

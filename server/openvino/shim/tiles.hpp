@@ -148,7 +148,7 @@ private:
         return double(normal(value));
     }
     // Multiplication and addition are fused: a product of two bf16 is exact in f64, and its sum with an f32 is rounded to f64
-    // only if it is not near the middle of two f32, so that rounding the sum to f32 gives the bits of a single rounding.
+    // only if it is not near the middle of two f32, so that rounding the sum to f32 produces the bits of a single rounding.
     static inline void add_products(float (&sums)[TILE_ROWS], double a, const double (&b)[TILE_ROWS]) {
         for (size_t column = 0; column < TILE_ROWS; ++column)
             sums[column] = normal(float(a * b[column] + double(sums[column])));

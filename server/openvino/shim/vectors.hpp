@@ -35,7 +35,7 @@ struct f16 {
     uint16_t bits;
 };
 
-// The score of a key that a query does not see.
+// The score of a key to which a query does not attend.
 constexpr float MASKED = -__builtin_inff();
 
 template <typename T>

@@ -157,7 +157,7 @@ fn replace_weights<'a>(
     Ok(())
 }
 
-/// The parts of fused weights, each under the name that the front end gives it.
+/// The parts of fused weights, each under the name that the front end assigns.
 fn fused_parts<'a>(file: &GgufFile, entry: &'a TensorEntry) -> Vec<Replacement<'a>> {
     let number = |key: &str| file.get_of_architecture(key).and_then(|value| value.u64());
     let heads = number("attention.head_count").unwrap_or(0);

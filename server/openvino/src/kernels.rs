@@ -346,9 +346,9 @@ pub(crate) fn plan_kernels(
     };
     let are_all_projections_native = projections.is_some() && graph.native_projections;
     let is_bf16 = device.inference_precision == "bf16";
-    // If the plugin computed in f16, it would pass f16 activations to the native kernels, which read f32 and bf16. So
-    // if f16 is configured, a graph whose kernels are all native is compiled in f32, and any other graph uses no native
-    // kernels.
+    // If the plugin computed in f16, it would pass f16 activations to the native kernels, which read f32 and bf16.
+    // Therefore, if f16 is configured, a graph whose kernels are all native is compiled in f32, and any other graph
+    // uses no native kernels.
     let is_f16 = device.inference_precision == "f16";
     let float = |is_bf16: bool| if is_bf16 { Precision::Bf16 } else { Precision::F32 };
     let allows_native_attention = device.is_cpu

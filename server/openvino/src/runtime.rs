@@ -37,7 +37,7 @@ impl Core {
         ov::library::load_from(library)
             .map_err(|message| Error::runtime("load OpenVINO's C API", &message))?;
         let mut core = ptr::null_mut();
-        // SAFETY: on success `core` is ours to free, which `drop` does.
+        // SAFETY: on success this function owns `core`, which `drop` frees.
         check(unsafe { ov::ov_core_create(&raw mut core) }, "start OpenVINO")?;
         Ok(Self(core))
     }
@@ -67,7 +67,7 @@ impl Core {
             .map(|(key, value)| ov::ov_property_t { key: key.as_ptr(), value: value.as_ptr().cast() })
             .collect();
         let mut compiled = ptr::null_mut();
-        // SAFETY: `raw` points into `owned`, which outlives the call; on success `compiled` is ours to free.
+        // SAFETY: `raw` points into `owned`, which outlives the call; on success this function owns `compiled`.
         let status = unsafe {
             ov::ov_core_compile_model_props(
                 self.0,
@@ -193,7 +193,7 @@ impl CompiledModel {
     /// Creates a request that runs the model.
     pub(crate) fn request(&self) -> Result<InferRequest, Error> {
         let mut request = ptr::null_mut();
-        // SAFETY: on success the request is ours to free.
+        // SAFETY: on success this function owns the request.
         let status = unsafe { ov::ov_compiled_model_create_infer_request(self.0, &raw mut request) };
         check(status, "create an inference request")?;
         Ok(InferRequest(request))
@@ -234,14 +234,14 @@ fn read_port(
     let mut port = ptr::null_mut();
     check(get(&raw mut port), what)?;
     let read = describe_port(port);
-    // SAFETY: on success the port is ours to free.
+    // SAFETY: on success this function owns the port.
     unsafe { ov::ov_output_const_port_free(port) };
     read
 }
 
 fn describe_port(port: *const ov::ov_output_const_port_t) -> Result<Port, Error> {
     let mut name: *mut c_char = ptr::null_mut();
-    // SAFETY: `port` is valid; the string is ours to free.
+    // SAFETY: `port` is valid; this function owns the string.
     let name = unsafe {
         check(ov::ov_port_get_any_name(port, &raw mut name), "read an input's name")?;
         let text = CStr::from_ptr(name).to_string_lossy().into_owned();
@@ -299,7 +299,7 @@ impl InferRequest {
     /// The output with this index of the last run.
     pub(crate) fn output_at(&self, index: usize) -> Result<Tensor, Error> {
         let mut tensor = ptr::null_mut();
-        // SAFETY: on success the tensor handle is ours to free.
+        // SAFETY: on success this function owns the tensor handle.
         let status =
             unsafe { ov::ov_infer_request_get_output_tensor_by_index(self.0, index, &raw mut tensor) };
         check(status, "read an output")?;
@@ -309,7 +309,7 @@ impl InferRequest {
     /// The only output of the last run.
     pub(crate) fn output(&self) -> Result<Tensor, Error> {
         let mut tensor = ptr::null_mut();
-        // SAFETY: on success the tensor handle is ours to free.
+        // SAFETY: on success this function owns the tensor handle.
         check(unsafe { ov::ov_infer_request_get_output_tensor(self.0, &raw mut tensor) }, "read the output")?;
         Ok(Tensor(tensor))
     }

@@ -256,7 +256,7 @@ fn check(code: c_int, what: &'static str) -> Result<(), Error> {
 pub(crate) fn read_ir(core: &Core, path: &Path) -> Result<Model, Error> {
     let path = c_path(path)?;
     let mut model = std::ptr::null_mut();
-    // SAFETY: `core` is valid and `path` is NUL-terminated; on success `model` is ours to free, which `Model` does.
+    // SAFETY: `core` is valid and `path` is NUL-terminated; on success this function owns `model`, which `Model` frees.
     check(unsafe { ovfleet_read_ir(core.as_ptr(), path.as_ptr(), &raw mut model) }, "read the model")?;
     Ok(Model::from_raw(model))
 }
@@ -265,7 +265,7 @@ pub(crate) fn read_ir(core: &Core, path: &Path) -> Result<Model, Error> {
 pub(crate) fn read_gguf(path: &Path) -> Result<Model, Error> {
     let name = c_path(path)?;
     let mut model = std::ptr::null_mut();
-    // SAFETY: `name` is NUL-terminated; on success `model` is ours to free, which `Model` does.
+    // SAFETY: `name` is NUL-terminated; on success this function owns `model`, which `Model` frees.
     check(unsafe { ovfleet_read_gguf(name.as_ptr(), &raw mut model) }, "read the model")?;
     Ok(Model::from_raw(model))
 }
@@ -363,8 +363,8 @@ impl<'a> GraphWeights<'a> {
         let context = Box::into_raw(Box::new(source)).cast();
         let source = RawTensorSource { context, read: read_tensor, free: free_tensors };
         let mut raw = std::ptr::null_mut();
-        // SAFETY: the model lives while it is borrowed; the shim frees the source; on success `raw` is ours to free, which
-        // `drop` does.
+        // SAFETY: the model lives while it is borrowed; the shim frees the source; on success this function owns
+        // `raw`, which `drop` frees.
         let code = unsafe { ovfleet_find_weights(model.as_mut_ptr(), &raw const source, &raw mut raw) };
         check(code, "find the weights")?;
         Ok(Self { raw, model: PhantomData })
@@ -707,8 +707,8 @@ pub(crate) fn import(
     let words = words.map(|word| c_string(word, "read a property")).collect::<Result<Vec<_>, _>>()?;
     let raw: Vec<_> = words.iter().map(|word| word.as_ptr()).collect();
     let mut compiled = std::ptr::null_mut();
-    // SAFETY: the strings are NUL-terminated, two for each property; on success `compiled` is ours to free, which
-    // `CompiledModel` does.
+    // SAFETY: the strings are NUL-terminated, two for each property; on success this function owns `compiled`, which
+    // `CompiledModel` frees.
     let code = unsafe {
         ovfleet_import(
             core.as_ptr(),

@@ -45,7 +45,7 @@ pub(crate) struct MatrixShape {
 pub(crate) struct Matrix {
     pub(crate) rows: usize,
     pub(crate) columns: usize,
-    /// Number of values that share a scale; 0 if the matrix has no scales and `quants` contains the values.
+    /// Number of values that share a scale, or 0 if the matrix has no scales and `quants` contains the values.
     pub(crate) group: usize,
     pub(crate) quants: Quants,
     pub(crate) scales: Vec<f32>,

@@ -295,7 +295,7 @@ fn expect_identical_copies(mut runner: OpenVinoRunner) -> Vec<f32> {
     runner.write_block(BlockId(25), second).unwrap();
     runner.write_block(BlockId(24), first).unwrap();
     assert_eq!(last(&mut runner, 24..26), expected);
-    // Different blocks give a different result.
+    // Different blocks produce a different result.
     assert_ne!(last(&mut runner, 30..32), expected);
     expected
 }

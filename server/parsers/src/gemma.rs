@@ -30,10 +30,10 @@ enum State {
     Begin,
     /// The parser is in brackets, where a key or a value may begin or the brackets may close.
     Item,
-    /// The parser is after a key in quotes.
+    /// The parser has read a key in quotes.
     Colon,
     Value,
-    /// The parser is after a value.
+    /// The parser has read a value.
     Next,
     Key,
     Word,
@@ -42,7 +42,7 @@ enum State {
     End {
         read: String,
     },
-    /// The parser is after the marker that ends the calls.
+    /// The parser has read the marker that ends the calls.
     Ended,
     /// The parser is in a string that is enclosed in special tokens.
     Text {

@@ -45,7 +45,7 @@ enum Mode {
     Calls {
         before: u32,
     },
-    /// The parser is after the tag that ends a response.
+    /// The parser has read the tag that ends a response.
     AnswerEnd,
 }
 

@@ -14,11 +14,11 @@
 //!
 //! The prefix cache maps the hash of a block to the block. A hit must also have equal tokens and images, and follow the
 //! same cached content: every registration has its own serial number, and a block stores the serial number of its
-//! parent. So a hash collision can only cause a cache miss, and never returns the content of another prefix.
+//! parent. A hash collision can therefore only cause a cache miss, and never returns the content of another prefix.
 //!
 //! The parent of a cached block is also cached: a sequence that holds a block also holds the blocks before it, releases
-//! the later blocks first, and acquires a cached block only after the blocks before it. So the eviction queue has
-//! children before their parents.
+//! the later blocks first, and acquires a cached block only after the blocks before it. The eviction queue therefore
+//! has children before their parents.
 
 use std::collections::BTreeMap;
 
@@ -62,7 +62,7 @@ pub(crate) struct BlockContent<'a> {
     pub(crate) hash: BlockHash,
     pub(crate) parent: Serial,
     pub(crate) tokens: &'a [TokenId],
-    /// The words that identify the images of the block; empty if it has none.
+    /// The words that identify the images of the block, or an empty slice if it has none.
     pub(crate) images: &'a [u32],
 }
 

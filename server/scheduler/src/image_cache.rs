@@ -191,7 +191,7 @@ impl ImageCache {
         self.num_reserved > 0 && (has_room || self.rows_requested == 0)
     }
 
-    /// Requests the reserved images of a sequence, in this order, as far as the encoder may get them.
+    /// Requests the reserved images of a sequence, in this order, until the encoder may get no more.
     pub(crate) fn request<'a>(
         &mut self,
         sequence: SequenceId,
@@ -380,12 +380,12 @@ impl ImageCache {
         self.rows_expected += self.expected_rows(digest);
     }
 
-    /// Number of rows of an expected image; 0 if the image is not expected.
+    /// Number of rows of an expected image, or 0 if the image is not expected.
     fn expected_rows(&self, digest: ImageDigest) -> u64 {
         self.expected.get(&digest).map_or(0, |expected| u64::from(expected.rows))
     }
 
-    /// Evicts outputs until the cache is small enough, as far as no sequence holds them.
+    /// Evicts outputs that no sequence holds until the cache is small enough.
     fn evict(&mut self) {
         while self.rows > u64::from(self.limits.rows_max) && self.evict_one() {}
     }

@@ -39,7 +39,7 @@ pub(crate) struct SequenceGroup {
 }
 
 impl SequenceGroup {
-    /// The words that identify the images of the block with this index; empty if it has none.
+    /// The words that identify the images of the block with this index, or an empty slice if it has none.
     pub(crate) fn words_of_block(&self, index: usize) -> &[u32] {
         self.block_words.get(&(index as u32)).map_or(&[][..], |words| &words[..])
     }
@@ -64,7 +64,7 @@ pub(crate) struct PrefixChain {
     adapter: u32,
     /// The hash from which that of the first block is derived: the request's seed, combined with the adapter.
     first_parent: BlockHash,
-    /// The hashes of the leading full blocks, which are computed as far as they are needed.
+    /// The hashes of the leading full blocks, which are computed when they are needed.
     pub(crate) hashes: Vec<BlockHash>,
     /// Number of leading blocks that are registered in the prefix cache.
     pub(crate) registered: u32,

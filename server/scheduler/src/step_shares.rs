@@ -5,8 +5,8 @@
 //! than another one with work to do pauses until the other has caught up. Tenants that use little time therefore get
 //! short steps, and a tenant that is alone can use the whole machine.
 //!
-//! A pause cannot shorten a step that has begun. So while there are other tenants, only some sequences of a tenant with
-//! many generating ones take part in a step, and the next ones take part in the following step.
+//! A pause cannot shorten a step that has begun. Therefore, while there are other tenants, only some sequences of a
+//! tenant with many generating ones take part in a step, and the next ones take part in the following step.
 
 use std::collections::BTreeMap;
 

@@ -101,7 +101,7 @@ fn runner(sim: &SimArgs, adapters: usize, text: &ModelText) -> anyhow::Result<Bo
     Ok(Box::new(if sim_answers.is_empty() { runner } else { runner.with_script(script(sim_answers, text)?) }))
 }
 
-/// Returns the script with which the simulated model gives these answers in its turns of a conversation.
+/// Returns the script with which the simulated model generates these answers in its turns of a conversation.
 ///
 /// # Errors
 /// The chat template does not open the model's turn, or the model has no token that ends a turn.

@@ -187,8 +187,8 @@ impl Downloader<'_> {
         part.empty().await
     }
 
-    /// Verifies the complete file and gives it its final name. If the verification fails, the file is truncated to zero
-    /// bytes.
+    /// Verifies the complete file and renames it to its final name. If the verification fails, the file is truncated
+    /// to zero bytes.
     async fn place(&mut self, part: &mut Part, path: &Path, file: &File) -> Result<FetchedFile, Error> {
         let found = digits(part.hash.clone());
         let bytes = part.bytes;

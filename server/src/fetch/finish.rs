@@ -143,8 +143,8 @@ pub(crate) fn finish(
     };
     let text = serde_json::to_vec(&manifest).expect("invariant: texts and numbers are JSON");
     let current = into.join(CURRENT);
-    // The presence of the manifest means that the link points to its model. So the previous manifest is removed before
-    // the link changes, and the new one is written afterward.
+    // The presence of the manifest means that the link points to its model. Therefore, the previous manifest is
+    // removed before the link changes, and the new one is written afterward.
     remove(&into.join(MANIFEST))?;
     let part = into.join("current.part");
     let _ = std::fs::remove_file(&part);

@@ -17,8 +17,8 @@ const POLL_INTERVAL: Duration = Duration::from_secs(1);
 /// The number of attempts to lock the file between two warnings about the wait.
 const ATTEMPTS_PER_WARNING: u64 = 60;
 
-/// A lock on the folder of a fetch. The operating system releases it when the file is closed, also if the process is
-/// killed. On version 3 of NFS, the lock of a node that is lost remains.
+/// A lock on the folder of a fetch. The operating system releases it when the file is closed, even if the process is
+/// killed. On NFSv3, the lock of a lost node remains.
 #[derive(Debug)]
 pub(crate) struct FolderLock {
     _file: File,
@@ -64,7 +64,7 @@ impl FolderLock {
     }
 }
 
-/// Whether the file system does not support locks.
+/// Whether the error means that the file system does not support locks.
 fn is_unsupported(error: &io::Error) -> bool {
     // NFS returns ENOLCK if the server has no lock service.
     let unsupported = [Errno::NOLCK, Errno::NOSYS, Errno::OPNOTSUPP];

@@ -39,7 +39,7 @@ impl FairSlots {
         Self { queue: Arc::new(Mutex::new(Queue { free: count, tenants: VecDeque::new() })) }
     }
 
-    /// Waits for a slot, for at most `wait_max`. Canceling it gives up the position in the queue.
+    /// Waits for a slot, for at most `wait_max`. Canceling it loses the position in the queue.
     ///
     /// # Errors
     /// No slot became free in time.

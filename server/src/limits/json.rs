@@ -61,7 +61,7 @@ impl ValuesMemory {
         rest
     }
 
-    /// Returns the estimate in bytes for the text so far, which includes the text.
+    /// Returns the estimated size in bytes of the text so far and of its values.
     pub(crate) fn bytes(&self) -> usize {
         self.bytes
     }

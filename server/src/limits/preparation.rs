@@ -53,7 +53,7 @@ impl PreparationSlots {
         Self { count, slots: FairSlots::new(count) }
     }
 
-    /// Waits for a slot. Canceling it gives up the position in the queue.
+    /// Waits for a slot. Canceling it loses the position in the queue.
     ///
     /// # Errors
     /// No slot became free in time.

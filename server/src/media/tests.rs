@@ -45,7 +45,7 @@ impl Answer {
     }
 }
 
-/// A web server that gives its answers in order, and the last of them to all further requests.
+/// A web server that returns its answers in order, and the last one to all further requests.
 struct WebServer {
     address: SocketAddr,
     /// The heads of the requests.
@@ -120,7 +120,7 @@ async fn read_head(connection: &mut TcpStream) -> Option<String> {
     Some(String::from_utf8(head).unwrap())
 }
 
-/// A resolver that gives its answers in order, and the last of them to all further lookups.
+/// A resolver that returns its answers in order, and the last one to all further lookups.
 struct FakeResolver {
     answers: Mutex<VecDeque<Vec<IpAddr>>>,
     names: Mutex<Vec<String>>,

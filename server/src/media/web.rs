@@ -38,7 +38,7 @@ pub(super) struct WebClient {
 }
 
 impl WebClient {
-    /// Creates a client that uses the addresses of `resolver` as far as the policy allows them.
+    /// Creates a client that uses those addresses of `resolver` that the policy allows.
     ///
     /// # Errors
     /// The system's certificates cannot be read.
@@ -65,7 +65,7 @@ impl WebClient {
         Ok(Self { client, policy, redirects })
     }
 
-    /// Checks a URL as far as that is possible without resolving its host.
+    /// Checks a URL without resolving its host.
     ///
     /// # Errors
     /// The policy does not allow the URL.

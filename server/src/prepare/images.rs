@@ -2,7 +2,8 @@
 //!
 //! The sizes of all images are known before the prompt is rendered, and the prompt is tokenized and checked before any
 //! image is decoded. The memory of the images after preprocessing follows from their sizes and is reserved before any of
-//! them is decoded. So a request that is too long, or for whose images there is no memory, is rejected at little cost.
+//! them is decoded. A request that is too long, or for whose images there is no memory, is therefore rejected at little
+//! cost.
 
 use std::collections::HashMap;
 use std::sync::Arc;

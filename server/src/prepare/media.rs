@@ -1,6 +1,6 @@
 //! The media of a request that are not in its body.
 //!
-//! Preparing a request must not wait for the network. So the preparation reports which media it needs
+//! Preparing a request must not wait for the network. The preparation therefore reports which media it needs
 //! ([`Error::MediaNeeded`]), the caller fetches them, and the request is prepared again, until it needs no others.
 
 use std::collections::HashMap;

@@ -39,7 +39,7 @@ pub(crate) fn checked(endpoint: Endpoint, body: &[u8]) -> Result<Value, Error> {
     Ok(request)
 }
 
-/// Returns the name that a request gives for the model, if the model has this name.
+/// Returns the model name in a request, if the served model has this name.
 pub(super) fn model(generation: &Generation, model: &Model) -> Result<String, Error> {
     match &generation.model {
         None => Err(Error::missing("model")),

@@ -232,7 +232,7 @@ impl FirstLine {
     const DAMAGED: Self = Self { number: 0, tenant: Tenant::NOBODY, previous: None };
 
     /// Parses the format of [`fmt::Display`]; returns `None` for anything else. A line that is incomplete or differs in
-    /// a single byte must not give the record to any tenant.
+    /// a single byte must not make the record accessible to any tenant.
     fn parse(line: &[u8]) -> Option<Self> {
         let text = std::str::from_utf8(line).ok()?;
         let mut words = text.strip_suffix('\n')?.splitn(3, ' ');

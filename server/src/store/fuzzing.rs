@@ -49,7 +49,7 @@ struct RecordFile<'a> {
     owner: Option<Tenant>,
 }
 
-/// The content of a record, as far as it can be read.
+/// The readable content of a record.
 #[derive(Debug, PartialEq)]
 struct Contents {
     head: Option<Value>,

@@ -1,6 +1,6 @@
 //! The IDs of responses, conversations and items, such as `resp_` and 48 hexadecimal digits. The first 16 digits
-//! identify the store, 24 are random, and 8 number the items of a response or conversation (0 is the object
-//! itself).
+//! identify the store, the next 24 are random, and the last 8 are the number of an item within its response or
+//! conversation (0 for the object itself).
 //!
 //! From the ID alone, without any shared state, a router determines the replica of an object, and the server determines
 //! the owner of an item.

@@ -69,7 +69,7 @@ impl Setup {
     }
 
     /// Uses a model with this chat template, and with these special tokens after the three built-in ones. The model
-    /// gives `answers` in its turns.
+    /// generates `answers` in its turns.
     pub(crate) fn scripted(template: &str, special_tokens: &[&str], answers: &[&str]) -> Self {
         let text = built_in_text_with(template, special_tokens).unwrap();
         let config = SimConfig {

@@ -60,7 +60,7 @@ async fn a_call_of_a_member_of_a_namespace_names_the_namespace() {
         (&call["type"], &call["namespace"], &call["name"], &call["arguments"]),
         (&json!("function_call"), &json!("mcp__files"), &json!("read"), &json!("{\"path\": \"a.txt\"}"))
     );
-    // Stored items and items that the client repeats give the same prompt.
+    // Stored items and items that the client repeats produce the same prompt.
     let output = json!({"type": "function_call_output", "call_id": call["call_id"], "output": "text"});
     let continued = asks(json!({"previous_response_id": first["id"], "input": [output]}));
     let continued = server.post(PATH, continued).await.json();

@@ -81,7 +81,7 @@ async fn each_choice_follows_a_schema_and_log_probabilities_are_those_of_the_mod
         let bytes = tokens.iter().flat_map(|token| token["bytes"].as_array().unwrap());
         let bytes: Vec<u8> = bytes.map(|byte| byte.as_u64().unwrap() as u8).collect();
         assert_eq!(String::from_utf8(bytes).unwrap(), text);
-        // The first token can only be a brace, which the model finds improbable.
+        // The first token can only be a brace, to which the model assigns a low probability.
         assert_eq!(tokens[0]["token"], "{");
         assert!(tokens[0]["logprob"].as_f64().unwrap() < 0.0);
         assert_ne!(tokens[0]["top_logprobs"][0]["token"], "{");

@@ -1,4 +1,4 @@
-//! Tests that decoding tokens one at a time gives the same text as decoding all of them together.
+//! Tests that decoding tokens one at a time produces the same text as decoding all of them together.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 

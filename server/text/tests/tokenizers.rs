@@ -242,7 +242,7 @@ fn faulty_metadata_is_refused_with_the_name_of_the_key() {
     );
 }
 
-/// Returns texts with characters that tokenizers treat specially; the same `seed` always gives the same texts.
+/// Returns texts with characters that tokenizers treat specially; the same `seed` always generates the same texts.
 fn random_text(seed: u64) -> String {
     const PIECES: [&str; 24] = [
         "a",

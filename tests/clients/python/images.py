@@ -87,7 +87,7 @@ def the_prefix_cache_includes_images(client, model):
     messages = [first, {"role": "assistant", "content": said}, user(text("Are you sure?"))]
     usage = chat(client, model, *messages).usage
     assert usage.prompt_tokens_details.cached_tokens > IMAGE_TOKENS, usage
-    # Another image at the same place has nothing in common with it.
+    # A different image at the same position does not match the cached blocks of the first one.
     other = chat(client, model, user(part(png()), text("What is this, and where was it taken?"))).usage
     assert other.prompt_tokens_details.cached_tokens < IMAGE_TOKENS, other
 

@@ -1,4 +1,5 @@
-"""Makes tiny vision-language models with random weights, exports them to OpenVINO, and records what transformers answers.
+"""Makes tiny vision-language models with random weights, exports them to OpenVINO, and records the answers of
+transformers.
 
     python make_models.py FOLDER [FAMILY ...]
 

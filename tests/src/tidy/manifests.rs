@@ -62,7 +62,7 @@ const PROTOCOLS: [(&str, &[&str]); 6] = [
     ("tower", &["router", "server"]),
 ];
 
-/// The folders of the crates of the workspace; empty if there is no valid `Cargo.toml`.
+/// The folders of the crates of the workspace, or an empty list if there is no valid `Cargo.toml`.
 #[must_use]
 pub fn members(tree: &Tree) -> Vec<String> {
     let root = tree.file("Cargo.toml").and_then(|file| file.text.parse::<Table>().ok()).unwrap_or_default();

@@ -1,7 +1,7 @@
 //! The threads that compute the allowed tokens of guides, and their queue.
 //!
-//! The queue is sorted by deadline, and a job that usually takes longer has a later deadline. So a quick guide does not
-//! wait behind many slow ones, and a slow guide waits for a bounded time.
+//! The queue is sorted by deadline, and a job that usually takes longer has a later deadline. As a result, a quick
+//! guide does not wait behind many slow ones, and a slow guide waits for a bounded time.
 
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};

@@ -60,17 +60,17 @@ const ROOM_MIN: usize = 128;
 /// Fills `top` with the `count` most probable tokens in any order, or fewer if fewer have a probability above zero.
 /// Returns the cut that keeps exactly these tokens.
 ///
-/// If `count` blocks have a logit of at least `x`, no logit below `x` is among the `count` greatest. So only a few blocks
-/// are read. When `top` has twice as many tokens as requested, its worse half is removed. After that, only tokens better
-/// than the worst remaining one are added. So the cost is at most proportional to the size of the vocabulary,
-/// regardless of the order of the logits.
+/// If `count` blocks have a logit of at least `x`, no logit below `x` is among the `count` greatest, so only a few
+/// blocks are read. When `top` has twice as many tokens as requested, its worse half is removed. After that, only
+/// tokens better than the worst remaining one are added. The cost is therefore at most proportional to the size of the
+/// vocabulary, regardless of the order of the logits.
 pub(super) fn top(blocks: Blocks<'_>, count: usize, top: &mut Vec<Candidate>) -> Cutoff {
     top.clear();
     if count == 0 {
         return Cutoff { logit: f32::INFINITY, token: 0 };
     }
     let room = count.saturating_mul(2).max(ROOM_MIN);
-    // An equal logit is not kept after a selection, because the id of its token is higher.
+    // After `keep_best`, a logit equal to the worst one is not added, because its token has a higher id.
     let mut exceeded = nth_greatest(blocks.maxima, count, top).next_down();
     for (start, (block, greatest)) in (0..).step_by(BLOCK).zip(blocks.iter()) {
         if greatest <= exceeded {

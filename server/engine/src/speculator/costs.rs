@@ -109,7 +109,7 @@ struct NetSavings {
     time: f64,
 }
 
-/// The largest accepted loss of time by drafts, as a fraction of the time of all steps.
+/// The maximum time that drafts may cost in addition to what they save, as a fraction of the time of all steps.
 const LOSS_MAX: f64 = 0.03;
 /// The time constant of the decay, in steps.
 const WINDOW: f64 = 1024.0;

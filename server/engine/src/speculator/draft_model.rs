@@ -6,9 +6,9 @@
 //!                                                 └──────────────── the draft ◄─────────────┘
 //! ```
 //!
-//! Drafts are sampled like the target's tokens: with the same parameters, seed and position. So all drafts of a model
-//! that equals the target are accepted, even where the most probable token is not sampled. An error of the draft model
-//! only reduces the number of drafts.
+//! Drafts are sampled like the target's tokens: with the same parameters, seed and position. All drafts of a model
+//! that equals the target are therefore accepted, even where the most probable token is not sampled. An error of the
+//! draft model only reduces the number of drafts.
 
 use std::collections::BTreeMap;
 

@@ -27,8 +27,8 @@ pub struct SpillIdentity {
     pub adapters: Vec<u64>,
 }
 
-/// The keys of blocks: each key is the SHA-256 hash of the previous key and the tokens. So no client can create a block
-/// with the key of another client's block, which would be possible with the hash of the prefix cache.
+/// The keys of blocks: each key is the SHA-256 hash of the previous key and the tokens. No client can therefore create
+/// a block with the key of another client's block, which would be possible with the hash of the prefix cache.
 pub(crate) fn key_scheme(identity: &SpillIdentity) -> BlockKeyScheme {
     let base = BlockKey([0; 32]);
     let adapter = |digest: &u64| block_key(base, &[*digest as u32, (*digest >> 32) as u32, 1]);

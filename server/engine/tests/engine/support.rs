@@ -151,7 +151,7 @@ pub(crate) fn request(prompt: &[TokenId], tokens_max: u32) -> Request {
     Request::new(prompt.to_vec(), Sampling::greedy(), stop)
 }
 
-/// Returns a request that samples from the whole vocabulary, with a temperature at which all seeds give different
+/// Returns a request that samples from the whole vocabulary, with a temperature at which all seeds produce different
 /// output.
 pub(crate) fn sampled(prompt: &[TokenId], tokens_max: u32, seed: u64) -> Request {
     let sampling =

@@ -8,7 +8,7 @@ pub(super) struct UnpackedBlock<'a> {
     pub(super) quants: &'a mut [u8],
     /// One element for each group of the block.
     pub(super) scale: &'a mut [f32],
-    /// One element for each group of the block; empty if the type has no minima.
+    /// One element for each group of the block, or none if the type has no minima.
     pub(super) min: &'a mut [f32],
 }
 

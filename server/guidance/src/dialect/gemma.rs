@@ -1,4 +1,4 @@
-//! The arguments of a call in Gemma's notation: keys without quotes, as far as possible, and strings between special
+//! The arguments of a call in Gemma's notation: keys without quotes, where possible, and strings between special
 //! tokens, without escapes.
 
 use std::borrow::Cow;

@@ -111,7 +111,7 @@ float number_or(const Value& value, float fallback) {
     return constant && ov::shape_size(constant->get_shape()) == 1 ? constant->cast_vector<float>()[0] : fallback;
 }
 
-// The scale of the scores; 0 if it is not a constant.
+// The scale of the scores, or 0 if it is not a constant.
 float scale_of(const Attention& attention, size_t head_size) {
     if (attention.get_input_size() > SCALE) return number_or(attention.input_value(SCALE), 0);
     return 1 / std::sqrt(float(head_size));

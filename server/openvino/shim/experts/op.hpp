@@ -10,10 +10,10 @@
 
 namespace ovfleet::experts {
 
-// The inputs: the source, and the memory of the matrices.
+// The inputs: the activations, and the packed matrices of the experts.
 enum Input : size_t { SRC, MEMORY };
 
-// The output has the shape of the source.
+// The output has the shape of the activations.
 class ExpertsOp : public ov::op::Op {
 public:
     OPENVINO_OP("Experts", "ovfleet");

@@ -26,7 +26,7 @@ using NodePtr = std::shared_ptr<ov::Node>;
 
 using ConstantPtr = std::shared_ptr<op::v0::Constant>;
 
-// A matrix of each expert, and its bias, which may be null.
+// One matrix per expert, and their biases, which may be null.
 struct Matrix {
     GraphWeight weight;
     ConstantPtr bias;
@@ -74,7 +74,7 @@ struct Products {
     ConstantPtr bias;
 };
 
-// Returns the products that a value consists of; nothing if it is computed in another way or has a bias.
+// Returns the products that a value consists of, or nullopt if it is computed in another way or has a bias.
 std::optional<Products> plain_products_of(const Output& value) {
     const auto node = before_transpose(before_reshapes(value)).get_node_shared_ptr();
     if (!is_gather_matmul(node)) return {};
@@ -84,7 +84,7 @@ std::optional<Products> plain_products_of(const Output& value) {
     return Products{node, before_reshapes(node->input_value(2)), nullptr};
 }
 
-// Returns the products that a value consists of, with or without a bias; nothing if it is computed in another way.
+// Returns the products that a value consists of, with or without a bias, or nullopt if it is computed in another way.
 std::optional<Products> products_of(const Output& value) {
     const auto sum = as<op::v1::Add>(before_reshapes(value));
     if (!sum) return plain_products_of(value);
@@ -106,7 +106,7 @@ std::optional<Products> products_of(const Output& value) {
     return {};
 }
 
-// The scalar constant that `Op` combines with `other` to compute a value; nothing if the value is computed in another way.
+// The scalar constant that `Op` combines with `other` to compute a value, or nullopt if the value is computed in another way.
 template <typename Op>
 std::optional<float> number_beside(const Output& value, const Output& other) {
     const auto node = as<Op>(value);
@@ -124,8 +124,8 @@ struct Activation {
     Epilogue epilogue;
 };
 
-// The inputs of a clamped SwiGLU, from its clamped gates and its other factor; nothing if its constants are not those that the
-// kernels support.
+// The inputs of a clamped SwiGLU, from its clamped gates and its other factor, or nullopt if its constants are not those that
+// the kernels support.
 std::optional<Activation> clamped_swiglu_of(const Output& gate, const Output& scaled, const Output& shifted) {
     constexpr double infinity = std::numeric_limits<float>::max(), limit = CLAMPED_SWIGLU_LIMIT;
     const auto gates = as<op::v0::Clamp>(gate);
@@ -139,7 +139,7 @@ std::optional<Activation> clamped_swiglu_of(const Output& gate, const Output& sc
     return {};
 }
 
-// The inputs of swish(gate) * up, or of its clamped form; nothing if the value is computed in another way.
+// The inputs of swish(gate) * up, or of its clamped form, or nullopt if the value is computed in another way.
 std::optional<Activation> activation_of(const Output& value) {
     const auto product = as<op::v1::Multiply>(value);
     for (size_t side : {0, 1}) {
@@ -166,7 +166,7 @@ bool is_normalized(const Output& weights, const Output& chosen) {
     return sum && before_reshapes(sum->input_value(0)) == chosen;
 }
 
-// The value before a multiplication by 1, if there is one; nothing if it is multiplied by another number.
+// The value before a multiplication by 1, the value itself if it is not a product, or nullopt if the factor is another number.
 std::optional<Output> unscaled(const Output& value) {
     const auto scaled = as<op::v1::Multiply>(value);
     if (!scaled) return value;
@@ -175,7 +175,7 @@ std::optional<Output> unscaled(const Output& value) {
     return is_one ? std::make_optional(scaled->input_value(0)) : std::nullopt;
 }
 
-// The logits from which a Softmax over the last dimension computes the probabilities; nothing if no Softmax computes them.
+// The logits from which a Softmax over the last dimension computes the probabilities, or nullopt if no Softmax computes them.
 std::optional<Output> logits_of(const Output& probabilities) {
     const auto softmax = as<op::v8::Softmax>(probabilities);
     const auto rank = probabilities.get_partial_shape().rank();
@@ -199,7 +199,7 @@ bool is_router(const NodePtr& weight, size_t count, size_t columns) {
     return constant && constant->get_element_type().is_real() && constant->get_shape() == ov::Shape{count, columns};
 }
 
-// The experts whose results a ReduceSum adds; nothing if it adds other values.
+// The experts whose results a ReduceSum adds, or nullopt if it adds other values.
 std::optional<Layer> layer_of(const NodePtr& sum) {
     const auto readers = sum->output(0).get_target_inputs();
     const auto end =

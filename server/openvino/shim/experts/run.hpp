@@ -22,8 +22,8 @@ struct Experts {
 // The largest numbers of experts, of experts of a row, of columns of the source and between the matrices, and of rows.
 constexpr size_t COUNT_MAX = 1 << 12, USED_MAX = 64, COLUMNS_MAX = 1 << 20, ROWS_MAX = 1 << 24;
 
-// The reason why the kernels do not support a layer; null if they do. The attributes of a graph are checked with this function
-// before any of them is used as a size or a divisor.
+// The reason why the kernels do not support a layer, or null if they do. The attributes of a graph are checked with this
+// function before any of them is used as a size or a divisor.
 const char* unsupported(const Experts& experts);
 
 // The matrix of the router has this many rows of f32, the last of which are padding.

@@ -1,8 +1,8 @@
 // Writes and reads compiled models, so that a start does not have to compile the model.
 //
 // The CPU plugin can write a compiled model and read it again, except for its paged attention: the plugin does not write the
-// head sizes, which it requires for reading. So this code stores the head sizes in the names of the cache inputs, and adds them
-// to the attention when a model is read.
+// head sizes, which it requires for reading. This code therefore stores the head sizes in the names of the cache inputs, and
+// adds them to the attention when a model is read.
 #include <cstdio>
 #include <cstring>
 #include <fstream>

@@ -1,4 +1,4 @@
-// Fixes the mixtures of experts that the GGUF front end builds, for paged attention.
+// Changes the mixtures of experts that the GGUF front end builds so that they work with paged attention.
 #include <cstring>
 #include <set>
 #include <vector>

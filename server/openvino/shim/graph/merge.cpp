@@ -38,8 +38,8 @@ bool has_rows(const NodePtr& node) {
     return true;
 }
 
-// Whether two weights are the same operations on constants that differ only in their content and their number of rows, so that
-// their constants can be concatenated by rows.
+// Whether two weights consist of the same operations on constants that differ only in their content and their number of rows,
+// so that the rows of the constants can be concatenated.
 bool same_form(const NodePtr& a, const NodePtr& b) {
     if (a->get_type_info() != b->get_type_info() || a->get_input_size() != b->get_input_size()) return false;
     const auto type = a->get_output_element_type(0);

@@ -58,7 +58,7 @@ bool rotated_pairs(const ov::Output<ov::Node>& value, ov::Output<ov::Node>& x) {
     return true;
 }
 
-// The name in the file of the projection whose output is x; empty if other operations are in between.
+// The name in the file of the projection whose output is x, or an empty string if other operations are in between.
 std::string projection(const ov::Output<ov::Node>& x) {
     auto reshape = as<op::v1::Reshape>(x);
     auto matmul = reshape ? as<op::v0::MatMul>(reshape->input_value(0)) : nullptr;
@@ -127,7 +127,7 @@ bool is_half_product(const ov::Output<ov::Node>& value, NodePtr& split, size_t& 
     return true;
 }
 
-// Matches Concat(x0 * cos - x1 * sin, x1 * cos + x0 * sin), where the difference is a sum with a product by -1.
+// Matches Concat(x0 * cos - x1 * sin, x1 * cos + x0 * sin), where the subtraction is the addition of a product with -1.
 bool match(const NodePtr& node, HalfRotation& found) {
     auto concat = ov::as_type_ptr<op::v0::Concat>(node);
     auto rank = node->get_output_size() == 1 ? node->get_output_partial_shape(0).rank() : ov::Rank::dynamic();
@@ -157,7 +157,7 @@ bool match(const NodePtr& node, HalfRotation& found) {
     return true;
 }
 
-// The projection that computes x, perhaps followed by additions and scalings; null if other operations are in between.
+// The projection that computes x, perhaps followed by additions and scalings, or null if other operations are in between.
 std::shared_ptr<op::v0::MatMul> origin(ov::Output<ov::Node> x) {
     for (int steps = 0; steps < 16; ++steps) {
         if (auto matmul = as<op::v0::MatMul>(x)) return matmul;

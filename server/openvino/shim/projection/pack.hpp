@@ -91,7 +91,7 @@ private:
 
     GraphWeight weight_;
     size_t groups_, bits_;
-    // The rows in the files of the model; empty if the weight is in memory.
+    // The rows in the files of the model, or an empty list if the weight is in memory.
     std::vector<TensorRows> file_rows_;
     // One for each group, or one for all.
     std::vector<float> zeros_, scales_;

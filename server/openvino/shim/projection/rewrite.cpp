@@ -30,7 +30,7 @@ bool is_number(const NodePtr& node, float number) {
     return constant && ov::shape_size(constant->get_shape()) == 1 && constant->cast_vector<float>()[0] == number;
 }
 
-// The only reader of a value; null if the value has several readers.
+// The only reader of a value, or null if the value has several readers.
 NodePtr only_reader(const Output& value) {
     const auto readers = value.get_target_inputs();
     return readers.size() == 1 ? readers.begin()->get_node()->shared_from_this() : nullptr;
@@ -90,7 +90,7 @@ std::optional<Norm> norm_of(const Output& value, size_t size) {
     return {};
 }
 
-// The node that computes swish(first half) * second half of a product; null if no node does.
+// The node that computes swish(first half) * second half of a product, or null if no node does.
 NodePtr swiglu_of(const Output& product, size_t N) {
     auto split = ov::as_type_ptr<op::v1::VariadicSplit>(only_reader(product));
     if (!split || split->get_output_size() != 2 || N % 2 != 0) return nullptr;
@@ -111,7 +111,7 @@ NodePtr swiglu_of(const Output& product, size_t N) {
     return swish->input_value(direct) == first && sigmoid && sigmoid->input_value(0) == first ? gated : nullptr;
 }
 
-// The node that adds a constant to each row of a product, and the constant; null if no node does.
+// The node that adds a constant to each row of a product, and the constant, or null if no node does.
 struct Bias {
     NodePtr sum;
     std::vector<float> numbers;

@@ -1,10 +1,10 @@
 //! The private folder in which rewritten graphs and compiled models are cached.
 //!
-//! A cache directory is often on a volume that other pods can write to. But a compiled model is trusted input: it names
-//! native operations and the memory that they read. So this crate stores its files in a subdirectory that it creates
-//! with mode 0700, and uses an existing one only if the current user (or root) owns it and no other user can write to
-//! it. The folder is opened once, and every later path leads through that descriptor, so a user who can rename the
-//! folder cannot replace it.
+//! A cache directory is often on a volume that other pods can write to. However, a compiled model is trusted input: it
+//! names native operations and the memory that they read. This crate therefore stores its files in a subdirectory that
+//! it creates with mode 0700, and uses an existing one only if the current user (or root) owns it and no other user
+//! can write to it. The folder is opened once, and every later path leads through that descriptor, so a user who can
+//! rename the folder cannot replace it.
 
 use std::fs::{self, DirBuilder, File};
 use std::hash::{BuildHasher, Hasher, RandomState};

@@ -78,7 +78,7 @@ struct Layer {
     window: usize,
     kv_cache: Precision,
     activations: FloatType,
-    /// The fraction of the attention mass that prompts must cover; 0 if they attend to all keys.
+    /// The fraction of the attention mass that prompts must cover, or 0 if they attend to all keys.
     attention_mass: f32,
     /// Whether decodes report the attention to each block.
     block_scores: bool,
@@ -134,7 +134,7 @@ impl Layer {
         const BLOCKS: usize = 192;
         let kv_heads = random.pick(&[1, 2, 3]);
         let size: usize = random.pick(&[32, 64, 96, 128]);
-        // The bytes of a key and of a value, with their scales.
+        // The sizes of a key and of a value in bytes, including their scales.
         let (of_key, of_value) = match kv_cache {
             Precision::F32 => (4 * size, 4 * size),
             Precision::Bf16 | Precision::F16 => (2 * size, 2 * size),

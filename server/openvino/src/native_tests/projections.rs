@@ -566,7 +566,7 @@ fn kernels_compute_the_same_as_a_plain_computation() {
     assert!(tried >= 2 * 120, "{tried}");
 }
 
-/// Weights of 6 bits give the same bits as the same weights in 8 bits, if f16 represents the scales of all groups.
+/// Weights of 6 bits produce the same bits as the same weights in 8 bits, if f16 represents the scales of all groups.
 #[test]
 fn six_bits_compute_the_same_bits_as_eight() {
     let mut tried = 0;
@@ -632,7 +632,7 @@ fn kernels_for_amx_compute_every_number_of_rows() {
     }
 }
 
-/// The tiles of the processor and the C++ model give the same bits.
+/// The tiles of the processor and the C++ model produce the same bits.
 #[test]
 fn tiles_of_the_processor_and_their_model_agree() {
     if !has_real_tiles() {

@@ -28,7 +28,7 @@ pub struct NodeTime {
 /// `request` must be a valid request that no thread runs.
 pub(super) unsafe fn node_times(request: *const ov::ov_infer_request_t) -> Result<Vec<NodeTime>, Error> {
     let mut list = ov::ov_profiling_info_list_t { profiling_infos: ptr::null_mut(), size: 0 };
-    // SAFETY: the caller guarantees a valid request; on success the list is ours to free.
+    // SAFETY: the caller guarantees a valid request; on success this function owns the list.
     let status = unsafe { ov::ov_infer_request_get_profiling_info(request, &raw mut list) };
     check(status, "read the execution times")?;
     // SAFETY: the list has `size` entries, whose strings are NUL-terminated and live as long as the list.

@@ -15,7 +15,7 @@ pub(super) fn check(status: Status, what: &'static str) -> Result<(), Error> {
     if status == Status::OK {
         return Ok(());
     }
-    // SAFETY: the call returns null or a NUL-terminated string that is ours to free.
+    // SAFETY: the call returns null or a NUL-terminated string that this function owns.
     let message = unsafe {
         let message = ov::ov_get_last_err_msg();
         let text = if message.is_null() {
@@ -43,7 +43,7 @@ pub(crate) fn c_path(path: &Path) -> Result<CString, Error> {
 pub(super) fn property(read: impl FnOnce(*mut *mut c_char) -> Status) -> Result<String, Error> {
     let mut value: *mut c_char = ptr::null_mut();
     check(read(&raw mut value), "read a property")?;
-    // SAFETY: on success `value` is a NUL-terminated string that is ours to free.
+    // SAFETY: on success `value` is a NUL-terminated string that this function owns.
     unsafe {
         let text = CStr::from_ptr(value).to_string_lossy().into_owned();
         ov::ov_free(value);

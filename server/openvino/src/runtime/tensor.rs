@@ -55,7 +55,7 @@ impl Tensor {
     pub(crate) fn new(element: ElementType, shape: &[i64]) -> Result<Self, Error> {
         let mut tensor = ptr::null_mut();
         let raw = ov::ov_shape_t { rank: shape.len() as i64, dims: shape.as_ptr().cast_mut() };
-        // SAFETY: the C API copies `rank` dimensions; on success the tensor is ours to free.
+        // SAFETY: the C API copies `rank` dimensions; on success this function owns the tensor.
         check(unsafe { ov::ov_tensor_create(element, raw, &raw mut tensor) }, "allocate a tensor")?;
         Ok(Self(tensor))
     }

@@ -29,7 +29,7 @@ const FUSED: [(&str, &str); 4] = [
     ("ffn_down", "mlp.down_proj"),
 ];
 
-/// The description of an adapter. The same recipe gives the same adapter.
+/// The description of an adapter. The same recipe always produces the same adapter.
 #[derive(Clone)]
 pub(crate) struct AdapterRecipe {
     pub(crate) seed: u64,

@@ -36,7 +36,7 @@ pub(crate) const EXACT: [(&str, &str); 3] = [
 /// Properties for the fastest computation: the processor's default precision, and native projections, if the processor has them.
 pub(crate) const ROUNDED: [(&str, &str); 1] = [EXACT[1]];
 
-/// The largest allowed difference with these properties (measured: 0.04 to 0.1). A wrong graph gives a difference of
+/// The largest allowed difference with these properties (measured: 0.04 to 0.1). A wrong graph causes a difference of
 /// 0.4 and more.
 pub(crate) const ROUNDED_DIFFERENCE_MAX: f64 = 0.2;
 
@@ -159,7 +159,7 @@ pub(crate) const DEFAULT_CACHE: [(&str, &str); 2] = [EXACT[0], EXACT[2]];
 ///
 /// For types without minima, differences come from rounding in f32 and from the attention's scale, which the front end
 /// stores in f16 (measured: 3e-6 to 5e-4). For types with minima, zero points near 8 are rounded to f16, by up to 1/512
-/// of a step (measured: 3e-3 to 8e-3). A wrong graph gives a difference of 0.4 and more.
+/// of a step (measured: 3e-3 to 8e-3). A wrong graph causes a difference of 0.4 and more.
 pub(crate) fn difference_allowed(kind: TensorType) -> f64 {
     let has_minima = matches!(kind, TensorType::Q4_1 | TensorType::Q5_1 | TensorType::Q4K | TensorType::Q5K);
     if has_minima { 1.5e-2 } else { 1e-3 }

@@ -33,14 +33,14 @@ pub(crate) struct JsonValue {
 #[derive(Debug)]
 enum State {
     Value,
-    /// The parser is after `[`.
+    /// The parser has read `[`.
     FirstItem,
-    /// The parser is after `{`.
+    /// The parser has read `{`.
     FirstKey,
-    /// The parser is after a comma in an object.
+    /// The parser has read a comma in an object.
     Key,
     Colon,
-    /// The parser is after a value within brackets.
+    /// The parser has read a value within brackets.
     Next,
     Text {
         string: JsonString,

@@ -38,7 +38,7 @@ enum State {
     /// The parser is in brackets, where a value or a key may begin or the brackets may close.
     Item,
     Colon,
-    /// The parser is after a value in brackets.
+    /// The parser has read a value in brackets.
     Next,
     Text {
         string: PythonString,

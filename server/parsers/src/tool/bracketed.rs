@@ -31,11 +31,11 @@ pub(crate) struct BracketedCalls {
 #[derive(Debug)]
 enum State {
     Lead,
-    /// The parser is after `[`.
+    /// The parser has read `[`.
     Bracket,
     Json(JsonCalls),
     Python(Box<PythonCalls>),
-    /// The parser is after the calls, before the marker that closes them.
+    /// The parser has read the calls, but not the marker that closes them.
     Tail,
     Close(Literal),
 }

@@ -31,27 +31,27 @@ enum State {
     Lead,
     CallBegin(Literal),
     Head,
-    /// The parser is after the text before the separator, and whitespace.
+    /// The parser has read the text before the separator, and whitespace.
     AfterHead,
     /// The parser is in the separator. The number is that of the open bytes before it.
     Separator(Literal, usize),
-    /// The parser is after the separator.
+    /// The parser has read the separator.
     Body,
     /// The parser is in the name in the older notation.
     Name,
-    /// The parser is after the name, before the opening of a block or the arguments.
+    /// The parser has read the name, but not the opening of a block or the arguments.
     Block,
     Fence(Literal),
     /// The parser is in the language of the block, or `null`.
     Language,
     /// The parser is in the fence that closes a block without arguments.
     EmptyFence(Literal),
-    /// The parser is after a call without arguments, where only a token may follow.
+    /// The parser has read a call without arguments, which only a token may follow.
     Empty,
     /// The parser is in the token after a call without arguments; `open` is the number of open bytes before it.
     EmptyToken(LiteralChoice, usize),
     Arguments(JsonArguments),
-    /// The parser is after the arguments.
+    /// The parser has read the arguments.
     Tail,
     TailFence(Literal),
     Token(LiteralChoice),

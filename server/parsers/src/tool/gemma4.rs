@@ -37,13 +37,13 @@ enum State {
     Call(Literal),
     Name,
     Arguments(GemmaObject),
-    /// The parser is after a call.
+    /// The parser has read a call.
     Tail,
     Close(Literal),
     Python(PythonCalls),
     /// The parser is in a code block, before its calls.
     Block,
-    /// The parser is after a token that ends the turn.
+    /// The parser has read a token that ends the turn.
     TurnEnd,
 }
 

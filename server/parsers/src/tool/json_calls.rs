@@ -33,7 +33,7 @@ pub(crate) struct JsonCalls {
 enum State {
     /// The parser is before the first object or array.
     Lead,
-    /// The parser is after `[`; `open` is the number of open bytes before it.
+    /// The parser has read `[`; `open` is the number of open bytes before it.
     First {
         open: usize,
     },
@@ -41,15 +41,15 @@ enum State {
     Object(Box<CallObject>, usize),
     /// The parser is in an object of an array that is valid JSON but not a call.
     Skipped(JsonValue),
-    /// The parser is after an object of an array that is valid JSON but not a call.
+    /// The parser has read an object of an array that is valid JSON but not a call.
     AfterSkipped,
-    /// The parser is after the comma that follows such an object.
+    /// The parser has read the comma that follows such an object.
     SkippedItem,
-    /// The parser is after an object in an array.
+    /// The parser has read an object in an array.
     Next,
-    /// The parser is after a comma in an array.
+    /// The parser has read a comma in an array.
     Item,
-    /// The parser is after the array or an object without one.
+    /// The parser has read the array, or an object outside an array.
     Tail,
     Close(Literal),
 }

@@ -24,9 +24,9 @@ enum State {
     Lead,
     Array(JsonCalls),
     Name,
-    /// The parser is after the name and whitespace.
+    /// The parser has read the name and whitespace.
     AfterName,
-    /// The parser is after `[`; `open` is the number of open bytes before it.
+    /// The parser has read `[`; `open` is the number of open bytes before it.
     Bracket {
         open: usize,
     },
@@ -38,11 +38,11 @@ enum State {
     },
     /// The parser is in the identifier after `[CALL_ID]`.
     Id,
-    /// The parser is after `[ARGS]`.
+    /// The parser has read `[ARGS]`.
     Args,
     /// The parser is in `null` after `[ARGS]`.
     Null(Literal),
-    /// The parser is after `null`.
+    /// The parser has read `null`.
     NullEnd,
     /// The parser is in a text after `[ARGS]` that may be the marker of the next call.
     Next {

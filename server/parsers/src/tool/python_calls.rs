@@ -54,24 +54,24 @@ enum State {
     /// The parser is before a call.
     Call,
     Name,
-    /// The parser is after `(`.
+    /// The parser has read `(`.
     First,
-    /// The parser is after a comma between arguments.
+    /// The parser has read a comma between arguments.
     Argument,
     Key,
-    /// The parser is after a key and whitespace.
+    /// The parser has read a key and whitespace.
     Equals,
     Value,
     InValue(PythonValue),
-    /// The parser is after a value.
+    /// The parser has read a value.
     Next,
-    /// The parser is after a call in the argument of `print`.
+    /// The parser has read a call in the argument of `print`.
     Printed,
-    /// The parser is after a call.
+    /// The parser has read a call.
     After,
     /// The parser is in an element of the list that is not a call.
     Skipped(SkippedMember),
-    /// The parser is after an element of the list that is not a call.
+    /// The parser has read an element of the list that is not a call.
     AfterSkipped,
 }
 

@@ -75,7 +75,7 @@ enum State {
     Part(LiteralChoice),
     ArgumentName(Name),
     Value(TaggedValue),
-    /// The parser is after a function, before the optional tag that ends the calls.
+    /// The parser has read a function, which the tag that ends the calls may follow.
     Tail,
     Close(LiteralChoice),
 }

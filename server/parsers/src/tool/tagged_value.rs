@@ -66,7 +66,7 @@ enum Form {
 enum State {
     Within,
     Cdata,
-    /// The parser is after a tag that may end the value.
+    /// The parser has read a tag that may end the value.
     Ended(TextAfterTag),
 }
 
@@ -134,7 +134,7 @@ impl TaggedValue {
             }
             ChoiceStep::Not => {
                 // The tag was text. The text after it, in which another tag may begin, is at most as long as a tag,
-                // apart from whitespace. So the amount of text to process again is bounded.
+                // apart from whitespace. The amount of text to process again is therefore bounded.
                 let (end, read) = (after.end, std::mem::take(&mut after.read));
                 self.state = State::Within;
                 self.rule.ends[end].0.chars().for_each(|letter| self.text(letter, to));

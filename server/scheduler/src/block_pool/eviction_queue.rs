@@ -1,9 +1,9 @@
 //! The order in which cached blocks without references are evicted.
 //!
-//! With plain LRU, a series of one-off prompts would evict the prefixes that many requests share. So a block with hits
-//! is retained longer than a block without hits, as if its last use had been a number of evictions later. Time is
-//! measured in evictions, so that no block ages while there is space, and a prefix that is no longer popular is evicted
-//! eventually.
+//! With plain LRU, a series of one-off prompts would evict the prefixes that many requests share. Therefore, a block
+//! with hits is retained longer than a block without hits, as if its last use had been a number of evictions later.
+//! Time is measured in evictions, so that no block ages while there is space, and a prefix that is no longer popular is
+//! evicted eventually.
 //!
 //! The queue has one list for each number of hits, in LRU order. The next block to evict is the head of one of the
 //! lists. Each operation accesses the heads and two neighbors, and none allocates.

@@ -123,8 +123,9 @@ impl Scheduler {
 
     /// Evicts the full blocks with the lowest scores of a generating sequence that has more than `blocks_max`.
     ///
-    /// A cached block must follow cached blocks. So the sequence's blocks are removed from the prefix cache first, from the
-    /// last one up to a block that is shared or has cached children. The remaining cached blocks are not evicted.
+    /// A cached block must follow cached blocks. Therefore, the sequence's blocks are removed from the prefix cache
+    /// first, from the last one up to a block that is shared or has cached children. The remaining cached blocks are
+    /// not evicted.
     fn evict_low_scores(&mut self, slot: u32, blocks_max: u32) {
         let block_tokens = self.cache.block_tokens;
         let Sequence { group, prefix, residency, .. } = self.sequences.get_mut(slot);

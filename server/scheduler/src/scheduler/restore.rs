@@ -108,7 +108,7 @@ impl Scheduler {
                 restore.block_table.push(block);
                 self.end_restore_if_complete(id);
             }
-            // `begin_block_restore` did not find the content in the cache, and no step runs between the two calls. So
+            // `begin_block_restore` did not find the content in the cache, and no step runs between the two calls, so
             // the cache contains different content with the same hash.
             RegisterResult::Duplicate(_) | RegisterResult::Collision => {
                 pool.release(block);

@@ -283,7 +283,7 @@ impl Scheduler {
         let tokens = sequence.chunk_tokens(budget.scored_tokens).min(budget.tokens);
         let tokens = match sequence.whole_spans(tokens) {
             Some(tokens) => tokens,
-            // A span that cannot be divided exceeds the budget, at most once in a step.
+            // A span that cannot be divided may exceed the budget, but only one per step.
             None if budget.is_without_prompts => sequence.tokens_of_first_span(),
             None => 0,
         };
@@ -417,7 +417,7 @@ impl Scheduler {
         }
     }
 
-    /// Whether a waiting sequence waits for nothing but room, as far as this can be checked in constant time.
+    /// Whether a waiting sequence waits only for room, according to checks that take constant time.
     fn can_start(&self, sequence: &Sequence, budget: &Budget) -> bool {
         // A step has a maximum number of scored tokens. Sequences without scores are not affected.
         sequence.next_tokens(budget.scored_tokens) > 0

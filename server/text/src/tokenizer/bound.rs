@@ -167,7 +167,7 @@ impl Steps {
 /// The information about the entries of a vocabulary that the bound depends on.
 #[derive(Debug)]
 struct Entries {
-    /// For each byte, the length of the longest entry that contains it; 0 if no entry does.
+    /// For each byte, the length of the longest entry that contains it, or 0 if no entry does.
     longest: [usize; 256],
     dropped: HashSet<u8>,
 }

@@ -63,13 +63,13 @@ struct Layer {
     // The size of one head of a block in bytes.
     size_t key_bytes, value_bytes;
     float scale;
-    // The number of tokens to which a token attends, including itself; 0 if it attends to all.
+    // The number of tokens to which a token attends, including itself, or 0 if it attends to all.
     size_t window;
     // Whether a token also attends to the tokens after it in the step.
     bool is_bidirectional;
     // Whether queries, keys, values and outputs are bf16 instead of f32.
     bool is_bf16;
-    // The fraction of the attention mass that the keys of a tile of a long prompt must cover; 0 if it attends to all keys.
+    // The fraction of the attention mass that the keys of a tile of a long prompt must cover, or 0 if it attends to all keys.
     float attention_mass;
     // Whether decodes report the attention to each block.
     bool block_scores;
@@ -93,8 +93,8 @@ static inline void set_cache_sizes(Layer& layer) {
     layer.value_bytes = BLOCK_TOKENS * (layer.value_size * number + scale);
 }
 
-// The reason why the kernels do not support a layer; null if they do. The attributes of a graph are checked with this function
-// before any of them is used as a size or a divisor.
+// The reason why the kernels do not support a layer, or null if they do. The attributes of a graph are checked with this
+// function before any of them is used as a size or a divisor.
 static inline const char* unsupported(const Layer& layer) {
     const auto is_within = [](size_t value, size_t multiple, size_t most) {
         return value > 0 && value <= most && value % multiple == 0;
@@ -136,7 +136,7 @@ struct StepTensors {
     const float *cos, *sin;
     void* output;
     uint8_t *key_cache, *value_cache;
-    // The scores `[kv_head][block]` of the step's blocks, to which the kernels add; null if the layer does not report them.
+    // The scores `[kv_head][block]` of the step's blocks, to which the kernels add, or null if the layer does not report them.
     float* block_scores;
     size_t step_blocks;
     // The sink of each query head, which joins the softmax like the score of another key, whose value is zero; null without
@@ -181,7 +181,7 @@ struct Kernels {
     void (*merge)(const Layer& layer, const WorkItem* items, size_t count, const StepTensors& tensors);
 };
 
-// The kernels for an instruction set; null if they do not exist or this processor lacks the instruction set.
+// The kernels for an instruction set, or null if they do not exist or this processor lacks the instruction set.
 const Kernels* attention_kernels(Isa isa);
 // For tests: the AMX kernels on the C++ model of the tiles, with the vectors of an instruction set. Null if they are not
 // compiled for this instruction set, or this processor lacks it.

@@ -5,7 +5,7 @@
 //
 // The output of a query depends only on the query, its position, and the keys and values that it sees: not on the other
 // queries of its tile, on the division into items, or on the form in which a tile reads blocks. Chunks and parts begin at
-// multiples of their length in the sequence, every sum has one order, and a key that a query does not see adds a zero.
+// multiples of their length in the sequence, every sum has one order, and a key to which a query does not attend adds a zero.
 // `fused_multiply_add` rounds in the same way in every copy of a loop, because the compiler may not fuse other operations
 // (-ffp-contract=off).
 //
@@ -138,7 +138,7 @@ void clear(const Layer& layer, size_t count, const Sums& sums) {
 // Adds the sums of a query over the next part to those over the parts before it.
 inline void add_part(size_t size, float maximum, float total, const float* values, float& maximum_before, float& total_before,
                      float* values_before) {
-    // The query sees no key of the part.
+    // The query attends to no key of the part.
     if (maximum == MASKED) return;
     const float now = maximum > maximum_before ? maximum : maximum_before;
     const Floats factor = exponential(broadcast(maximum - now));
@@ -412,7 +412,7 @@ inline void online_softmax(const Layer& layer, const Tile& tile, size_t query, K
     for (size_t key = LANES; key < keys; key += LANES) high = larger(high, load(scores + key));
     float now = largest(high) * layer.scale;
     if (maximum > now) now = maximum;
-    // The query sees no key of the chunk, nor of the part before it.
+    // The query attends to no key of the chunk, nor of the part before it.
     if (now == MASKED) {
         for (size_t key = 0; key < keys; key += LANES) Blocks::store(tile, query, key, Floats{});
         return;
@@ -564,7 +564,7 @@ inline void store_output(const Layer& layer, const WorkItem& item, const StepTen
     const size_t size = layer.value_size - layer.value_padding;
     const size_t at = (token * layer.heads + item.kv_head * group + query % group) * size;
     for (size_t i = 0; i < size; i += LANES) {
-        // Adding zero makes negative zeros positive, as the keys that only other queries of the tile see can do.
+        // Adding zero makes negative zeros positive, as keys to which only other queries of the tile attend can do.
         const Floats output = load(values + i) * inverse + 0.0f;
         if (layer.is_bf16)
             for (size_t lane = 0; lane < LANES; ++lane) convert(output[lane], ((bf16*)tensors.output)[at + i + lane]);

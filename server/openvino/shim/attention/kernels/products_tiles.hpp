@@ -1,4 +1,5 @@
-// The products of the attention in bf16 in the tile registers of AMX, and in vectors with the same bits. Only for kernels.cpp.
+// The products of the attention in bf16 in the tile registers of AMX, and in vectors with bit-identical results. Only for
+// kernels.cpp.
 //
 // A product of two tile registers adds to each sum the products of 32 numbers of a row with 32 numbers of a column. The
 // products with even indices are added one after another, each with one rounding, and so are those with odd indices; then both

@@ -106,7 +106,7 @@ __attribute__((always_inline)) inline Words four_at(const uint8_t* quants, size_
 // Returns the first and the third, or the second and the fourth of these quants, as numbers of 16 bits.
 template <size_t BITS>
 __attribute__((always_inline)) inline Words pair_at(const uint8_t* quants, size_t i, size_t odd) {
-    // Shifting numbers of 16 bits leaves nothing of their low bytes, so the second and the fourth need no mask.
+    // Shifting a number of 16 bits to the right discards its lowest bits, so the second and the fourth quant need no mask.
     typedef uint16_t Pairs __attribute__((vector_size(LANES * 4)));
     if constexpr (BITS == 4) {
         const size_t shift = i % 2 * 4 + odd * 8;
@@ -228,7 +228,7 @@ inline void add_outliers(const Matmul& matmul, const uint8_t* block, size_t pair
 template <size_t GROUP>
 constexpr size_t PREFETCH_COLUMNS = GROUP < SRC_GROUP ? GROUP : SRC_GROUP;
 
-// The groups of a part of K.
+// The groups within a range of K.
 struct GroupRange {
     size_t begin, end;
 };

@@ -100,7 +100,8 @@ static constexpr size_t stored_bits(size_t bits) { return bits == E2M1_BITS ? 4 
 // SwiGLU, a block has 16 columns of the first half, and then the columns of the second half by which they are multiplied. For
 // each group, a block has 32 scales and 32 zero points in f16, and then the quants: four consecutive weights of each of 16
 // columns, then those of the other 16 columns, and so on. Quants of 4 bits share bytes: the first four weights are in the low
-// halves, and the next four in the high halves. So do quants of 5 bits: memory contains their codes in E2M1.
+// halves, and the next four in the high halves. Quants of 5 bits share bytes in the same way: memory contains their codes in
+// E2M1.
 //
 // Of four consecutive fours of 6 bits, three are in the low bits of their bytes, and the last one is in the high bits: in those
 // of the first four, its lowest two bits, and so on.
@@ -145,13 +146,13 @@ static inline size_t group_bytes(const Matmul& matmul) {
     const size_t scale_bytes = has_super_scales(matmul) ? sizeof(int8_t) : 2 * sizeof(uint16_t);
     return N_BLOCK * scale_bytes + N_BLOCK * matmul.group * stored_bits(matmul.bits) / 8;
 }
-// The size of the super-scales of K weights of each column of a block.
+// The size of the super-scales of a block of columns with K weights each.
 static constexpr size_t super_scale_bytes(size_t K) { return K / SUPER_BLOCK * N_BLOCK * sizeof(uint16_t); }
 static inline size_t n_block_bytes(const Matmul& matmul) {
     return (has_super_scales(matmul) ? super_scale_bytes(matmul.K) : 0) + num_groups(matmul) * group_bytes(matmul);
 }
 
-// The size of 16 quants of 6 bits of each column of a block.
+// The size of a block of columns with 16 quants of 6 bits each.
 constexpr size_t SIX_BIT_BYTES = N_BLOCK * 16 * SIX_BITS / 8;
 // The positions of the quantized scales and of the quants of a group, relative to the end of the super-scales.
 constexpr size_t SUPER_PAIR_BYTES = 2 * (N_BLOCK + SIX_BIT_BYTES);
@@ -163,8 +164,8 @@ static constexpr size_t super_quants_at(size_t group) {
 // The largest sizes of a matrix.
 constexpr size_t K_MAX = 1 << 24, N_MAX = 1 << 28;
 
-// The reason why the kernels do not support a matrix; null if they do. The attributes of a graph are checked with this function
-// before any of them is used as a size or a divisor.
+// The reason why the kernels do not support a matrix, or null if they do. The attributes of a graph are checked with this
+// function before any of them is used as a size or a divisor.
 static inline const char* unsupported(const Matmul& matmul) {
     if (matmul.K == 0 || matmul.K > K_MAX || matmul.K % SRC_GROUP != 0) return "K must be a multiple of 32, up to 2^24";
     if (matmul.N == 0 || matmul.N > N_MAX) return "N must be from 1 to 2^28";
@@ -200,7 +201,7 @@ struct PackedSrc {
     size_t M, m_tile;
     // The packed rows, `Kernels::src_bytes` bytes.
     uint8_t* data;
-    // The products of adapters for each row, including the padding; null if no row has an adapter.
+    // The products of adapters for each row, including the padding, or null if no row has an adapter.
     const LoraDown* lora;
 };
 
@@ -222,7 +223,7 @@ struct QuantizedSrc {
     int8_t* quants;
     float *scales, *sums;
     Outliers outliers;
-    // The products of adapters for each row, including the padding; null if no row has an adapter.
+    // The products of adapters for each row, including the padding, or null if no row has an adapter.
     const LoraDown* lora;
 };
 
@@ -279,7 +280,7 @@ struct Kernels {
     // Computes a part of the destination. `residual` has the shape of the destination.
     void (*multiply)(const Matmul& matmul, const PackedSrc& src, const DstRange& range, FloatData residual, FloatData dst);
     // Adds the products of the only row and a part of a block to `N_BLOCK` sums, which are 0 before the first part. Computing
-    // all parts in order gives the same bits as computing all columns at once. Null if the kernels can only multiply all
+    // all parts in order produces the same bits as computing all columns at once. Null if the kernels can only multiply all
     // columns.
     void (*multiply_k_part)(const Matmul& matmul, const PackedSrc& src, const KPart& part, float* sums);
     // Finishes the sums of the row and a block, as `multiply` does after it has added the products.
@@ -289,7 +290,7 @@ struct Kernels {
     void (*lora_down)(const Matmul& matmul, FloatData src, const AdapterRows& rows, size_t first, size_t last);
 };
 
-// The kernels for an instruction set; null if they do not exist or this processor lacks the instruction set.
+// The kernels for an instruction set, or null if they do not exist or this processor lacks the instruction set.
 const Kernels* projection_kernels(Isa isa);
 // For tests: the AMX kernels on the C++ model of the tiles, with the vectors of an instruction set. Null if they are not
 // compiled for this instruction set, or this processor lacks it.

@@ -5,7 +5,7 @@ use crate::cpu::Isa;
 use crate::kernels::Precision;
 use crate::native_tests::has_real_tiles;
 
-/// The tiles of the processor and the model of the tiles give the same bits.
+/// The tiles of the processor and the model of the tiles produce the same bits.
 #[test]
 fn attention_in_tiles_of_the_processor_and_of_the_model_agree() {
     const TOKENS: usize = 700;

@@ -22,14 +22,14 @@ const WINDOW: u64 = 24;
 const YARN_CONTEXT: u64 = 64;
 const YARN_FACTOR: f32 = 32.0;
 
-/// The description of a file. The same recipe gives the same file.
+/// The description of a file. The same recipe always produces the same file.
 pub(crate) struct Recipe {
     pub(crate) architecture: &'static str,
     /// The type of all matrices except for those of `values_kind`.
     pub(crate) kind: TensorType,
     /// The type of the embeddings, of v and of the second matrices of experts, which mixed files store with more bits.
     pub(crate) values_kind: TensorType,
-    /// The number of experts, of [`EXPERTS`], for each token; 0 if the layers have no experts.
+    /// The number of experts, of [`EXPERTS`], for each token, or 0 if the layers have no experts.
     pub(crate) experts_used: u64,
     /// Whether the file has a tensor `rope_freqs.weight`.
     pub(crate) rope_factors: bool,

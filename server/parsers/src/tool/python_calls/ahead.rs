@@ -20,17 +20,17 @@ pub(super) struct Lookahead {
 
 #[derive(Clone, Copy, Debug)]
 enum LookaheadState {
-    /// The parser is after the quote.
+    /// The parser has read the quote.
     Quote(ClosingContext),
-    /// The parser is after a comma between arguments.
+    /// The parser has read a comma between arguments.
     Comma,
     Key,
     AfterKey,
-    /// The parser is after a comma within brackets.
+    /// The parser has read a comma within brackets.
     ItemComma,
-    /// The parser is after the call.
+    /// The parser has read the call.
     Call,
-    /// The parser is after a comma between calls.
+    /// The parser has read a comma between calls.
     CallComma,
     Name,
 }

@@ -67,7 +67,7 @@ impl Harness {
             }
             !is_resumed
         });
-        // Add the siblings that precede the first resumed one, because they were not picked.
+        // Add the siblings that precede the first resumed one, because the loop has already passed them.
         let requests: Vec<u32> = resumed.iter().map(|id| sequences[id].request).collect();
         resumed.extend(suspended.extract_if(.., |id| requests.contains(&sequences[id].request)));
         let vocabulary = self.vocabulary;

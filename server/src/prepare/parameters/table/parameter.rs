@@ -7,7 +7,7 @@ use crate::prepare::parameters::kind::Kind;
 pub(crate) struct Parameter {
     pub(crate) name: &'static str,
     pub(crate) kind: Kind,
-    /// The default as text for people; empty if there is none.
+    /// The default as text for people, or an empty string if there is none.
     pub(crate) default: &'static str,
     pub(crate) required: bool,
     /// The other servers that have the parameter.
