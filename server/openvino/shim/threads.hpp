@@ -132,4 +132,14 @@ void parallel_for(size_t count, size_t grain, const Body& body) {
     parallel_for_owned(1, [&](size_t owner) { return owner * count; }, grain, Threading::parallel, body);
 }
 
+// Calls `body` for each index below `count`, `grain` indices at a time, and binds no thread to its group. The loops of loading
+// are unbound, because the calling thread starts others, which would inherit its processors.
+template <typename Body>
+void parallel_for_unbound(size_t count, size_t grain, const Body& body) {
+    tbb::parallel_for(size_t(0), div_up(count, grain), [&](size_t part) {
+        const size_t begin = part * grain, end = std::min(count, begin + grain);
+        for (size_t index = begin; index < end; ++index) body(index);
+    });
+}
+
 }  // namespace ovfleet

@@ -43,7 +43,6 @@ unsafe extern "C" {
 
 /// The same as `ovfleet_thread_group` in `shim/shim.h`.
 #[repr(C)]
-#[derive(Clone, Copy)]
 struct RawThreadGroup {
     processors: *const u32,
     processor_count: usize,
@@ -74,8 +73,14 @@ impl Threads {
     const ONE: Self = Self { count: 1, groups: 1 };
 }
 
-/// Calls `body` in an arena of threads, all of which are running.
+/// Calls `body` in an arena of threads, all of which are running. No thread is bound to processors.
 fn on_threads<T>(threads: Threads, body: impl FnMut() -> T) -> T {
+    on_processors(threads.count, &vec![&[][..]; threads.groups], body)
+}
+
+/// Calls `body` in an arena of `count` threads, all of which are running. Each group of threads may be bound to its processors;
+/// without processors, it is not bound.
+fn on_processors<T>(count: usize, groups: &[&[u32]], body: impl FnMut() -> T) -> T {
     static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
     struct Context<T, F> {
         body: F,
@@ -92,16 +97,21 @@ fn on_threads<T>(threads: Threads, body: impl FnMut() -> T) -> T {
     let _guard = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
     let mut context = Context { body, result: None };
     let function = callback(&context);
-    let groups = [RawThreadGroup { processors: std::ptr::null(), processor_count: 0, node: -1 }; 3];
-    // SAFETY: there are at least as many groups as the call reads. The context has the type that the function expects, and
-    // lives until the call returns.
+    let raw = |processors: &&[u32]| RawThreadGroup {
+        processors: processors.as_ptr(),
+        processor_count: processors.len(),
+        node: -1,
+    };
+    let groups: Vec<RawThreadGroup> = groups.iter().map(raw).collect();
+    // SAFETY: the processors of the groups live until the call returns. The context has the type that the function expects,
+    // and lives as long.
     let was_run = unsafe {
-        ovfleet_set_thread_groups(groups.as_ptr(), threads.groups);
-        let was_run = ovfleet_test_on_threads(threads.count, function, (&raw mut context).cast());
+        ovfleet_set_thread_groups(groups.as_ptr(), groups.len());
+        let was_run = ovfleet_test_on_threads(count, function, (&raw mut context).cast());
         ovfleet_set_thread_groups(groups.as_ptr(), 0);
         was_run
     };
-    assert_eq!(was_run, 1, "{threads:?} could not be started");
+    assert_eq!(was_run, 1, "{count} threads in {} groups could not be started", groups.len());
     context.result.expect("invariant: the body was called")
 }
 

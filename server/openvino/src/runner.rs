@@ -523,10 +523,30 @@ impl<T: Element> Input<T> {
 
     /// The values of `length` tokens, to be written.
     fn values_mut(&mut self, length: usize) -> Result<&mut [T], Error> {
-        if self.length != length as i64 {
-            self.length = length as i64;
-            self.tensor.reshape(&self.shape.dimensions(self.length))?;
+        let length = length as i64;
+        if self.length != length {
+            self.tensor.reshape(&self.shape.dimensions(length))?;
+            self.length = length;
         }
         self.tensor.values_mut::<T>()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::runtime::Core;
+
+    #[test]
+    fn an_input_that_cannot_grow_fails_each_time() {
+        let _core = Core::new().expect("OpenVINO starts");
+        // The bytes of the first input cannot be allocated, and those of the second one exceed 64 bits.
+        for length in [usize::MAX / 16, usize::MAX / 2] {
+            let mut input: Input<i64> =
+                Input::new("input", InputPresence::InModel).expect("it fits into memory");
+            for attempt in 1..=2 {
+                assert!(input.values_mut(length).is_err(), "attempt {attempt} with {length} tokens");
+            }
+        }
     }
 }

@@ -18,47 +18,88 @@ const IDLE_CLOCKS_MAX: usize = 1024;
 pub(crate) struct FairQueue {
     /// The largest start time of a request that has begun to run.
     now: u64,
-    /// The clocks that are ahead of `now`, and some that no longer are.
-    clocks: BTreeMap<u128, u64>,
+    /// The clocks that are ahead of `now` or have queued requests, and some others.
+    clocks: BTreeMap<u128, TenantClock>,
     /// The number of clocks at which idle clocks are removed next.
     clocks_max: usize,
+}
+
+/// The virtual clock of a tenant.
+#[derive(Clone, Copy, Debug)]
+struct TenantClock {
+    time: u64,
+    /// Number of requests that have arrived and have neither begun to run nor ended.
+    num_queued: u32,
+    /// The start time of the latest request that arrived. A refund can set the clock back behind it.
+    last_start: u64,
+}
+
+impl TenantClock {
+    fn at(time: u64) -> Self {
+        Self { time, num_queued: 0, last_start: time }
+    }
 }
 
 impl FairQueue {
     /// Returns the virtual start time of an arriving request, and charges its tenant for the prompt.
     pub(crate) fn arrive(&mut self, tenant: u128, prompt_tokens: u32) -> u64 {
         self.remove_idle();
-        let clock = self.clocks.entry(tenant).or_insert(self.now);
-        let start = self.now.max(*clock);
-        *clock = start.saturating_add(u64::from(prompt_tokens));
+        let clock = self.clocks.entry(tenant).or_insert(TenantClock::at(self.now));
+        let time = self.now.max(clock.time);
+        clock.time = time.saturating_add(u64::from(prompt_tokens));
+        // No request overtakes an earlier one of its tenant, even if the clock was set back in the meantime.
+        let start = if clock.num_queued > 0 { time.max(clock.last_start) } else { time };
+        clock.last_start = start;
+        clock.num_queued += 1;
         start
     }
 
-    /// Records that a request with this virtual start time has begun to run.
-    pub(crate) fn begin(&mut self, start: u64) {
+    /// Records that a request with this virtual start time has begun to run. Each request begins at most once.
+    pub(crate) fn begin(&mut self, tenant: u128, start: u64) {
+        self.dequeue(tenant);
         self.now = self.now.max(start);
     }
 
     /// Refunds the prompt of a request that ends before it has begun to run.
     pub(crate) fn refund(&mut self, tenant: u128, prompt_tokens: u32) {
-        if let Some(clock) = self.clocks.get_mut(&tenant) {
-            *clock = clock.saturating_sub(u64::from(prompt_tokens));
-        }
+        let clock = self.dequeue(tenant);
+        clock.time = clock.time.saturating_sub(u64::from(prompt_tokens));
     }
 
     /// Charges a tenant for the tokens that one of its requests has generated.
     pub(crate) fn charge_generated(&mut self, tenant: u128, tokens: u32) {
-        let clock = self.clocks.entry(tenant).or_insert(self.now);
-        *clock = self.now.max(*clock).saturating_add(GENERATED_TOKEN_WEIGHT * u64::from(tokens));
+        let clock = self.clocks.entry(tenant).or_insert(TenantClock::at(self.now));
+        clock.time = self.now.max(clock.time).saturating_add(GENERATED_TOKEN_WEIGHT * u64::from(tokens));
     }
 
-    /// Removes the clocks that are not ahead of `now` when the number of clocks has doubled.
+    /// Panics unless `tenants` are those of the queued requests, each of which is listed once.
+    pub(crate) fn check_invariants(&self, tenants: impl Iterator<Item = u128>) {
+        let mut queued: BTreeMap<u128, u32> = BTreeMap::new();
+        for tenant in tenants {
+            *queued.entry(tenant).or_default() += 1;
+        }
+        let counted = self.clocks.iter().map(|(&tenant, clock)| (tenant, clock.num_queued));
+        assert!(
+            counted.filter(|&(_, num_queued)| num_queued > 0).eq(queued),
+            "invariant: the queued requests of a tenant are counted"
+        );
+    }
+
+    /// Counts a request as no longer queued. Returns the clock of its tenant.
+    fn dequeue(&mut self, tenant: u128) -> &mut TenantClock {
+        let clock =
+            self.clocks.get_mut(&tenant).expect("invariant: a tenant with a queued request has a clock");
+        clock.num_queued -= 1;
+        clock
+    }
+
+    /// Removes the clocks that are not ahead of `now` and have no queued requests when the number of clocks has doubled.
     fn remove_idle(&mut self) {
         if self.clocks.len() < self.clocks_max.max(IDLE_CLOCKS_MAX) {
             return;
         }
         let now = self.now;
-        self.clocks.retain(|_, clock| *clock > now);
+        self.clocks.retain(|_, clock| clock.time > now || clock.num_queued > 0);
         self.clocks_max = 2 * self.clocks.len();
     }
 }
@@ -72,17 +113,31 @@ mod tests {
         let mut queue = FairQueue::default();
         let starts: Vec<u64> = [5, 1, 900, 3].map(|tokens| queue.arrive(7, tokens)).to_vec();
         assert!(starts.is_sorted(), "{starts:?}");
-        queue.begin(starts[3]);
+        queue.begin(7, starts[3]);
         queue.charge_generated(7, 100);
         assert!(queue.arrive(7, 1) >= starts[3]);
+    }
+
+    #[test]
+    fn a_refund_does_not_let_later_requests_overtake_earlier_ones() {
+        let mut queue = FairQueue::default();
+        let _first = queue.arrive(7, 1000);
+        let second = queue.arrive(7, 10);
+        queue.refund(7, 1000);
+        let third = queue.arrive(7, 10);
+        assert!(third >= second, "{third} < {second}");
+        // Without queued requests, no later request can overtake any.
+        queue.refund(7, 10);
+        queue.refund(7, 10);
+        assert_eq!(queue.arrive(7, 10), queue.arrive(8, 10));
     }
 
     #[test]
     fn a_tenant_that_arrives_late_goes_before_the_backlog_of_another() {
         let mut queue = FairQueue::default();
         let backlog: Vec<u64> = (0..10).map(|_| queue.arrive(1, 1000)).collect();
-        queue.begin(backlog[0]);
-        queue.begin(backlog[1]);
+        queue.begin(1, backlog[0]);
+        queue.begin(1, backlog[1]);
         let late = queue.arrive(2, 10);
         assert_eq!(late, backlog[1], "an idle tenant gets no credit");
         let next = queue.arrive(2, 10);
@@ -105,6 +160,13 @@ mod tests {
             queue.arrive(1, 30_000);
             queue.refund(1, 30_000);
         }
+        // Clients that wait at the same time may disconnect in the order of their requests.
+        for _ in 0..60 {
+            queue.arrive(1, 30_000);
+        }
+        for _ in 0..60 {
+            queue.refund(1, 30_000);
+        }
         assert_eq!(queue.arrive(1, 10), queue.arrive(2, 10));
     }
 
@@ -113,7 +175,7 @@ mod tests {
         let mut queue = FairQueue::default();
         for tenant in 0..100_000 {
             let start = queue.arrive(tenant, 10);
-            queue.begin(start + 10);
+            queue.begin(tenant, start + 10);
         }
         assert!(queue.clocks.len() <= IDLE_CLOCKS_MAX, "{}", queue.clocks.len());
     }

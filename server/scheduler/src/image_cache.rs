@@ -151,7 +151,7 @@ impl ImageCache {
     }
 
     /// Reserves `images` for a sequence that holds none. The images of one sequence may exceed the size of the cache, but
-    /// only if no other sequence holds any.
+    /// only if no sequence holds any other image. Images that are held already need no room.
     pub(crate) fn reserve(&mut self, images: &[NeededImage]) -> Reservation {
         let new: u64 = images
             .iter()
@@ -160,7 +160,7 @@ impl ImageCache {
             .sum();
         let held_entries = self.entries.values().filter(|entry| entry.holders > 0);
         let held: u64 = held_entries.map(|entry| u64::from(entry.rows)).sum();
-        if held > 0 && held + new > u64::from(self.limits.rows_max) {
+        if new > 0 && held > 0 && held + new > u64::from(self.limits.rows_max) {
             return Reservation::NoRoom;
         }
         let mut reservation = Reservation::Ready;
@@ -475,6 +475,18 @@ mod tests {
         cache.release([digest(1), digest(2)].into_iter());
         assert_eq!(drained(&mut cache), (vec![], vec![1]));
         cache.check_invariants([].into_iter());
+    }
+
+    #[test]
+    fn images_that_exceed_the_size_have_room_for_further_holders() {
+        let mut cache = cache(100);
+        let images = [needed(1, 7), needed(2, 7)];
+        for _ in 0..2 {
+            assert_eq!(reserve(&mut cache, &images), Reservation::Pending);
+        }
+        assert_eq!(reserve(&mut cache, &[needed(3, 1)]), Reservation::NoRoom);
+        assert_eq!(drained(&mut cache), (vec![1, 2], vec![]));
+        cache.check_invariants([1, 2, 1, 2].map(digest).into_iter());
     }
 
     #[test]

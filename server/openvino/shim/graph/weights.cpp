@@ -47,7 +47,7 @@ std::shared_ptr<ov::Node> constant(const ovfleet::TensorRows& rows, Content cont
                                    const ov::Shape& shape) {
     const size_t bits = ov::shape_size(shape) * type.bitwidth(), row_bits = rows.count ? bits / rows.count : 0;
     const auto fill = [rows, content, row_bits](uint8_t* to) {
-        ovfleet::parallel_for(ovfleet::div_up(rows.count, ROWS_AT_ONCE), 1, [&](size_t part) {
+        ovfleet::parallel_for_unbound(ovfleet::div_up(rows.count, ROWS_AT_ONCE), 1, [&](size_t part) {
             const size_t first = part * ROWS_AT_ONCE, count = std::min(ROWS_AT_ONCE, rows.count - first);
             void* at = to + first * row_bits / 8;
             rows.source->read(rows.tensor, rows.first + first, count, content == Content::quants ? at : nullptr,

@@ -85,7 +85,7 @@ std::optional<bool> all_rows_in_files(const Constant& constant, bool TensorRows:
 template <typename Fits>
 bool all_rows_fit(size_t rows, const Fits& fits) {
     std::atomic<bool> all{true};
-    parallel_for(rows, ROWS_AT_ONCE, [&](size_t row) {
+    parallel_for_unbound(rows, ROWS_AT_ONCE, [&](size_t row) {
         if (all.load(std::memory_order_relaxed) && !fits(row)) all.store(false, std::memory_order_relaxed);
     });
     return all;
@@ -134,7 +134,7 @@ float largest_scale(const GraphWeight& weight) {
     for (const auto& rows : file_rows) {
         const size_t first = largest.size(), parts = div_up(rows.count, ROWS_AT_ONCE);
         largest.resize(first + parts);
-        parallel_for(parts, 1, [&](size_t part) {
+        parallel_for_unbound(parts, 1, [&](size_t part) {
             thread_local std::vector<float> scales;
             const size_t at = part * ROWS_AT_ONCE, count = std::min(ROWS_AT_ONCE, rows.count - at);
             scales.resize(count * groups);
@@ -423,7 +423,7 @@ void pack_block(const std::vector<WeightPart>& parts, const Matmul& matmul, size
 
 void pack(const std::vector<WeightPart>& parts, const Matmul& matmul, uint8_t* to) {
     const auto pack_nth = [&](size_t block) { pack_block(parts, matmul, block, to + block * n_block_bytes(matmul)); };
-    parallel_for(num_n_blocks(matmul), 1, pack_nth);
+    parallel_for_unbound(num_n_blocks(matmul), 1, pack_nth);
 }
 
 }  // namespace ovfleet::projection

@@ -3,9 +3,12 @@
 
 use std::f64::consts::PI;
 use std::ffi::c_int;
+use std::io::Write as _;
 use std::ops::Range;
 
-use super::{FloatType, KernelVariant, Random, THREADS, Threads, has_real_tiles, on_threads};
+use rustix::thread::{CpuSet, sched_getaffinity};
+
+use super::{FloatType, KernelVariant, Random, THREADS, Threads, has_real_tiles, on_processors, on_threads};
 use crate::cpu::Isa;
 use crate::kernels::PROJECTION_ISAS;
 
@@ -787,4 +790,25 @@ fn results_do_not_depend_on_the_number_of_threads() {
         }
     }
     assert!(tried >= 80, "{tried}");
+}
+
+/// The thread that loads a model starts others, which inherit its processors.
+#[test]
+fn packing_does_not_bind_the_calling_thread() {
+    let allowed = sched_getaffinity(None).unwrap();
+    let is_allowed = |number: &u32| allowed.is_set(*number as usize);
+    let processors: Vec<u32> = (0..CpuSet::MAX_CPU as u32).filter(is_allowed).collect();
+    if processors.len() < 2 {
+        // libtest hides what `println` prints in a test that passes.
+        let _ = writeln!(std::io::stderr(), "SKIPPED: a test of bound threads, which needs two processors");
+        return;
+    }
+    let (first, second) = processors.split_at(processors.len() / 2);
+    let projection = Projection::of_size(&mut Random(1), 64, 200);
+    let affinity = on_processors(2, &[first, second], || {
+        // Without rows, the weights are packed and not multiplied.
+        assert!(projection.compute(KernelVariant::Kernels(Isa::Portable), &[], &[], &[]).is_some());
+        sched_getaffinity(None).unwrap()
+    });
+    assert_eq!(affinity, allowed);
 }

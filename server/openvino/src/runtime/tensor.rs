@@ -95,9 +95,9 @@ impl Tensor {
     /// The elements.
     ///
     /// # Errors
-    /// The type of the elements is not `T`.
+    /// The type of the elements is not `T`, or the tensor has no memory because [`Self::reshape`] failed.
     pub(crate) fn values<T: Element>(&self) -> Result<&[T], Error> {
-        let (data, bytes) = (self.typed::<T>()?, self.bytes()?);
+        let (data, bytes) = self.typed::<T>()?;
         // SAFETY: the tensor has `bytes` bytes of `T` at `data`, aligned by its allocator, and cannot be reshaped while
         // it is borrowed.
         Ok(unsafe { std::slice::from_raw_parts(data, bytes / size_of::<T>()) })
@@ -106,19 +106,24 @@ impl Tensor {
     /// The elements, as a mutable slice.
     ///
     /// # Errors
-    /// The type of the elements is not `T`.
+    /// The type of the elements is not `T`, or the tensor has no memory because [`Self::reshape`] failed.
     pub(crate) fn values_mut<T: Element>(&mut self) -> Result<&mut [T], Error> {
-        let (data, bytes) = (self.typed::<T>()?, self.bytes()?);
+        let (data, bytes) = self.typed::<T>()?;
         // SAFETY: as in `values`; the borrow is exclusive, and every bit pattern is a valid `T`.
         Ok(unsafe { std::slice::from_raw_parts_mut(data, bytes / size_of::<T>()) })
     }
 
-    fn typed<T: Element>(&self) -> Result<*mut T, Error> {
-        if self.element()? == T::TYPE {
-            Ok(self.pointer()?.cast())
-        } else {
-            Err(Error::runtime("read a tensor", "its element type is unexpected"))
+    /// The address of the elements, and their size in bytes.
+    fn typed<T: Element>(&self) -> Result<(*mut T, usize), Error> {
+        if self.element()? != T::TYPE {
+            return Err(Error::runtime("read a tensor", "its element type is unexpected"));
         }
+        let (data, bytes) = (self.pointer()?, self.bytes()?);
+        // If `reshape` fails to allocate memory, the tensor has its new shape without memory.
+        if data.is_null() && bytes > 0 {
+            return Err(Error::runtime("read a tensor", "its memory could not be allocated"));
+        }
+        Ok((data.cast(), bytes))
     }
 
     /// Returns the whole pages of the tensor's memory to the system. They contain zeros when they are accessed again.

@@ -54,8 +54,8 @@ impl TextEmbeddings {
     ) -> Result<(), Error> {
         self.output = None;
         if self.num_tokens != tokens.len() {
-            self.num_tokens = tokens.len();
             self.tokens.reshape(&[1, tokens.len() as i64])?;
+            self.num_tokens = tokens.len();
         }
         for (to, token) in self.tokens.values_mut::<i64>()?.iter_mut().zip(tokens) {
             *to = i64::from(token);

@@ -109,6 +109,9 @@ impl Scheduler {
             assert!(sequence.batch_index.is_none(), "invariant: a waiting sequence is not in a batch");
         }
         assert_eq!(self.waiting_sequences, waiting, "invariant: waiting sequences are counted");
+        let sequences = self.waiting.iter().map(|entry| self.sequences.get(entry.slot));
+        let queued = sequences.filter(|sequence| sequence.cached_tokens.is_none());
+        self.fairness.check_invariants(queued.map(|sequence| sequence.group.tenant));
     }
 
     fn check_claims(&self) {

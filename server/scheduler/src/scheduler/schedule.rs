@@ -443,7 +443,8 @@ impl Scheduler {
     fn admit_group(&mut self, group: Range<usize>, batch: &mut Batch) -> Admission {
         let sequences = || self.waiting.range(group.clone()).map(|entry| self.sequences.get(entry.slot));
         let num_sequences: u32 = sequences().map(Sequence::num_sequences).sum();
-        let tenant = self.sequences.get(self.waiting[group.start].slot).group.tenant;
+        let first = self.sequences.get(self.waiting[group.start].slot);
+        let (tenant, has_begun) = (first.group.tenant, first.cached_tokens.is_some());
         if sequences().any(|sequence| sequence.restore == RestoreState::Restoring || sequence.is_suspended) {
             return Admission::Deferred;
         }
@@ -478,7 +479,9 @@ impl Scheduler {
         self.waiting_sequences -= num_sequences;
         self.running_sequences += num_sequences;
         let priority = self.waiting[group.start].priority;
-        self.fairness.begin(priority.start);
+        if !has_begun {
+            self.fairness.begin(tenant, priority.start);
+        }
         let at = self.running.partition_point(|other| other.priority < priority);
         for position in at..at + group.len() {
             let entry = self.waiting.remove(group.start).expect("invariant: a group is part of its queue");

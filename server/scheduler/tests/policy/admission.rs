@@ -333,3 +333,31 @@ fn a_tenant_leaves_an_eighth_of_the_cache_and_its_requests_do_not_overtake_each_
     "#]],
     );
 }
+
+#[test]
+fn requests_keep_their_order_if_an_earlier_one_is_aborted() {
+    check(
+        SchedulerConfig { max_num_seqs: 1, ..config() },
+        expect![[r#"
+        > submit 1 ab max=2
+        > step
+        1: 0+2 [0] -> 1
+        1 started, 0 cached
+        > submit 2 c*30
+        > submit 3 de
+        > abort 2
+        > submit 4 fg
+        > step
+        1: 2+1 [0] -> 1
+        1 finished, Length
+        > step
+        3: 0+2 [0] -> 3
+        3 started, 0 cached
+        3 finished, Length
+        > step
+        4: 0+2 [0] -> 4
+        4 started, 0 cached
+        4 finished, Length
+    "#]],
+    );
+}

@@ -86,6 +86,57 @@ fn a_group_is_preempted_together_and_resumes_together() {
 }
 
 #[test]
+fn a_preempted_group_resumes_although_its_image_exceeds_the_cache() {
+    // The image has 13 rows, and the cache of the encoder's outputs has room for 12.
+    let config = SchedulerConfig {
+        max_num_batched_tokens: 64,
+        max_chunk_tokens: 64,
+        prefix_caching: false,
+        ..config()
+    };
+    check(
+        config,
+        expect![[r#"
+        > submit 9 a*36 max=5
+        > submit 1,2 b+.*13+c max=9 lockstep=yes image=A@1+13
+        > step
+        image A is needed by 1
+        9: 0+36 [0 1 2 3 4 5 6 7 8] -> 9
+        9 started, 0 cached
+        > provide A
+        > step 1=x 2=y
+        9: 36+1 [0 1 2 3 4 5 6 7 8 9] -> 9
+        1: 0+15 [10 11 12 13] -> 1,2
+        1 started, 0 cached
+        > step
+        image A is evicted
+        copy 13 to 14
+        9: 37+1 [0 1 2 3 4 5 6 7 8 9] -> 9
+        1: 15+1 [10 11 12 14] -> 1
+        2: 15+1 [10 11 12 13] -> 2
+        > step
+        9: 38+1 [0 1 2 3 4 5 6 7 8 9] -> 9
+        > load
+        blocks 10 active 0 evictable 6 free, sequences 1 running 2 waiting, 35 tokens, 2 preemptions
+        > step
+        9: 39+1 [0 1 2 3 4 5 6 7 8 9] -> 9
+        9 finished, Length
+        > step
+        image A is needed by 1
+        nothing
+        > provide A
+        > step
+        1: 0+16 [0 1 2 3]
+        2: 0+16 [5 6 7 8]
+        > step
+        image A is evicted
+        1: 16+1 [0 1 2 3 4] -> 1
+        2: 16+1 [5 6 7 8 9] -> 2
+    "#]],
+    );
+}
+
+#[test]
 fn all_sequences_of_a_group_must_fit_into_the_cache_at_once() {
     check(
         config(),
