@@ -293,9 +293,11 @@ fn write(store: &Store, record: ResponseRecord, tenant: Tenant) -> bool {
 fn join(store: &Store, response: &WireResponse, input: &[Arc<Item>], tenant: Tenant) {
     let WireResponse { conversation, output, .. } = response;
     let Some(id) = conversation.as_ref().and_then(|conversation| Id::parse(&conversation.id)) else { return };
-    let items = input.iter().cloned().chain(output.iter().cloned().map(Arc::new)).collect();
-    let joined = store.append(id, tenant, |tally| {
-        Ok::<_, store::Error>(NewItems { items, generated_ids: tally.generated_ids })
+    let items: Vec<Arc<Item>> = input.iter().cloned().chain(output.iter().cloned().map(Arc::new)).collect();
+    let joined = store.append(id, tenant, |stored| {
+        // Another turn may have added an item of this one in the meantime.
+        stored.check_new_ids(&items)?;
+        Ok::<_, store::Error>(NewItems { items, generated_ids: stored.tally().generated_ids })
     });
     match joined {
         Ok(Some(_)) => {}
