@@ -1,10 +1,12 @@
 //! Responses that are being generated: [`assembly`] turns deltas into items and events, and [`live`] manages background
-//! responses. Neither depends on HTTP. The store contains complete responses.
+//! responses, whose [`events`] clients can follow. None of them depends on HTTP. The store contains complete responses.
 
 mod assembly;
+mod events;
 mod live;
 mod retained;
 
 pub(crate) use assembly::{Assembly, LogprobFormat, NewResponse, encode};
-pub(crate) use live::{BackgroundResponse, BackgroundResponses, FollowedEvents, Interruption, LiveResponse};
+pub(crate) use events::{FollowedEvents, ResponseEvents};
+pub(crate) use live::{BackgroundResponses, BackgroundResponse, Interruption, LiveResponse};
 pub(crate) use retained::{RetainedRequest, json_bytes};

@@ -30,10 +30,10 @@ use disk::Folder;
 pub(crate) use error::Error;
 use error::{CONVERSATION_BYTES_MAX, CONVERSATION_ITEMS_MAX};
 pub(crate) use id::{Id, ItemIds, Kind};
-use index::{Bounds, Entry, Index, Size};
-pub(crate) use index::{CHAIN_MAX, ChainError, ItemCounts};
-use record::Lines;
-pub(crate) use record::{ConversationRecord, NewItems, ResponseRecord, StoredItem, StoredRecord};
+use index::{Bounds, Entry, Index};
+pub(crate) use index::{CHAIN_MAX, ChainError};
+pub(crate) use record::{ConversationRecord, NewItems, ResponseRecord, StoredItem, StoredRecord, check_ids};
+use record::{Lines, ItemCounts};
 
 /// Stored size of a response, or of the items that one request adds to a conversation.
 ///
@@ -198,7 +198,7 @@ impl Store {
         let Some(id) = Id::parse(&record.response.id) else { return Ok(()) };
         let previous = record.response.previous_response_id.as_deref().and_then(Id::parse).map(Id::key);
         let lines = Lines::of_response(record)?;
-        let entry = Entry { tenant, previous, bytes: 0, data: None, counts: None };
+        let entry = Entry { tenant, previous, bytes: 0, data: None };
         self.put(id, lines, entry, Replacement::Optional)?;
         Ok(())
     }
@@ -210,8 +210,7 @@ impl Store {
     pub(crate) fn put_conversation(&self, record: &ConversationRecord, tenant: Tenant) -> Result<(), Error> {
         let Some(id) = Id::parse(&record.conversation.id) else { return Ok(()) };
         let lines = Lines::of_conversation(record)?;
-        let counts = Some(ItemCounts { items: record.items.len(), generated_ids: record.generated_ids });
-        let entry = Entry { tenant, previous: None, bytes: 0, data: None, counts };
+        let entry = Entry { tenant, previous: None, bytes: 0, data: None };
         self.put(id, lines, entry, Replacement::Optional)?;
         Ok(())
     }
@@ -227,8 +226,8 @@ impl Store {
         removed
     }
 
-    /// Adds items to a conversation. `items` creates them, given the counts of the conversation. Returns the items, or
-    /// `None` if this tenant has no such conversation.
+    /// Adds items to a conversation. `items` creates them, given the conversation. Returns the items, or `None` if this
+    /// tenant has no such conversation.
     ///
     /// # Errors
     /// The conversation is full or cannot be written, or `items` fails.
@@ -236,31 +235,26 @@ impl Store {
         &self,
         id: Id,
         tenant: Tenant,
-        items: impl FnOnce(ItemCounts) -> Result<NewItems, E>,
+        items: impl FnOnce(&StoredRecord) -> Result<NewItems, E>,
     ) -> Result<Option<Vec<Arc<Item>>>, E> {
         let _one = self.lock(id);
-        let Some(entry) = self.index().get(id.key(), tenant).cloned() else { return Ok(None) };
-        let (bytes, counts) = match entry.counts {
-            Some(counts) => (entry.bytes, counts),
-            // Read the record, because the last write to its file may have been interrupted.
-            None => match self.read(id, entry)? {
-                Some(stored) => (stored.bytes(), stored.counts()),
-                None => return Ok(None),
-            },
-        };
-        check_room(counts, bytes)?;
-        let NewItems { items, generated_ids } = items(counts)?;
+        let Some(stored) = self.get(id, tenant)? else { return Ok(None) };
+        // The last write to the file may have been interrupted, so the record can be shorter than the file.
+        let bytes = stored.bytes();
+        check_room(stored.counts(), bytes)?;
+        let NewItems { items, generated_ids } = items(&stored)?;
+        // Drop the record first, because the index would copy a list of chunks that is shared.
+        drop(stored);
         let lines = Lines::of_items(&items, generated_ids)?.into_bytes();
-        let counts = ItemCounts { items: counts.items + items.len(), generated_ids };
-        let size = Size { bytes: bytes + lines.len() as u64, counts };
+        let bytes_after = bytes + lines.len() as u64;
         self.check_size(lines.len() as u64, RECORD_BYTES_MAX)?;
-        self.check_size(size.bytes, u64::MAX)?;
+        self.check_size(bytes_after, u64::MAX)?;
         let exists = match &self.0.folder {
-            None => self.index().append(id.key(), size, Some(lines.into())).is_some(),
+            None => self.index().append(id.key(), bytes_after, Some(lines.into())).is_some(),
             Some(folder) => {
                 let exists = folder.append(id.key(), bytes, &lines)?;
                 let mut index = self.index();
-                let evicted = if exists { index.append(id.key(), size, None) } else { None };
+                let evicted = if exists { index.append(id.key(), bytes_after, None) } else { None };
                 folder.remove(evicted.as_deref().unwrap_or_default());
                 evicted.is_some()
             }
@@ -310,7 +304,7 @@ impl Store {
         let _one = self.lock(id);
         let Some(stored) = self.get(id, tenant)? else { return Ok(None) };
         let (lines, returned) = rewrite(&stored)?;
-        let entry = Entry { tenant, previous: None, bytes: 0, data: None, counts: None };
+        let entry = Entry { tenant, previous: None, bytes: 0, data: None };
         let exists = self.put(id, lines, entry, Replacement::Required)?;
         Ok(exists.then_some(returned))
     }

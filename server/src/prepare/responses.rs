@@ -26,7 +26,7 @@ use super::prepared::{PreparedRequest, Target};
 use super::resolved::{ANSWER_SHARE, LimitSource, TokensMax, UndecodedRequest};
 use super::tools::{Tool, ToolChoice};
 use crate::error::Error;
-use crate::store::{Id, ItemIds, Kind};
+use crate::store::{Id, ItemIds, Kind, check_ids};
 use tools::RequestTools;
 
 /// Number of references to stored items in a request.
@@ -189,6 +189,8 @@ fn prepare_undecoded(
     let mut ids = id.items();
     check(request)?;
     let input = input(request, context.items, &mut ids)?;
+    let history = context.history.iter().map(|item| item.id());
+    check_ids(history, &input).map_err(|error| Error::invalid("input", error))?;
     if input.is_empty() && context.history.is_empty() {
         return Err(Error::missing("input"));
     }

@@ -38,7 +38,7 @@ pub(crate) struct Answer {
     best_of: Option<BestOf>,
     /// Deltas that wait for the log probabilities of all prompts.
     held: Vec<ChoiceDelta>,
-    /// The first event, if [`Answer::start`] has received it.
+    /// The first event, if [`Answer::start`] has received one.
     first: Option<AnswerEvent>,
     /// The last event; `None` until it is known.
     end: Option<AnswerEvent>,
@@ -118,18 +118,31 @@ impl Answer {
         Self { prompts, usage, record, best_of, held: Vec::new(), first: None, end: None }
     }
 
-    /// Waits for the first event, which [`Answer::next`] then returns.
+    /// Waits for the first token. It may have no delta, for example if the client does not want the reasoning. More choices
+    /// must not be generated than returned.
     ///
     /// # Errors
-    /// The answer failed before its first delta.
+    /// The answer failed before its first token.
     pub(crate) async fn start(&mut self) -> Result<(), Error> {
-        match self.next().await {
-            AnswerEvent::Failed(error) => Err(error),
+        debug_assert!(self.best_of.is_none(), "the best choices are known only at the end");
+        let first = poll_fn(|context| match self.poll_next(context) {
+            Poll::Ready(event) => Poll::Ready(Some(event)),
+            Poll::Pending if self.has_started() => Poll::Ready(None),
+            Poll::Pending => Poll::Pending,
+        })
+        .await;
+        match first {
+            Some(AnswerEvent::Failed(error)) => Err(error),
             event => {
-                self.first = Some(event);
+                self.first = event;
                 Ok(())
             }
         }
+    }
+
+    /// Whether a token has been generated and the log probabilities of all prompts are known.
+    fn has_started(&self) -> bool {
+        self.usage.completion_tokens > 0 && !self.awaits_scores()
     }
 
     /// Waits for the next event. The event contains all deltas since the last call.
@@ -193,7 +206,7 @@ impl Answer {
                 return Poll::Ready(event);
             }
         }
-        if self.prompts.iter().any(|prompt| prompt.awaits_scores) {
+        if self.awaits_scores() {
             self.held = deltas;
             return Poll::Pending;
         }
@@ -208,8 +221,12 @@ impl Answer {
         Poll::Pending
     }
 
+    fn awaits_scores(&self) -> bool {
+        self.prompts.iter().any(|prompt| prompt.awaits_scores)
+    }
+
     /// Returns the log probabilities of the tokens of each prompt, except the first token, if they are requested.
-    /// They are known after the first event.
+    /// They are known after [`Answer::start`] and after the first event.
     pub(crate) fn scores(&self) -> Vec<Option<Arc<[ScoredToken]>>> {
         self.prompts.iter().map(|prompt| prompt.scores.clone()).collect()
     }

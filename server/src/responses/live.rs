@@ -2,31 +2,20 @@
 //! events starting at any position.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
+use std::sync::atomic::AtomicUsize;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError, Weak};
 
 use server_openai::responses::{Event, Item, Response};
-use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use super::assembly::{Assembly, Sink, encode};
+use super::assembly::{Assembly, Sink};
+use super::events::{EVENTS_TIME_MAX, EventLog, ResponseEvents};
 use super::retained::RetainedRequest;
 use crate::encoding::{self, EncodingCost};
 use crate::respond::ChoiceDelta;
 use crate::store::ResponseRecord;
 use crate::tenant::Tenant;
-
-/// Total size of the events of one background response.
-///
-/// If exceeded: the events of the response cannot be read again.
-const EVENTS_BYTES_MAX: usize = 8 << 20;
-/// Total size of the events of all background responses in progress.
-///
-/// If exceeded: the events of the response that exceeds it cannot be read again.
-const ALL_EVENTS_BYTES_MAX: usize = 128 << 20;
-/// Maximum size in bytes of the events that a follower gets at a time, unless a single event is larger.
-const FOLLOWED_BYTES_MAX: usize = 64 << 10;
 
 /// All responses that are generated in the background. Clones share the same responses.
 #[derive(Clone, Debug, Default)]
@@ -36,6 +25,9 @@ pub(crate) struct BackgroundResponses(Arc<Inner>);
 struct Inner {
     live: Mutex<HashMap<String, Arc<LiveResponse>>>,
     tasks: TaskTracker,
+    /// The tasks that discard the events of responses that have ended.
+    discards: TaskTracker,
+    /// The total size of the events of all responses in bytes.
     events_bytes: Arc<AtomicUsize>,
     /// Canceled to end all responses, which are then stored as failed.
     stop: CancellationToken,
@@ -47,15 +39,10 @@ impl BackgroundResponses {
     /// Creates a response whose generation has not begun.
     pub(crate) fn live(&self, response: BackgroundResponse) -> Arc<LiveResponse> {
         let BackgroundResponse { assembly, retained, tenant, stores_events } = response;
-        let events = stores_events.then(|| EventLog {
-            list: Vec::new(),
-            bytes: 0,
-            all_bytes: Arc::clone(&self.0.events_bytes),
-        });
+        let log = stores_events.then(|| EventLog::new(&self.0.events_bytes));
         Arc::new(LiveResponse {
             assembly: Mutex::new(assembly),
-            events: Mutex::new(LiveEvents { log: events, is_done: false }),
-            changes: watch::Sender::new(0),
+            events: Arc::new(ResponseEvents::new(log)),
             cancel: CancellationToken::new(),
             stop: self.0.stop.clone(),
             retained,
@@ -66,12 +53,16 @@ impl BackgroundResponses {
     /// Runs `work`, which generates a response. [`BackgroundResponses::find`] returns the response until the work is done.
     pub(crate) fn begin(&self, live: Arc<LiveResponse>, work: impl Future<Output = ()> + Send + 'static) {
         let id = live.assembly().response().id.clone();
+        let events = Arc::downgrade(&live.events);
         self.lock().insert(id.clone(), live);
         let registration = Registration { background: self.clone(), id };
-        let cut_off = self.0.cut_off.clone();
+        let (cut_off, discards) = (self.0.cut_off.clone(), self.0.discards.clone());
         self.0.tasks.spawn(async move {
-            let _registration = registration;
             cut_off.run_until_cancelled(work).await;
+            drop(registration);
+            if events.strong_count() > 0 {
+                discards.spawn(discard(events));
+            }
         });
     }
 
@@ -101,6 +92,14 @@ impl BackgroundResponses {
     }
 }
 
+/// Discards the events of a response that has ended, after the time in which clients may read them.
+async fn discard(events: Weak<ResponseEvents>) {
+    tokio::time::sleep(EVENTS_TIME_MAX).await;
+    if let Some(events) = events.upgrade() {
+        events.discard();
+    }
+}
+
 /// The registration of a response. Dropping it removes the response, however the work on it has ended.
 struct Registration {
     background: BackgroundResponses,
@@ -111,7 +110,7 @@ impl Drop for Registration {
     fn drop(&mut self) {
         let live = self.background.lock().remove(&self.id);
         if let Some(live) = live {
-            live.end();
+            live.events.end();
         }
     }
 }
@@ -125,50 +124,16 @@ pub(crate) struct BackgroundResponse {
     pub(crate) stores_events: bool,
 }
 
-/// A response that is being generated.
+/// A response that is being generated. Clients that follow its events do not hold it, so that its memory is freed when it
+/// has ended.
 pub(crate) struct LiveResponse {
     /// The response. It is locked while its events are encoded, and while it is cloned, which takes long if it is large.
     assembly: Mutex<Assembly>,
-    /// The events. They are never locked for long, because followers wait for them on threads that serve connections.
-    events: Mutex<LiveEvents>,
-    changes: watch::Sender<u64>,
+    events: Arc<ResponseEvents>,
     cancel: CancellationToken,
     stop: CancellationToken,
     retained: RetainedRequest,
     tenant: Tenant,
-}
-
-/// The events of a response for its followers.
-struct LiveEvents {
-    /// The events; `None` if they are not stored or were discarded.
-    log: Option<EventLog>,
-    /// Whether the work on the response is done.
-    is_done: bool,
-}
-
-/// Encoded events. The index in the list is the sequence number.
-struct EventLog {
-    list: Vec<Arc<str>>,
-    bytes: usize,
-    /// The total size of the events of all responses in bytes.
-    all_bytes: Arc<AtomicUsize>,
-}
-
-impl EventLog {
-    /// Adds an event. Returns whether the limits allow it.
-    fn push(&mut self, event: Arc<str>) -> bool {
-        let bytes = event.len();
-        self.bytes += bytes;
-        let all = self.all_bytes.fetch_add(bytes, Ordering::Relaxed) + bytes;
-        self.list.push(event);
-        self.bytes <= EVENTS_BYTES_MAX && all <= ALL_EVENTS_BYTES_MAX
-    }
-}
-
-impl Drop for EventLog {
-    fn drop(&mut self) {
-        self.all_bytes.fetch_sub(self.bytes, Ordering::Relaxed);
-    }
 }
 
 /// The reason why a response ends before it is complete.
@@ -189,24 +154,14 @@ impl std::fmt::Debug for LiveResponse {
     }
 }
 
-/// The next events for a follower.
-pub(crate) enum FollowedEvents {
-    /// There are new events, and more will follow.
-    New(Vec<Arc<str>>),
-    /// These are the last events.
-    Last(Vec<Arc<str>>),
-    /// The events were discarded.
-    Discarded,
-}
-
 impl LiveResponse {
     /// Changes the response and wakes its followers.
     pub(crate) fn change(&self, change: impl FnOnce(&mut Assembly, Sink<'_>)) {
         {
             let mut assembly = self.assembly();
-            change(&mut assembly, &mut |event| self.store_event(event));
+            change(&mut assembly, &mut |event| self.events.store(event));
         }
-        self.wake_followers();
+        self.events.wake_followers();
     }
 
     /// Adds deltas. If that takes long, or if another thread uses the response, they are added on a separate thread.
@@ -233,10 +188,10 @@ impl LiveResponse {
             if assembly.deltas_cost(&deltas) == EncodingCost::High {
                 return Err(deltas);
             }
-            let sink = &mut |event: &Event<'_>| self.store_event(event);
+            let sink = &mut |event: &Event<'_>| self.events.store(event);
             deltas.into_iter().for_each(|delta| assembly.push(delta, sink));
         }
-        self.wake_followers();
+        self.events.wake_followers();
         Ok(())
     }
 
@@ -257,7 +212,12 @@ impl LiveResponse {
 
     /// Whether clients can follow its events.
     pub(crate) fn stores_events(&self) -> bool {
-        self.events().log.is_some()
+        self.events.are_stored()
+    }
+
+    /// Returns the events, which clients can follow.
+    pub(crate) fn events(&self) -> Arc<ResponseEvents> {
+        Arc::clone(&self.events)
     }
 
     /// Returns the items that the request added to the conversation.
@@ -273,8 +233,7 @@ impl LiveResponse {
     /// Returns the current state of the response for the store.
     pub(crate) fn record(&self) -> ResponseRecord {
         let response = self.response();
-        let events = self.events().log.as_ref().map(|log| log.list.clone());
-        ResponseRecord { response, input: self.retained.items().to_vec(), events }
+        ResponseRecord { response, input: self.retained.items().to_vec(), events: self.events.list() }
     }
 
     /// Cancels the response. The response ends asynchronously.
@@ -292,91 +251,24 @@ impl LiveResponse {
 
     /// Waits until the work on the response is done.
     pub(crate) async fn done(&self) {
-        let mut changes = self.changes.subscribe();
-        while !self.events().is_done {
-            if changes.changed().await.is_err() {
-                return;
-            }
-        }
-    }
-
-    /// Waits for events starting at number `from`, or for the end.
-    ///
-    /// # Cancel safety
-    /// Dropping the future loses no events.
-    pub(crate) async fn follow(&self, from: usize) -> FollowedEvents {
-        let mut changes = self.changes.subscribe();
-        loop {
-            {
-                let events = self.events();
-                let Some(log) = &events.log else { return FollowedEvents::Discarded };
-                let rest = log.list.get(from..).unwrap_or_default();
-                let new = limited(rest);
-                if events.is_done && new.len() == rest.len() {
-                    return FollowedEvents::Last(new);
-                }
-                if !new.is_empty() {
-                    return FollowedEvents::New(new);
-                }
-            }
-            if changes.changed().await.is_err() {
-                return FollowedEvents::Last(Vec::new());
-            }
-        }
-    }
-
-    fn end(&self) {
-        self.events().is_done = true;
-        self.wake_followers();
-    }
-
-    fn wake_followers(&self) {
-        self.changes.send_modify(|count| *count += 1);
-    }
-
-    /// Stores an event, unless events are not stored. Beyond the limits, all events are discarded.
-    fn store_event(&self, event: &Event<'_>) {
-        if !self.stores_events() {
-            return;
-        }
-        // Encode the event, and copy it into its own allocation, before locking the others.
-        let encoded: Arc<str> = encode(event).into();
-        let mut events = self.events();
-        if events.log.as_mut().is_some_and(|log| !log.push(encoded)) {
-            let discarded = events.log.take();
-            // Free the events without the lock.
-            drop(events);
-            drop(discarded);
-        }
+        self.events.done().await;
     }
 
     fn assembly(&self) -> MutexGuard<'_, Assembly> {
         self.assembly.lock().unwrap_or_else(PoisonError::into_inner)
     }
-
-    fn events(&self) -> MutexGuard<'_, LiveEvents> {
-        self.events.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-/// Returns the first events, up to the size that is sent at a time.
-fn limited(events: &[Arc<str>]) -> Vec<Arc<str>> {
-    let mut bytes = 0;
-    let fits = |event: &&Arc<str>| {
-        let is_first = bytes == 0;
-        bytes += event.len();
-        is_first || bytes <= FOLLOWED_BYTES_MAX
-    };
-    events.iter().take_while(fits).cloned().collect()
 }
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::Ordering;
+
     use futures_util::FutureExt as _;
     use serde_json::json;
     use server_openai::responses::Status;
 
     use super::super::assembly::tests::new_response;
+    use super::super::events::FollowedEvents;
     use super::*;
     use crate::limits::ByteBudget;
 
@@ -400,27 +292,40 @@ mod tests {
         assert_eq!(message.content[0].text(), "aa");
     }
 
-    #[test]
-    fn followers_get_a_limited_number_of_bytes_at_a_time() {
-        let event = |bytes: usize| Arc::from("x".repeat(bytes));
-        let count =
-            |sizes: &[usize]| limited(&sizes.iter().map(|&bytes| event(bytes)).collect::<Vec<_>>()).len();
-        assert_eq!(count(&[]), 0);
-        assert_eq!(count(&[FOLLOWED_BYTES_MAX + 1, 1]), 1);
-        assert_eq!(count(&[1, FOLLOWED_BYTES_MAX, 1]), 1);
-        assert_eq!(count(&[FOLLOWED_BYTES_MAX / 2, FOLLOWED_BYTES_MAX / 2, 1]), 2);
+    /// Generates a response with one event and ends it. Returns its events, as a follower has them.
+    async fn ended(background: &Background, budget: &Arc<ByteBudget>) -> Arc<ResponseEvents> {
+        let live = background.live(BackgroundResponse {
+            assembly: Assembly::new(new_response(Status::InProgress, 1)),
+            retained: RetainedRequest::new(budget, Vec::new(), &json!({"tools": ["x"]})).unwrap(),
+            tenant: Tenant::default(),
+            stores_events: true,
+        });
+        live.change(|assembly, sink| assembly.create(sink));
+        let events = live.events();
+        background.begin(live, async {});
+        background.finished().await;
+        events
     }
 
-    #[test]
-    fn the_events_of_all_responses_together_are_limited_and_return_their_room() {
-        let all_bytes = Arc::new(AtomicUsize::new(ALL_EVENTS_BYTES_MAX - 2));
-        let events = || EventLog { list: Vec::new(), bytes: 0, all_bytes: Arc::clone(&all_bytes) };
-        let (mut one, mut two) = (events(), events());
-        assert!(one.push("ab".into()) && !two.push("c".into()));
-        drop((one, two));
-        assert_eq!(all_bytes.load(Ordering::Relaxed), ALL_EVENTS_BYTES_MAX - 2);
-        all_bytes.store(0, Ordering::Relaxed);
-        let mut one = events();
-        assert!(one.push("x".repeat(EVENTS_BYTES_MAX).into()) && !one.push("x".into()));
+    #[tokio::test]
+    async fn a_follower_of_a_response_that_has_ended_holds_only_its_events() {
+        const BYTES: usize = 1 << 20;
+        let (background, budget) = (Background::default(), ByteBudget::new(BYTES, BYTES));
+        let events = ended(&background, &budget).await;
+        budget.claim().grow_to(BYTES).expect("the request is still in memory");
+        let followed = events.follow(0).await;
+        assert!(matches!(&followed, FollowedEvents::Last(events) if events.len() == 1));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_events_of_a_response_that_has_ended_are_discarded_even_if_a_client_is_reading_them() {
+        let (background, budget) = (Background::default(), ByteBudget::new(1 << 20, 1 << 20));
+        let events = ended(&background, &budget).await;
+        let bytes = || background.0.events_bytes.load(Ordering::Relaxed);
+        tokio::time::sleep(EVENTS_TIME_MAX / 2).await;
+        assert!(bytes() > 0);
+        tokio::time::sleep(EVENTS_TIME_MAX).await;
+        assert_eq!(bytes(), 0);
+        assert!(matches!(events.follow(0).await, FollowedEvents::Discarded));
     }
 }

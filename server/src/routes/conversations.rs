@@ -20,7 +20,7 @@ use crate::dispatches::Dispatch;
 use crate::error::Error;
 use crate::model::unix_time;
 use crate::prepare::responses::{check_metadata, item_references, read_items, with_referenced};
-use crate::store::{self, ConversationRecord, Id, ItemIds, Kind, NewItems, StoredRecord};
+use crate::store::{self, ConversationRecord, Id, ItemIds, Kind, NewItems, StoredRecord, check_ids};
 use crate::tenant::Tenant;
 
 /// The name of the endpoint in metrics and logs.
@@ -50,6 +50,7 @@ pub(super) async fn create(State(app): State<App>, request: Request) -> Response
             metadata,
         };
         let NewItems { items, generated_ids } = new_items(given, referenced, id.items())?;
+        check_ids(std::iter::empty(), &items).map_err(Failure::from)?;
         let record = ConversationRecord { conversation, items, generated_ids };
         app.store().put_conversation(&record, tenant).map_err(Failure::from)?;
         Ok(record.conversation)
@@ -114,8 +115,10 @@ pub(super) async fn add(State(app): State<App>, Path(id): Path<String>, request:
         let given = check_count(items.ok_or_else(|| Error::missing("items"))?)?;
         let parsed = parse_id(&id)?;
         let referenced = referenced(app, tenant, &given)?;
-        let added = app.store().append(parsed, tenant, |counts| {
-            Ok::<_, Failure>(new_items(given, referenced, parsed.items_after(counts.generated_ids))?)
+        let added = app.store().append(parsed, tenant, |stored| {
+            let new = new_items(given, referenced, parsed.items_after(stored.counts().generated_ids))?;
+            stored.check_new_ids(&new.items)?;
+            Ok::<_, Failure>(new)
         });
         let added = added?.ok_or_else(|| no_conversation(&id))?;
         Ok(list(added.into_iter().map(Arc::unwrap_or_clone).collect(), false))
@@ -184,9 +187,11 @@ impl From<Failure> for Error {
             Failure::Store(error @ store::Error::Full { .. }) => {
                 Self::coded("array_above_max_length", "items", error)
             }
-            Failure::Store(error @ (store::Error::TooLarge { .. } | store::Error::TooDeep)) => {
-                Self::invalid("items", error)
-            }
+            Failure::Store(
+                error @ (store::Error::TooLarge { .. }
+                | store::Error::DuplicateItem { .. }
+                | store::Error::TooDeep),
+            ) => Self::invalid("items", error),
             Failure::Store(error) => unreadable(&error),
         }
     }

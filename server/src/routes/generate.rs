@@ -208,7 +208,7 @@ async fn prepare<E: TextEndpoint>(
     .await
 }
 
-/// Returns the response with the answer. An error before the first delta is returned as an error response.
+/// Returns the response with the answer. An error before the first token is returned as an error response.
 async fn respond<E: TextEndpoint>(mut context: AnswerContext, answer: Answer) -> Result<Response, Error> {
     let id = context.id.clone();
     let response = if context.answer_options.stream {

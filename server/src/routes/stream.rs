@@ -1,7 +1,7 @@
 //! Streams the events of an answer to the client.
 
 use axum::response::Response;
-use futures_util::stream;
+use futures_util::{FutureExt as _, stream};
 use server_openai::Usage;
 
 use crate::encoding::{self, EncodingCost};
@@ -27,10 +27,11 @@ pub(super) trait Encoder: Send + 'static {
     fn fail(self: Box<Self>, error: Error, events: Events) -> impl Future<Output = Events> + Send;
 }
 
-/// Returns a response that streams the events of `answer`. `encoder` creates the encoder once the first event is known.
+/// Returns a response that streams the events of `answer`. The response begins with the first token, even if its text is
+/// not known yet or is hidden from the client. `encoder` creates the encoder then.
 ///
 /// # Errors
-/// The answer failed before its first delta, so that the error response has the right status, and the router can retry
+/// The answer failed before its first token, so that the error response has the right status, and the router can retry
 /// the request on another replica.
 pub(super) async fn stream<E: Encoder>(
     mut answer: Answer,
@@ -72,7 +73,16 @@ impl<E: Encoder> AnswerStream<E> {
                 return (events, Some(Self { answer, encoder, num_opened }));
             }
         }
-        match answer.next().await {
+        let next = if events.is_empty() {
+            answer.next().await
+        } else {
+            // Send the opening parts together with the first deltas, unless those are still being generated.
+            match answer.next().now_or_never() {
+                Some(next) => next,
+                None => return (events, Some(Self { answer, encoder, num_opened })),
+            }
+        };
+        match next {
             AnswerEvent::Deltas(deltas) => {
                 let (cost, usage) = (encoder.deltas_cost(&deltas), answer.usage());
                 let encode = move || {

@@ -271,5 +271,5 @@ fn read_head(path: &Path) -> std::io::Result<(u64, Entry)> {
     BufReader::new(file.take(LINE_BYTES_MAX)).read_until(b'\n', &mut line)?;
     let bytes = size.saturating_sub(line.len() as u64);
     let FirstLine { number, tenant, previous } = FirstLine::parse(&line).unwrap_or(FirstLine::DAMAGED);
-    Ok((number, Entry { tenant, previous, bytes, data: None, counts: None }))
+    Ok((number, Entry { tenant, previous, bytes, data: None }))
 }

@@ -28,6 +28,9 @@ pub(crate) enum Error {
          and {CONVERSATION_BYTES_MAX} bytes"
     )]
     Full { items: usize, bytes: u64 },
+    /// Two items of a list would have the same ID.
+    #[error("duplicate item found with id {id:?}: remove the item, or give it another ID")]
+    DuplicateItem { id: String },
     /// The record would be too deeply nested to be read again.
     #[error("the JSON is nested more than {DEPTH_MAX} levels deep")]
     TooDeep,

@@ -16,8 +16,7 @@ use server_openai::responses::{Conversation, Item};
 use tempfile::TempDir;
 
 use crate::store::{
-    CHAIN_MAX, Error, Id, ItemCounts, Kind, NewItems, ResponseRecord, Store, StoreConfig, StoredItem,
-    StoredRecord,
+    CHAIN_MAX, Error, Id, Kind, NewItems, ResponseRecord, Store, StoreConfig, StoredItem, StoredRecord,
 };
 use crate::tenant::Tenant;
 
@@ -108,7 +107,7 @@ fn check_record(store: &Store, files: &[RecordFile<'_>], file: &RecordFile<'_>, 
     assert!(found.is_none() || is_owner, "{id} is shown to {tenant}");
     assert!(found.is_some() || !is_owner || files.len() > ENTRIES_MAX, "{id} is lost");
     let Some(stored) = found else {
-        let never = |_| -> Result<NewItems, Error> { panic!("{id} is changed by {tenant}") };
+        let never = |_: &StoredRecord| -> Result<NewItems, Error> { panic!("{id} is changed by {tenant}") };
         assert!(matches!(store.append(id, tenant, never), Ok(None)));
         assert!(!store.remove(id, tenant) && store.chain(id, tenant).is_err());
         return;
@@ -133,7 +132,8 @@ fn check_record(store: &Store, files: &[RecordFile<'_>], file: &RecordFile<'_>, 
 fn change(store: &Store, id: Id, tenant: Tenant, before: Contents) {
     let read = || Contents::of(&store.get(id, tenant).expect("it can be read").expect("it is stored"));
     let item = item();
-    let add = |counts: ItemCounts| {
+    let add = |stored: &StoredRecord| {
+        let counts = stored.counts();
         assert_eq!(counts.items, before.items.len());
         let generated_ids = counts.generated_ids.saturating_add(1);
         Ok::<_, Error>(NewItems { items: vec![Arc::clone(&item)], generated_ids })

@@ -34,23 +34,6 @@ pub(super) struct Entry {
     pub(super) bytes: u64,
     /// The content, unless the record is on disk.
     pub(super) data: Option<Chunks>,
-    /// The counts of the record. `None` after a restart, until the record is read for the first time.
-    pub(super) counts: Option<ItemCounts>,
-}
-
-/// The numbers of items and of generated IDs of a conversation.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct ItemCounts {
-    pub(crate) items: usize,
-    /// Number of item IDs that have been generated.
-    pub(crate) generated_ids: u32,
-}
-
-/// The size of a record.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Size {
-    pub(super) bytes: u64,
-    pub(super) counts: ItemCounts,
 }
 
 /// The reason why the chain of a record cannot be listed.
@@ -140,12 +123,12 @@ impl Index {
         self.evict()
     }
 
-    /// Adds a chunk to a record; `data` is the chunk, unless it is on disk. Returns the evicted records, or `None` if
-    /// the record itself has been evicted.
-    pub(super) fn append(&mut self, key: Key, size: Size, data: Option<Arc<[u8]>>) -> Option<Vec<Key>> {
+    /// Adds a chunk to a record, which then has `bytes` bytes; `data` is the chunk, unless it is on disk. Returns the evicted
+    /// records, or `None` if the record itself has been evicted.
+    pub(super) fn append(&mut self, key: Key, bytes: u64, data: Option<Arc<[u8]>>) -> Option<Vec<Key>> {
         let Record { entry, .. } = self.records.get_mut(&key)?;
-        self.bytes = self.bytes - entry.bytes + size.bytes;
-        (entry.bytes, entry.counts) = (size.bytes, Some(size.counts));
+        self.bytes = self.bytes - entry.bytes + bytes;
+        entry.bytes = bytes;
         if let (Some(chunks), Some(chunk)) = (&mut entry.data, data) {
             Arc::make_mut(chunks).push(chunk);
         }

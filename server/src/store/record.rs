@@ -12,6 +12,7 @@
 //!
 //! Lines after the last `n` belong to an incomplete write and are ignored.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 
 use serde::Serialize;
@@ -19,7 +20,7 @@ use serde::de::DeserializeOwned;
 use server_openai::responses::{Conversation, Item, Response};
 
 use super::error::{DEPTH_MAX, Error};
-use super::index::{Chunks, ItemCounts};
+use super::index::Chunks;
 
 const HEAD: u8 = b'h';
 const INPUT: u8 = b'i';
@@ -52,6 +53,30 @@ pub(crate) struct NewItems {
     pub(crate) items: Vec<Arc<Item>>,
     /// Number of item IDs that have been generated, including those of earlier items.
     pub(crate) generated_ids: u32,
+}
+
+/// The numbers of items and of generated IDs of a conversation.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct ItemCounts {
+    pub(crate) items: usize,
+    /// Number of item IDs that have been generated.
+    pub(crate) generated_ids: u32,
+}
+
+/// Checks that no item has one of the IDs `taken` or the ID of an earlier item. A page of a list begins after the item with
+/// a given ID, so a client could request the pages of a list with duplicates forever.
+///
+/// # Errors
+/// [`Error::DuplicateItem`]
+pub(crate) fn check_ids<'a>(
+    taken: impl IntoIterator<Item = &'a str>,
+    items: &'a [Arc<Item>],
+) -> Result<(), Error> {
+    let mut ids: HashSet<&str> = taken.into_iter().collect();
+    match items.iter().find(|item| !ids.insert(item.id())) {
+        Some(item) => Err(Error::DuplicateItem { id: item.id().to_owned() }),
+        None => Ok(()),
+    }
 }
 
 /// The lines of a record, or of an addition to it.
@@ -257,6 +282,16 @@ impl StoredRecord {
         self.tagged(INPUT).map(item)
     }
 
+    /// Checks that the record has no item with the ID of one of `items`, which will be added to it, and that the IDs of these
+    /// differ.
+    ///
+    /// # Errors
+    /// [`Error::DuplicateItem`]
+    pub(crate) fn check_new_ids(&self, items: &[Arc<Item>]) -> Result<(), Error> {
+        let stored: Vec<String> = self.input().filter_map(|item| Some(item.ok()?.id)).collect();
+        check_ids(stored.iter().map(String::as_str), items)
+    }
+
     /// Returns the output items of a response.
     pub(crate) fn output(&self) -> impl Iterator<Item = Result<StoredItem<'_>, serde_json::Error>> {
         self.tagged(OUTPUT).map(item)
@@ -362,6 +397,11 @@ mod tests {
         let both = stored(&[whole, added]);
         assert_eq!(texts(&both), ["a \"b\"\n one\nn 9\n", "b two", "a \"b\"\n one\nn 9\n"]);
         assert_eq!(both.counts(), ItemCounts { items: 3, generated_ids: 3 });
+        let has_room_for = |ids: &[&str]| {
+            let items: Vec<_> = ids.iter().map(|id| said(id, "x")).collect();
+            both.check_new_ids(&items).is_ok()
+        };
+        assert!(has_room_for(&["c", "d"]) && !has_room_for(&["c", "c"]) && !has_room_for(&["c", "b"]));
         assert_eq!(both.head::<Conversation>().unwrap(), head);
         let without = stored(&[Lines::without(&both, 1)]);
         assert_eq!(texts(&without).len(), 2);

@@ -34,8 +34,9 @@ fn put(store: &Store, text: &str) -> Id {
 }
 
 fn add(store: &Store, id: Id, text: &str) -> Result<bool, Error> {
-    let items = |counts: ItemCounts| {
-        Ok::<_, Error>(NewItems { items: vec![item(text)], generated_ids: counts.generated_ids + 1 })
+    let items = |stored: &StoredRecord| {
+        let generated_ids = stored.counts().generated_ids + 1;
+        Ok::<_, Error>(NewItems { items: vec![item(text)], generated_ids })
     };
     let added = store.append(id, tenant(), items);
     added.map(|added| added.is_some())
@@ -123,7 +124,8 @@ fn a_record_is_visible_to_its_tenant_only_after_a_restart_too() {
         for other in [Tenant::default(), NOBODY] {
             assert!(store.get(id, other).unwrap().is_none() && !store.remove(id, other));
             assert_eq!(store.chain(id, other), Err(ChainError::Lost(id)));
-            let added = |_| Ok::<_, Error>(NewItems { items: vec![item("b")], generated_ids: 0 });
+            let added =
+                |_: &StoredRecord| Ok::<_, Error>(NewItems { items: vec![item("b")], generated_ids: 0 });
             assert!(store.append(id, other, added).unwrap().is_none());
             let changed = store.set_head(id, other, |_| Ok::<_, Error>(conversation(id))).unwrap();
             assert!(changed.is_none());

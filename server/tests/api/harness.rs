@@ -95,6 +95,12 @@ impl Setup {
         Self { max_model_len, model: Some(model), encoder: Some(encoder), ..Self::new(runner) }
     }
 
+    /// Lets the runner wait for a permit before each step, until the sender of permits is dropped.
+    pub(crate) fn gated(self) -> (Self, mpsc::Sender<()>) {
+        let (runner, permits) = GatedRunner::of(self.runner);
+        (Self { runner: Box::new(runner), ..self }, permits)
+    }
+
     pub(crate) fn start(self) -> Server {
         let metrics = Metrics::new("test-model", "test");
         let config = EngineConfig {
@@ -314,14 +320,18 @@ impl ModelRunner for RepeatingRunner {
 
 /// A runner that waits for a permit before each step, until the sender of permits is dropped.
 pub(crate) struct GatedRunner {
-    runner: RepeatingRunner,
+    runner: Box<dyn ModelRunner>,
     permits: mpsc::Receiver<()>,
 }
 
 impl GatedRunner {
     pub(crate) fn new(text: &str) -> (Self, mpsc::Sender<()>) {
+        Self::of(Box::new(RepeatingRunner::new(text.bytes().map(TokenId::from))))
+    }
+
+    fn of(runner: Box<dyn ModelRunner>) -> (Self, mpsc::Sender<()>) {
         let (sender, permits) = mpsc::channel();
-        (Self { runner: RepeatingRunner::new(text.bytes().map(TokenId::from)), permits }, sender)
+        (Self { runner, permits }, sender)
     }
 }
 

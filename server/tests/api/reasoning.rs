@@ -1,8 +1,11 @@
 //! Tests the reasoning and the content of answers.
 
+use std::time::Duration;
+
+use http_body_util::BodyExt as _;
 use serde_json::{Value, json};
 
-use crate::harness::{IM_END, Server, Setup, chat};
+use crate::harness::{Answer, IM_END, Server, Setup, chat};
 
 const PATH: &str = "/v3/chat/completions";
 /// A template like Qwen 3's: the model opens its reasoning, unless thinking is disabled.
@@ -84,6 +87,24 @@ async fn reasoning_is_omitted_if_requested() {
         choice["message"].get("reasoning").is_none() && choice["message"].get("reasoning_content").is_none()
     );
     assert_eq!(choice["message"]["content"], "\nThe answer.");
+}
+
+#[tokio::test]
+async fn a_stream_begins_with_the_first_token_of_omitted_reasoning() {
+    let (setup, permits) = Setup::scripted(QWEN, &[], &[SAID]).gated();
+    let server = setup.start();
+    permits.send(()).unwrap();
+    let body = chat(json!({"include_reasoning": false, "stream": true, "max_tokens": 200}));
+    let began = async {
+        let mut response = server.open(PATH, body).await;
+        let first = response.body_mut().frame().await.unwrap().unwrap().into_data().unwrap();
+        (response, String::from_utf8(first.to_vec()).unwrap())
+    };
+    let began = tokio::time::timeout(Duration::from_secs(60), began).await;
+    let (response, first) = began.expect("the stream does not begin");
+    assert!(first.contains(r#""role":"assistant""#), "{first}");
+    drop(permits);
+    assert_eq!(Answer::read(response).await.text(), "\nThe answer.");
 }
 
 #[tokio::test]

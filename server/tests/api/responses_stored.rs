@@ -351,6 +351,66 @@ async fn a_conversation_collects_the_items_of_its_responses() {
 }
 
 #[tokio::test]
+async fn an_item_is_added_to_a_conversation_only_once() {
+    let server = scripted(&["One.", "Two."]).start();
+    let said = |id: &str| json!({"role": "user", "content": "x", "id": id});
+    let conversation = server.post(CONVERSATIONS, json!({"items": [said("msg_a")]}).to_string()).await.json();
+    let (name, path) = (&conversation["id"], format!("{CONVERSATIONS}/{}/items", id(&conversation)));
+    let first = ask(&server, json!({"input": [said("msg_b")], "conversation": name})).await;
+    let answer = &first["output"][0];
+    let reference = json!({"type": "item_reference", "id": answer["id"]});
+    for parameters in [
+        json!({"input": [said("msg_c"), said("msg_c")]}),
+        json!({"input": [said("msg_c"), answer], "conversation": name}),
+        json!({"input": [reference], "conversation": name}),
+        json!({"input": [said("msg_a")], "conversation": name}),
+        json!({"input": [answer, said("msg_c")], "previous_response_id": first["id"]}),
+    ] {
+        let refused = server.post(PATH, request(parameters)).await;
+        assert_eq!(code(&refused), (400, "invalid_value".to_owned()), "{}", refused.body);
+        assert!(refused.body.contains("duplicate item found with id"), "{}", refused.body);
+    }
+    for (path, items) in [(&path, json!([said("msg_b")])), (&path, json!([said("msg_c"), said("msg_c")]))] {
+        let refused = server.post(path, json!({"items": items}).to_string()).await;
+        assert_eq!((refused.status.as_u16(), &refused.json()["error"]["param"]), (400, &json!("items")));
+    }
+    // A client that sends the whole history repeats no item.
+    let history = json!([said("msg_a"), said("msg_b"), answer, said("msg_c")]);
+    assert_eq!(text(&ask(&server, json!({"input": history})).await), "Two.");
+
+    let (mut listed, mut after) = (Vec::new(), String::new());
+    for _ in 0..3 {
+        let page = server.get(&format!("{path}?order=asc&limit=1{after}")).await.json();
+        assert_eq!(page["has_more"], json!(listed.len() < 2));
+        after = format!("&after={}", page["last_id"].as_str().unwrap());
+        listed.push(page["last_id"].clone());
+    }
+    assert_eq!(listed, [json!("msg_a"), json!("msg_b"), answer["id"].clone()]);
+}
+
+/// Two turns of a conversation can contain the same new item at the same time.
+#[tokio::test]
+async fn an_item_of_two_simultaneous_turns_is_in_the_conversation_once() {
+    let (runner, permits) = GatedRunner::new("the quick brown fox ");
+    let server = Setup::new(runner).start();
+    let conversation = server.post(CONVERSATIONS, "{}").await.json();
+    let turn = || {
+        let input = json!([{"role": "user", "content": "x", "id": "msg_a"}]);
+        ask(&server, json!({"input": input, "conversation": conversation["id"], "max_output_tokens": 4}))
+    };
+    let begin = async {
+        // Both turns have been prepared when the model begins.
+        eventually(async || (server.engine.handle().submissions() == 2).then_some(())).await;
+        drop(permits);
+    };
+    let (_, _, ()) = tokio::join!(turn(), turn(), begin);
+    let items = format!("{CONVERSATIONS}/{}/items?order=asc", id(&conversation));
+    let items = server.get(&items).await.json();
+    assert_eq!(items["data"].as_array().unwrap().len(), 2, "{items}");
+    assert_eq!(items["first_id"], "msg_a");
+}
+
+#[tokio::test]
 async fn a_background_response_is_polled_until_it_is_complete() {
     let (runner, permits) = GatedRunner::new("the quick brown fox ");
     let server = Setup::new(runner).start();

@@ -1,6 +1,10 @@
 //! Tests tools on `/responses` that are not functions: tools that agents such as Codex declare are offered to the model
 //! or ignored with a warning, and calls are reported in the form in which the tools were declared.
 
+use std::time::Duration;
+
+use axum::body::Body;
+use http_body_util::BodyExt as _;
 use serde_json::{Value, json};
 
 use crate::harness::{Server, Setup, merged};
@@ -106,6 +110,36 @@ async fn a_streamed_call_of_a_custom_tool_has_its_own_events() {
     assert_eq!(of("response.function_call_arguments.delta").len(), 0);
     assert_eq!(of("response.output_item.done")[0]["item"]["input"], input);
     assert_eq!(of("response.completed")[0]["response"]["output"][0]["input"], input);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_stream_has_comments_while_the_input_of_a_custom_tool_is_generated() {
+    let patch = PATCH.replace("+a", &format!("+{}", "a".repeat(2000)));
+    for background in [false, true] {
+        let (setup, permits) = Setup::scripted(QWEN, &[], &[&patch]).gated();
+        let server = setup.start();
+        // These are enough steps for the prompt and the beginning of the input, and too few for all of it.
+        for _ in 0..500 {
+            permits.send(()).unwrap();
+        }
+        let parameters = json!({"stream": true, "background": background, "max_output_tokens": 4000});
+        let mut body = server.open(PATH, asks(parameters)).await.into_body();
+        // While this test waits, the paused clock advances, so there can be comments before the call too.
+        while !sent(&mut body).await.contains("response.output_item.added") {}
+        for _ in 0..3 {
+            assert_eq!(sent(&mut body).await, ": keep-alive\n\n", "background: {background}");
+        }
+        drop(permits);
+        let rest = body.collect().await.unwrap().to_bytes();
+        assert!(String::from_utf8(rest.to_vec()).unwrap().contains("response.completed"));
+    }
+}
+
+/// Returns the next bytes of a stream, which must be sent within 11 seconds.
+async fn sent(body: &mut Body) -> String {
+    let frame = tokio::time::timeout(Duration::from_secs(11), body.frame()).await.expect("a silent stream");
+    let bytes = frame.unwrap().unwrap().into_data().unwrap();
+    String::from_utf8(bytes.to_vec()).unwrap()
 }
 
 #[tokio::test]

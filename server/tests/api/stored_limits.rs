@@ -56,50 +56,59 @@ async fn fill<F: Future<Output = Response>>(get: impl Fn() -> F) -> (Vec<Respons
 }
 
 #[tokio::test]
-async fn references_cannot_multiply_a_stored_item() {
+async fn the_items_that_a_request_refers_to_are_limited_together() {
     let server = start();
-    let (path, ids) = conversation(&server, &[said(&"x".repeat(1 << 20))]).await;
-    let input = |count| request(json!({"input": references(&ids[0], count)}));
-    // Together with their other JSON members, 16 such items exceed 16 MiB.
-    let many = server.post(PATH, input(16)).await;
-    assert_eq!(refusal(&many), (400, json!("context_length_exceeded"), json!("input[0].id")));
+    let large = said(&"x".repeat(6 << 20));
+    let (path, mut ids) = conversation(&server, std::slice::from_ref(&large)).await;
+    for _ in 0..2 {
+        let added = server.post(&format!("{path}/items"), json!({"items": [large]}).to_string()).await;
+        ids.push(added.json()["first_id"].as_str().unwrap().to_owned());
+    }
+    let references: Vec<Value> = ids.iter().flat_map(|id| references(id, 1)).collect();
+    let many = server.post(PATH, request(json!({"input": references}))).await;
+    assert_eq!(refusal(&many), (400, json!("context_length_exceeded"), json!("input[2].id")));
     assert!(many.body.contains("stored items of the request"), "{}", many.body);
-    let conversation = path.rsplit('/').next().unwrap();
-    for count in [1025, 2500] {
-        let body = json!({"input": references(&ids[0], count), "conversation": conversation});
-        let more = server.post(PATH, request(body)).await;
-        assert_eq!(refusal(&more), (400, json!("array_above_max_length"), json!("input")));
-    }
     // The limit also applies when items are added.
-    let added = json!({"items": references(&ids[0], 16)}).to_string();
-    for path in [CONVERSATIONS, &format!("{path}/items")] {
-        let many = server.post(path, added.clone()).await;
-        assert_eq!(refusal(&many), (400, json!("context_length_exceeded"), json!("items[0].id")));
-    }
+    let many = server.post(CONVERSATIONS, json!({"items": references}).to_string()).await;
+    assert_eq!(refusal(&many), (400, json!("context_length_exceeded"), json!("items[2].id")));
 }
 
 #[tokio::test]
-async fn an_item_may_be_referred_to_many_times_within_the_limit() {
+async fn an_item_can_be_referred_to_only_once() {
     let server = start();
-    let (_, ids) = conversation(&server, &[said("a"), said("b")]).await;
-    let input: Vec<Value> = references(&ids[1], 2).into_iter().chain(references(&ids[0], 3)).collect();
-    let referring = server.post(&format!("{PATH}/input_tokens"), request(json!({"input": input}))).await;
-    let written: Vec<Value> = ["b", "b", "a", "a", "a"].map(said).into();
-    let written = server.post(&format!("{PATH}/input_tokens"), request(json!({"input": written}))).await;
+    let (path, ids) = conversation(&server, &[said("a"), said("b")]).await;
+    let duplicate = |param: &str| (400, json!("invalid_value"), json!(param));
+    let input = |input: Vec<Value>| request(json!({"input": input}));
+    let both = [references(&ids[1], 1), references(&ids[0], 1)].concat();
+    let referring = server.post(&format!("{PATH}/input_tokens"), input(both)).await;
+    let written = server.post(&format!("{PATH}/input_tokens"), input(vec![said("b"), said("a")])).await;
     assert_eq!(referring.json(), written.json(), "{}", referring.body);
+    assert_eq!(refusal(&server.post(PATH, input(references(&ids[0], 2))).await), duplicate("input"));
+    let items_path = format!("{path}/items");
+    for (path, count) in [(CONVERSATIONS, 2), (items_path.as_str(), 1)] {
+        let items = json!({"items": references(&ids[0], count)}).to_string();
+        assert_eq!(refusal(&server.post(path, items).await), duplicate("items"), "{path}");
+    }
+    let conversation = path.rsplit('/').next().unwrap();
+    for (count, code) in [(1, "invalid_value"), (1025, "array_above_max_length")] {
+        let body = json!({"input": references(&ids[0], count), "conversation": conversation});
+        let refused = server.post(PATH, request(body)).await;
+        assert_eq!(refusal(&refused), (400, json!(code), json!("input")));
+    }
 }
 
 #[tokio::test]
 async fn a_history_that_is_too_large_is_rejected_before_it_is_parsed() {
     let server = start();
     let large = said(&"x".repeat(7 << 20));
-    let (path, ids) = conversation(&server, std::slice::from_ref(&large)).await;
+    let (path, _) = conversation(&server, std::slice::from_ref(&large)).await;
+    let (_, others) = conversation(&server, std::slice::from_ref(&large)).await;
     let (added, body) = (format!("{path}/items"), json!({"items": [large]}).to_string());
     let add = || server.post(&added, body.clone());
     assert_eq!(add().await.status, 200);
     let name = path.rsplit('/').next().unwrap();
     // The conversation's 14 MiB are within the limit, and one more item exceeds it.
-    let body = json!({"conversation": name, "input": references(&ids[0], 1)});
+    let body = json!({"conversation": name, "input": references(&others[0], 1)});
     let more = server.post(PATH, request(body)).await;
     assert_eq!(refusal(&more), (400, json!("context_length_exceeded"), json!("input[0].id")));
     assert_eq!(add().await.status, 200);

@@ -116,13 +116,16 @@ async function aConversationIsChangedItemByItem() {
   await client.conversations.items.delete(first.id, named);
   await expectError(OpenAI.NotFoundError, "item_not_found", client.conversations.items.retrieve(first.id, named));
   const input = [{ type: "item_reference", id: second.id }];
-  const response = await client.responses.create({ model, conversation: id, input, max_output_tokens: 4 });
+  const create = (parameters) => client.responses.create({ model, max_output_tokens: 4, ...parameters });
+  assert.ok((await create({ input })).usage.input_tokens > 0);
+  await expectError(OpenAI.BadRequestError, "invalid_value", create({ input, conversation: id }));
+  const response = await create({ input: "d", conversation: id });
   const include = ["message.output_text.logprobs"];
   assert.equal((await client.responses.retrieve(response.id, { include })).conversation.id, id);
   const texts = [];
   for await (const item of client.conversations.items.list(id, { order: "asc", limit: 2 }))
     if (item.role === "user") texts.push(item.content[0].text);
-  assert.deepEqual(texts, ["a", "c", "c"]);
+  assert.deepEqual(texts, ["a", "c", "d"]);
   const { input_tokens } = await client.responses.inputTokens.count({ model, input: "Hi" });
   assert.ok(input_tokens > 0);
   assert.ok((await client.conversations.delete(id)).deleted);

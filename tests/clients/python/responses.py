@@ -225,14 +225,16 @@ def a_conversation_is_changed_item_by_item(client, model):
     assert items.retrieve(first.id, conversation_id=id) == first and first.content[0].text == "b", first
     assert items.delete(first.id, conversation_id=id).id == id
     expect_error(openai.NotFoundError, "item_not_found", lambda: items.retrieve(first.id, conversation_id=id))
-    # The input refers to an item by its ID.
-    response = client.responses.create(
-        model=model, conversation=id, input=[{"type": "item_reference", "id": second.id}], max_output_tokens=4
-    )
+    # The input refers to an item by its ID. A conversation contains an item only once.
+    reference = [{"type": "item_reference", "id": second.id}]
+    create = lambda **parameters: client.responses.create(model=model, max_output_tokens=4, **parameters)
+    assert create(input=reference).usage.input_tokens > 0
+    expect_error(openai.BadRequestError, "invalid_value", lambda: create(input=reference, conversation=id))
+    response = create(input="d", conversation=id)
     assert response.conversation.id == id and response.usage.input_tokens > 0, response
     listed = list(items.list(id, order="asc", limit=2))
     texts = [item.content[0].text for item in listed if item.type == "message" and item.role == "user"]
-    assert texts == ["a", "c", "c"] and len(listed) == 4, listed
+    assert texts == ["a", "c", "d"] and len(listed) == 4, listed
     assert client.conversations.delete(id).deleted
     expect_error(openai.NotFoundError, "conversation_not_found", lambda: items.list(id))
 

@@ -17,7 +17,8 @@ use crate::error::Error;
 use crate::model::unix_time;
 use crate::respond::{Answer, AnswerEvent, ChoiceDelta};
 use crate::responses::{
-    Assembly, BackgroundResponse, FollowedEvents, Interruption, LiveResponse, RetainedRequest, encode,
+    Assembly, BackgroundResponse, FollowedEvents, Interruption, LiveResponse, ResponseEvents,
+    RetainedRequest, encode,
 };
 use crate::routes::stream::{Encoder, stream};
 use crate::routes::submission::with_request_id;
@@ -169,7 +170,7 @@ fn background(answer: Answer, encoder: ResponseEncoder, follows: bool) -> Respon
     }
     let response = live.response();
     app.background().begin(Arc::clone(&live), work(app.clone(), Arc::clone(&live), answer));
-    if follows { follow(live, 0) } else { Json(response).into_response() }
+    if follows { follow(live.events(), 0) } else { Json(response).into_response() }
 }
 
 /// Generates a response, whether or not a client follows it.
@@ -249,15 +250,15 @@ fn not_stored(record: ResponseRecord) -> ResponseRecord {
 }
 
 /// Streams the events of a background response, starting with the number `from`.
-pub(super) fn follow(live: Arc<LiveResponse>, from: usize) -> Response {
-    sse::response(futures_util::stream::unfold(Some((live, from)), |state| async move {
-        let (live, from) = state?;
+pub(super) fn follow(followed: Arc<ResponseEvents>, from: usize) -> Response {
+    sse::response(futures_util::stream::unfold(Some((followed, from)), |state| async move {
+        let (followed, from) = state?;
         let mut events = Events::default();
-        let followed = live.follow(from).await;
-        let more = match followed {
+        let next = followed.follow(from).await;
+        let more = match next {
             FollowedEvents::New(new) => {
                 new.iter().for_each(|event| events.push_raw(event));
-                Some((live, from + new.len()))
+                Some((followed, from + new.len()))
             }
             FollowedEvents::Last(new) => {
                 new.iter().for_each(|event| events.push_raw(event));
@@ -265,8 +266,8 @@ pub(super) fn follow(live: Arc<LiveResponse>, from: usize) -> Response {
                 None
             }
             FollowedEvents::Discarded => {
-                let message =
-                    "the response has too many events to replay them; retrieve the response instead";
+                let message = "the events were discarded, because there are too many or the response ended more \
+                    than a minute ago; retrieve the response instead";
                 let data = EventData::Error { code: Some("events_discarded"), message, param: None };
                 let event = Event { r#type: kind::ERROR, data, sequence_number: from as u64 };
                 events.push_raw(&encode(&event));
@@ -292,9 +293,11 @@ fn write(store: &Store, record: ResponseRecord, tenant: Tenant) -> bool {
 fn join(store: &Store, response: &WireResponse, input: &[Arc<Item>], tenant: Tenant) {
     let WireResponse { conversation, output, .. } = response;
     let Some(id) = conversation.as_ref().and_then(|conversation| Id::parse(&conversation.id)) else { return };
-    let items = input.iter().cloned().chain(output.iter().cloned().map(Arc::new)).collect();
-    let joined = store.append(id, tenant, |counts| {
-        Ok::<_, store::Error>(NewItems { items, generated_ids: counts.generated_ids })
+    let items: Vec<Arc<Item>> = input.iter().cloned().chain(output.iter().cloned().map(Arc::new)).collect();
+    let joined = store.append(id, tenant, |stored| {
+        // Another turn may have added an item of this one in the meantime.
+        stored.check_new_ids(&items)?;
+        Ok::<_, store::Error>(NewItems { items, generated_ids: stored.counts().generated_ids })
     });
     match joined {
         Ok(Some(_)) => {}

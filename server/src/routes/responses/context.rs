@@ -1,6 +1,5 @@
 //! Looks up the objects that a request refers to: the responses that it follows, its conversation, and single items.
-//! The total size of the stored items that a request includes is limited, and each use of an item counts. If an object
-//! does not exist, the error names it.
+//! The total size of the stored items that a request includes is limited. If an object does not exist, the error names it.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -14,8 +13,7 @@ use crate::responses::{LiveResponse, json_bytes};
 use crate::store::{self, CHAIN_MAX, ChainError, Id, Kind, StoredItem, StoredRecord, check_room};
 use crate::tenant::Tenant;
 
-/// Total size, as JSON, of the stored items that a request includes: its history, and each referenced item as often as
-/// it is used.
+/// Total size, as JSON, of the stored items that a request includes: its history, and the items that it refers to.
 ///
 /// If exceeded: 400, `context_length_exceeded`.
 const CONTEXT_BYTES_MAX: u64 = 16 << 20;
@@ -28,17 +26,10 @@ pub(crate) struct Lookup<'a> {
     bytes_left: u64,
 }
 
-/// A stored item that a request includes.
-struct ContextItem {
-    item: Arc<Item>,
-    bytes: u64,
-}
-
 /// An item that a request refers to.
 struct ReferencedItem<'a> {
     /// The first parameter that refers to the item.
     param: &'a str,
-    uses: u64,
     item: Option<Arc<Item>>,
 }
 
@@ -64,7 +55,7 @@ pub(super) fn find(app: &App, tenant: Tenant, references: &References) -> Result
         (None, None) => Vec::new(),
     };
     let items = lookup.items(&references.items, &history)?;
-    Ok(Context { history: history.into_iter().map(|included| included.item).collect(), items })
+    Ok(Context { history, items })
 }
 
 impl<'a> Lookup<'a> {
@@ -73,14 +64,14 @@ impl<'a> Lookup<'a> {
     }
 
     /// Returns the items of a conversation, which must not be full.
-    fn conversation(&mut self, name: &str) -> Result<Vec<ContextItem>, Error> {
+    fn conversation(&mut self, name: &str) -> Result<Vec<Arc<Item>>, Error> {
         let stored = conversation(self.app, self.tenant, name)?;
         check_room(stored.counts(), stored.bytes()).map_err(|error| Error::invalid("conversation", error))?;
         stored.input().map(|item| self.include(&item.map_err(damaged)?, "conversation")).collect()
     }
 
     /// Returns all items up to the end of this response, oldest first.
-    fn followed(&mut self, name: &str) -> Result<Vec<ContextItem>, Error> {
+    fn followed(&mut self, name: &str) -> Result<Vec<Arc<Item>>, Error> {
         const PARAM: &str = "previous_response_id";
         let lost = |id: &str| Error::NotStored {
             code: "previous_response_not_found",
@@ -100,7 +91,7 @@ impl<'a> Lookup<'a> {
                 return Err(Error::invalid(PARAM, problem));
             }
             for item in link.items(Part::All)? {
-                history.push(self.include_linked(item, PARAM)?);
+                history.push(self.include_linked(&item, PARAM)?);
             }
         }
         Ok(history)
@@ -114,19 +105,19 @@ impl<'a> Lookup<'a> {
         self.items(references, &[])
     }
 
+    /// Returns the referenced items. Repeated references, and references to items of the history, are rejected later,
+    /// together with other duplicates.
     fn items(
         &mut self,
         references: &[ItemReference],
-        history: &[ContextItem],
+        history: &[Arc<Item>],
     ) -> Result<Vec<Arc<Item>>, Error> {
         let mut referenced: HashMap<&str, ReferencedItem<'_>> = HashMap::new();
-        for reference in references {
-            let item = referenced.entry(&reference.id);
-            item.or_insert(ReferencedItem { param: &reference.param, uses: 0, item: None }).uses += 1;
+        for ItemReference { param, id } in references {
+            referenced.entry(id).or_insert(ReferencedItem { param, item: None });
         }
-        for ContextItem { item, bytes } in history {
-            if let Some(found) = referenced.get_mut(item.id()).filter(|found| found.item.is_none()) {
-                self.count_uses(*bytes, found)?;
+        for item in history {
+            if let Some(found) = referenced.get_mut(item.id()) {
                 found.item = Some(Arc::clone(item));
             }
         }
@@ -158,32 +149,21 @@ impl<'a> Lookup<'a> {
         };
         for item in link.items(Part::All)? {
             if let Some(found) = referenced.get_mut(item.id()).filter(|found| found.item.is_none()) {
-                self.count_uses(item.bytes(), found)?;
+                self.count_bytes(item.bytes(), found.param)?;
                 found.item = Some(item.parse()?);
             }
         }
         Ok(())
     }
 
-    /// Counts the bytes of an item once for each use, because the prompt repeats the item for each reference.
-    fn count_uses(&mut self, bytes: u64, item: &ReferencedItem<'_>) -> Result<(), Error> {
-        self.count_bytes(bytes.saturating_mul(item.uses), item.param)
-    }
-
-    fn include_linked(&mut self, item: LinkItem<'_>, param: &str) -> Result<ContextItem, Error> {
-        match item {
-            LinkItem::Stored(item) => self.include(&item, param),
-            LinkItem::Live(item) => {
-                let bytes = json_bytes(&item);
-                self.count_bytes(bytes, param)?;
-                Ok(ContextItem { item, bytes })
-            }
-        }
-    }
-
-    fn include(&mut self, item: &StoredItem<'_>, param: &str) -> Result<ContextItem, Error> {
+    fn include_linked(&mut self, item: &LinkItem<'_>, param: &str) -> Result<Arc<Item>, Error> {
         self.count_bytes(item.bytes(), param)?;
-        Ok(ContextItem { item: Arc::new(item.parse().map_err(damaged)?), bytes: item.bytes() })
+        item.parse()
+    }
+
+    fn include(&mut self, item: &StoredItem<'_>, param: &str) -> Result<Arc<Item>, Error> {
+        self.count_bytes(item.bytes(), param)?;
+        Ok(Arc::new(item.parse().map_err(damaged)?))
     }
 
     fn count_bytes(&mut self, bytes: u64, param: &str) -> Result<(), Error> {

@@ -33,7 +33,7 @@ pub(crate) async fn retrieve(State(app): State<App>, Path(id): Path<String>, req
         match (from, app.background().find(&id, tenant)) {
             (None, Some(live)) => json(&app, move |_| Ok(live.response())).await,
             (None, None) => json(&app, move |app| read(app, tenant, &id)).await,
-            (Some(from), Some(live)) if live.stores_events() => Ok(answer::follow(live, from)),
+            (Some(from), Some(live)) if live.stores_events() => Ok(answer::follow(live.events(), from)),
             (Some(from), None) => replay(&app, tenant, &id, from).await,
             (Some(_), Some(_)) => Err(no_events()),
         }

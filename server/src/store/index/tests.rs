@@ -15,7 +15,7 @@ fn tenant(number: u32) -> Tenant {
 }
 
 fn entry(bytes: u64, previous: Option<Key>) -> Entry {
-    Entry { tenant: Tenant::default(), previous, bytes, data: None, counts: None }
+    Entry { tenant: Tenant::default(), previous, bytes, data: None }
 }
 
 fn index(entries_max: usize, bytes_max: u64) -> Index {
@@ -156,8 +156,8 @@ fn the_limits_hold_and_no_record_is_evicted_before_its_followers() {
                 Vec::new()
             }
             2 => {
-                let size = Size { bytes: random(80), counts: ItemCounts::default() };
-                index.append(recent, size, None).unwrap_or_default()
+                let bytes = random(80);
+                index.append(recent, bytes, None).unwrap_or_default()
             }
             _ => {
                 // A record follows an earlier record or none, which results in chains and trees.
