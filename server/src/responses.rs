@@ -8,5 +8,5 @@ mod retained;
 
 pub(crate) use assembly::{Assembly, LogprobFormat, NewResponse, encode};
 pub(crate) use events::{FollowedEvents, ResponseEvents};
-pub(crate) use live::{BackgroundResponses, BackgroundResponse, Interruption, LiveResponse};
+pub(crate) use live::{BackgroundResponse, BackgroundResponses, Interruption, LiveResponse};
 pub(crate) use retained::{RetainedRequest, json_bytes};

@@ -33,7 +33,7 @@ pub(crate) use id::{Id, ItemIds, Kind};
 use index::{Bounds, Entry, Index};
 pub(crate) use index::{CHAIN_MAX, ChainError};
 pub(crate) use record::{ConversationRecord, NewItems, ResponseRecord, StoredItem, StoredRecord, check_ids};
-use record::{Lines, ItemCounts};
+use record::{ItemCounts, Lines};
 
 /// Stored size of a response, or of the items that one request adds to a conversation.
 ///
