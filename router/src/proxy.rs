@@ -162,7 +162,7 @@ async fn forward(
         // Streams of the Responses API always report the usage.
         _ => None,
     };
-    let text_bytes = measurable_text_bytes(&fields, &prompt);
+    let prompt_bytes = measurable_prompt_bytes(&fields, &prompt);
     // The prompt without its images can be a large copy, and the answer can take minutes.
     drop(prompt);
     let queued = QueuedRequest { tenant: demand.tenant, tokens: demand.prompt_tokens, ..queued };
@@ -182,7 +182,7 @@ async fn forward(
         is_stream: fields.is_stream,
         hides_usage: metered.is_some(),
         is_computed,
-        text_bytes,
+        prompt_bytes,
         choices: demand.sequences,
         headers: headers::for_replica(&mut parts, forwarding),
         uri: parts.uri.path_and_query().cloned().map_or(Uri::default(), Uri::from),
@@ -273,7 +273,7 @@ fn placement_request(
     let session = parts.headers.get(SESSION).map(HeaderValue::as_bytes).or(fields.user);
     let tenant = parts.headers.get(tenant::HEADER);
     let demand = Demand {
-        prompt_tokens: estimates.prompt_tokens(prompt.text.len() + fields.tools.len()),
+        prompt_tokens: estimates.prompt_tokens(prompt_bytes(fields, prompt)),
         image_tokens: prompt.image_tokens,
         images_start: estimates.prompt_tokens(prompt.images.start),
         images_end: estimates.prompt_tokens(prompt.images.end),
@@ -286,8 +286,15 @@ fn placement_request(
     app.metrics().record_prompt(demand.prompt_tokens);
     let chain = if app.settings().policy.uses_prefixes() {
         let tenant = tenant.map_or(&[][..], HeaderValue::as_bytes);
-        let context =
-            PromptContext { model: &fleet.model, tenant, cache_salt: fields.cache_salt, tools: fields.tools };
+        let context = PromptContext {
+            model: &fleet.model,
+            tenant,
+            cache_salt: fields.cache_salt,
+            tools: fields.tools,
+            functions: fields.functions,
+            instructions: fields.instructions,
+            documents: fields.documents,
+        };
         Chain::of_text(&prompt.text, expectations.block_bytes.get(), context.seed(app.dispatch().seed))
     } else {
         Chain::default()
@@ -295,11 +302,18 @@ fn placement_request(
     PlacementRequest { demand, chain: Arc::new(chain), tried: Vec::new(), only: None }
 }
 
-/// The length of the prompt, from which the bytes per token are estimated; 0 if the number of tokens does not depend on
-/// it alone, because the prompt has images or continues stored turns.
-fn measurable_text_bytes(fields: &Fields<'_>, prompt: &RoutingPrompt<'_>) -> usize {
+/// The number of bytes from which the tokens of the prompt are estimated, including those of the members that chat
+/// templates insert.
+fn prompt_bytes(fields: &Fields<'_>, prompt: &RoutingPrompt<'_>) -> usize {
+    let members = [fields.tools, fields.functions, fields.instructions, fields.documents, fields.suffix];
+    prompt.text.len() + members.iter().map(|member| member.len()).sum::<usize>()
+}
+
+/// The bytes of the prompt, from which the bytes per token are derived; 0 if the number of tokens does not depend on them
+/// alone, because the prompt has images or continues stored turns.
+fn measurable_prompt_bytes(fields: &Fields<'_>, prompt: &RoutingPrompt<'_>) -> usize {
     let has_history = fields.previous_response_id.is_some() || fields.conversation.is_some();
-    if has_history || prompt.image_tokens > 0 { 0 } else { prompt.text.len() }
+    if has_history || prompt.image_tokens > 0 { 0 } else { prompt_bytes(fields, prompt) }
 }
 
 /// Charges the request to the rate limits of its client, with the tokens of its demand unless nothing is computed for
@@ -332,12 +346,17 @@ mod tests {
     fn only_prompts_that_are_all_in_the_body_are_measured() {
         let measured = |body: &str| {
             let fields = fields::read(body.as_bytes()).unwrap();
-            measurable_text_bytes(&fields, &images::without_images(fields.prompt))
+            measurable_prompt_bytes(&fields, &images::without_images(fields.prompt))
         };
         assert_eq!(measured(r#"{"input":"Hello","previous_response_id":null,"conversation":null}"#), 6);
         assert_eq!(measured(r#"{"input":"Hello","previous_response_id":"resp_1"}"#), 0);
         assert_eq!(measured(r#"{"input":"Hello","conversation":"conv_1"}"#), 0);
         assert_eq!(measured(r#"{"input":"Hello","conversation":{"id":"conv_1"}}"#), 0);
         assert_eq!(measured(r#"{"messages":["data:image/png;base64,AAAA"]}"#), 0);
+        // The replica counts the tokens of everything that it inserts into the prompt.
+        assert_eq!(measured(r#"{"messages":[],"tools":[{}],"documents":[{"a":1}]}"#), 1 + 4 + 9);
+        assert_eq!(measured(r#"{"messages":[],"functions":[{}]}"#), 1 + 4);
+        assert_eq!(measured(r#"{"input":"Hello","instructions":"Be brief."}"#), 6 + 11);
+        assert_eq!(measured(r#"{"prompt":"a(","suffix":")"}"#), 3 + 3);
     }
 }

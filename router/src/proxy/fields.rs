@@ -16,6 +16,14 @@ pub struct Fields<'a> {
     pub prompt: &'a [u8],
     /// The raw value of `tools`, which chat templates insert before the messages.
     pub tools: &'a [u8],
+    /// The raw value of `functions`, the deprecated form of `tools`.
+    pub functions: &'a [u8],
+    /// The raw value of `instructions`, which precede the conversation of a response.
+    pub instructions: &'a [u8],
+    /// The raw value of `documents`, which chat templates insert before the messages.
+    pub documents: &'a [u8],
+    /// The raw value of `suffix`, the text that follows a completion.
+    pub suffix: &'a [u8],
     /// The value of `max_completion_tokens`, `max_tokens` or `max_output_tokens`.
     pub output_tokens_max: Option<u32>,
     /// The value of `n`, if it is a number.
@@ -106,6 +114,10 @@ impl<'a> Fields<'a> {
             b"model" => self.model = text(value),
             b"messages" | b"prompt" | b"input" => self.prompt = &value[..value.len() - 1],
             b"tools" => self.tools = value,
+            b"functions" => self.functions = value,
+            b"instructions" => self.instructions = value,
+            b"documents" => self.documents = value,
+            b"suffix" => self.suffix = value,
             b"max_completion_tokens" | b"max_output_tokens" => {
                 self.output_tokens_max = number(value).or(self.output_tokens_max);
             }

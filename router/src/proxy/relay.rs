@@ -52,7 +52,7 @@ impl StreamedAnswer {
             worker: Arc::clone(worker),
             status: parts.status,
             is_computed: outgoing.is_computed,
-            text_bytes: outgoing.text_bytes,
+            prompt_bytes: outgoing.prompt_bytes,
             choices: outgoing.choices,
             upstream: Some(connection),
             fleet: Arc::clone(&placement.fleet),
@@ -72,7 +72,7 @@ pub(super) struct Relay {
     worker: Arc<Worker>,
     status: StatusCode,
     is_computed: bool,
-    text_bytes: usize,
+    prompt_bytes: usize,
     choices: u32,
     /// `None` once the answer has ended.
     upstream: Option<ReplicaConnection>,
@@ -166,14 +166,14 @@ impl Relay {
         if let (Some(connection), Some(placement)) = (self.upstream.take(), &mut self.placement) {
             self.worker.pool.put(placement.replica.discovered.http, connection);
             placement.set_outcome(Outcome::Answered);
-            let (status, text_bytes, choices) = (self.status, self.text_bytes, self.choices);
+            let (status, prompt_bytes, choices) = (self.status, self.prompt_bytes, self.choices);
             let fleet = Arc::clone(&self.fleet);
             let token_events = self.events.as_ref().map(Events::token_events);
             let mut record = self.record.finished();
             defer(move || {
                 match used {
                     TokensUsed::Reported(usage) => {
-                        usage.observe(&fleet, text_bytes, choices);
+                        usage.observe(&fleet, prompt_bytes, choices);
                         if let Some((tokens, events)) = usage.completion.zip(token_events) {
                             fleet.observe_events(events, tokens);
                         }

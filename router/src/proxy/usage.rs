@@ -37,11 +37,11 @@ impl Usage {
         self.details.and_then(|details| details.image_tokens).is_some_and(|tokens| tokens > 0)
     }
 
-    /// Improves the estimates for the next requests of the model with a prompt of `text_bytes` bytes and an answer of
+    /// Improves the estimates for the next requests of the model with a prompt of `prompt_bytes` bytes and an answer of
     /// `choices` sequences.
-    pub(super) fn observe(self, fleet: &Fleet, text_bytes: usize, choices: u32) {
+    pub(super) fn observe(self, fleet: &Fleet, prompt_bytes: usize, choices: u32) {
         if !self.has_images() {
-            fleet.observe_prompt(text_bytes, self.prompt);
+            fleet.observe_prompt(prompt_bytes, self.prompt);
         }
         if let Some(tokens) = self.completion {
             fleet.observe_output(tokens / choices.max(1));
