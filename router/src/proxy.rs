@@ -38,7 +38,7 @@ use crate::waiting::PlacementRequest;
 mod attempt;
 mod body;
 mod failure;
-pub mod fields;
+pub(crate) mod fields;
 mod headers;
 mod images;
 mod metering;
@@ -219,9 +219,9 @@ fn routing_fields<'a>(endpoint: Endpoint, parts: &Parts, body: &'a [u8]) -> Resu
         content_type.is_some_and(|value| memchr::memmem::find(value, b"json").is_some())
     };
     match endpoint {
-        Endpoint::Chat | Endpoint::Completions | Endpoint::Responses => Ok(fields::read(body)?),
+        Endpoint::Chat | Endpoint::Completions | Endpoint::Responses => Ok(fields::read(body, endpoint)?),
         // The body of other endpoints may be JSON, and may name a model.
-        _ if is_json() => Ok(fields::read(body).unwrap_or_default()),
+        _ if is_json() => Ok(fields::read(body, endpoint).unwrap_or_default()),
         _ => Ok(Fields::default()),
     }
 }
@@ -277,8 +277,8 @@ fn placement_request(
         image_tokens: prompt.image_tokens,
         images_start: estimates.prompt_tokens(prompt.images.start),
         images_end: estimates.prompt_tokens(prompt.images.end),
-        output_tokens: estimates.output_tokens(fields.output_tokens_max),
-        output_tokens_max: fields.output_tokens_max,
+        output_tokens: estimates.output_tokens(fields.output_tokens_max()),
+        output_tokens_max: fields.output_tokens_max(),
         sequences: fields.choices.max(fields.best_of).unwrap_or(1).max(1),
         session: session.map(xxh3_64),
         tenant: tenant.map_or(NO_TENANT, |tenant| xxh3_64(tenant.as_bytes())),
@@ -344,19 +344,21 @@ mod tests {
 
     #[test]
     fn only_prompts_that_are_all_in_the_body_are_measured() {
-        let measured = |body: &str| {
-            let fields = fields::read(body.as_bytes()).unwrap();
+        let measured = |endpoint, body: &str| {
+            let fields = fields::read(body.as_bytes(), endpoint).unwrap();
             measurable_prompt_bytes(&fields, &images::without_images(fields.prompt))
         };
-        assert_eq!(measured(r#"{"input":"Hello","previous_response_id":null,"conversation":null}"#), 6);
-        assert_eq!(measured(r#"{"input":"Hello","previous_response_id":"resp_1"}"#), 0);
-        assert_eq!(measured(r#"{"input":"Hello","conversation":"conv_1"}"#), 0);
-        assert_eq!(measured(r#"{"input":"Hello","conversation":{"id":"conv_1"}}"#), 0);
-        assert_eq!(measured(r#"{"messages":["data:image/png;base64,AAAA"]}"#), 0);
+        let response = |body: &str| measured(Endpoint::Responses, body);
+        assert_eq!(response(r#"{"input":"Hello","previous_response_id":null,"conversation":null}"#), 6);
+        assert_eq!(response(r#"{"input":"Hello","previous_response_id":"resp_1"}"#), 0);
+        assert_eq!(response(r#"{"input":"Hello","conversation":"conv_1"}"#), 0);
+        assert_eq!(response(r#"{"input":"Hello","conversation":{"id":"conv_1"}}"#), 0);
+        let chat = |body: &str| measured(Endpoint::Chat, body);
+        assert_eq!(chat(r#"{"messages":["data:image/png;base64,AAAA"]}"#), 0);
         // The replica counts the tokens of everything that it inserts into the prompt.
-        assert_eq!(measured(r#"{"messages":[],"tools":[{}],"documents":[{"a":1}]}"#), 1 + 4 + 9);
-        assert_eq!(measured(r#"{"messages":[],"functions":[{}]}"#), 1 + 4);
-        assert_eq!(measured(r#"{"input":"Hello","instructions":"Be brief."}"#), 6 + 11);
-        assert_eq!(measured(r#"{"prompt":"a(","suffix":")"}"#), 3 + 3);
+        assert_eq!(chat(r#"{"messages":[],"tools":[{}],"documents":[{"a":1}]}"#), 1 + 4 + 9);
+        assert_eq!(chat(r#"{"messages":[],"functions":[{}]}"#), 1 + 4);
+        assert_eq!(response(r#"{"input":"Hello","instructions":"Be brief."}"#), 6 + 11);
+        assert_eq!(measured(Endpoint::Completions, r#"{"prompt":"a(","suffix":")"}"#), 3 + 3);
     }
 }

@@ -136,10 +136,11 @@ pub(super) fn data(event: &[u8]) -> Option<&[u8]> {
 mod tests {
     use super::super::fields;
     use super::*;
+    use crate::endpoint::Endpoint;
 
     fn requested(body: &str) -> Option<String> {
         let body = Bytes::copy_from_slice(body.as_bytes());
-        let changed = request_usage(&body, &fields::read(&body).unwrap())?;
+        let changed = request_usage(&body, &fields::read(&body, Endpoint::Chat).unwrap())?;
         Some(String::from_utf8(changed.concat()).unwrap())
     }
 
