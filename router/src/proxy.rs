@@ -25,7 +25,7 @@ use xxhash_rust::xxh3::xxh3_64;
 use crate::access::Client;
 use crate::app::App;
 use crate::deferred::run_deferred;
-use crate::endpoint::Endpoint;
+use crate::endpoint::{Endpoint, standard_path};
 use crate::error::Error;
 use crate::fleet::Fleet;
 use crate::limits::Rates;
@@ -81,14 +81,15 @@ pub(crate) async fn serve(
     client_address: IpAddr,
     request: Request<Incoming>,
 ) -> Result<Response<Body>, Infallible> {
-    let Some(endpoint) = Endpoint::from_path(request.uri().path()) else {
+    let path = standard_path(request.uri().path()).into_owned();
+    let Some(endpoint) = Endpoint::from_path(&path) else {
         // Run the deferred jobs first, so that the metrics include the requests that this thread has answered.
         run_deferred();
         return Ok(worker.admin.answer(request).await.map(Body::page));
     };
     let request_id = worker.request_ids.of(request.headers());
     let mut record = RequestRecord::new(&worker.app, endpoint, &request_id, request.headers());
-    let arrival = Arrival { endpoint, client_address, request_id };
+    let arrival = Arrival { endpoint, path, client_address, request_id };
     let (parts, body) = request.into_parts();
     let mut body = Some(UnreadBody::new(&parts.headers, body));
     let mut answer = match forward(&worker, &arrival, parts, &mut body, &mut record).await {
@@ -108,6 +109,8 @@ pub(crate) async fn serve(
 /// The information about a request that is known before its body is read.
 struct Arrival {
     endpoint: Endpoint,
+    /// The standard spelling of the path.
+    path: String,
     client_address: IpAddr,
     request_id: HeaderValue,
 }
@@ -119,13 +122,13 @@ async fn forward(
     body: &mut Option<UnreadBody>,
     record: &mut RequestRecord,
 ) -> Result<Response<Body>, Error> {
-    let (app, endpoint) = (&worker.app, arrival.endpoint);
+    let (app, endpoint, path) = (&worker.app, arrival.endpoint, arrival.path.as_str());
     let client = app.access().client(&parts.headers)?;
     if worker.via.has_passed(&parts.headers) {
         return Err(Error::Loop);
     }
     if endpoint == Endpoint::Models && matches!(parts.method, Method::GET | Method::HEAD) {
-        let answer = worker.admin.models(app, parts.uri.path())?;
+        let answer = worker.admin.models(app, path)?;
         record.completed(StatusCode::OK, TokensUsed::None);
         return Ok(answer.map(Body::whole));
     }
@@ -138,7 +141,7 @@ async fn forward(
         None => Bytes::new(),
     };
     let fields = routing_fields(endpoint, &parts, &body)?;
-    let (fleet, only) = match stored_object::referenced(parts.uri.path(), &fields) {
+    let (fleet, only) = match stored_object::referenced(path, &fields) {
         Some(object) => {
             let model = fields.model.as_deref();
             let (fleet, replica) = stored_object::locate(app, object, model, queued).await?;
@@ -150,7 +153,7 @@ async fn forward(
     let placement_request =
         PlacementRequest { only, ..placement_request(app, &fleet, &parts, &fields, &prompt) };
     let demand = placement_request.demand;
-    let is_computed = is_computed(&parts.method, endpoint, parts.uri.path());
+    let is_computed = is_computed(&parts.method, endpoint, path);
     let has_token_quota = match &client {
         Some(client) => charge(app, client, is_computed.then_some(&demand), record)?,
         None => false,
@@ -174,7 +177,7 @@ async fn forward(
         trace: record.trace(),
         has_body: !body.is_empty(),
     };
-    let retry_safety = RetrySafety::of(&parts.method, parts.uri.path(), &fields);
+    let retry_safety = RetrySafety::of(&parts.method, path, &fields);
     let outgoing = OutgoingRequest {
         endpoint,
         request_id: arrival.request_id.clone(),

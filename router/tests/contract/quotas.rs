@@ -113,6 +113,29 @@ fn reading_a_stored_response_costs_no_tokens() {
     assert_eq!(router.request("GET", &path, KEY, "").status, 200);
 }
 
+/// Replicas with `--ovms-compat` accept these spellings.
+#[test]
+fn alternative_spellings_of_a_path_are_charged_and_forwarded_unchanged() {
+    const USAGE: &str = r#"{"usage":{"input_tokens":300,"output_tokens":200}}"#;
+    for path in ["/v1/responses/", "/v3/v1/responses"] {
+        let upstream = Upstream::start("m", |_, stream| send(stream, &whole(USAGE)));
+        let (_folder, router) = start(&upstream, 600);
+        let body = r#"{"model":"m","input":"x","max_output_tokens":200}"#;
+        assert_eq!(router.request("POST", path, KEY, body).status, 200, "{path}");
+        await_condition("the tokens of the response to be charged", || {
+            (router.request("POST", path, KEY, body).status == 429).then_some(())
+        });
+        assert!(upstream.seen()[0].head.starts_with(&format!("POST {path} HTTP/1.1")));
+    }
+    for path in ["/v1/chat/completions/", "/v3/v1/chat/completions"] {
+        let upstream = streaming(1);
+        let (_folder, router) = start(&upstream, 10_000);
+        let body = r#"{"model":"m","messages":[],"stream":true}"#;
+        assert_eq!(router.request("POST", path, KEY, body).status, 200, "{path}");
+        assert!(String::from_utf8_lossy(&upstream.seen()[0].body).contains("include_usage"), "{path}");
+    }
+}
+
 #[test]
 fn a_content_encoding_does_not_hide_a_request_from_its_quota() {
     let upstream = streaming(1);
