@@ -4,10 +4,8 @@
 //! can follow. Only the usage in events is parsed, and it is removed if only the router requested it. Everything else
 //! is forwarded unchanged.
 
-use std::sync::LazyLock;
-
 use bytes::{Bytes, BytesMut};
-use memchr::memmem::{self, Finder};
+use memchr::memmem;
 use serde::Serialize;
 
 use super::metering::{data, events_of, without_usage};
@@ -20,15 +18,14 @@ use crate::error::ErrorObject;
 /// If exceeded: the event is forwarded in parts.
 const EVENT_BYTES_MAX: usize = 256 * 1024;
 
-/// The prefix of the data in an event.
-static DATA: LazyLock<Finder<'_>> = LazyLock::new(|| Finder::new(b"data:"));
-
 /// Processes the events of one stream.
 #[derive(Debug)]
 pub(super) struct Events {
     endpoint: Endpoint,
     /// The beginning of an event that is not complete.
     held: BytesMut,
+    /// Whether the next byte begins a line.
+    is_line_start: bool,
     /// The number of forwarded events.
     pub(super) count: u64,
     /// The last usage that the replica reported.
@@ -44,6 +41,7 @@ impl Events {
         Self {
             endpoint,
             held: BytesMut::new(),
+            is_line_start: true,
             count: 0,
             usage: None,
             hides_usage: false,
@@ -70,7 +68,7 @@ impl Events {
                 None => return Bytes::new(),
             }
         };
-        self.count += DATA.find_iter(&forwarded).count() as u64;
+        self.count_events(&forwarded);
         if self.endpoint == Endpoint::Responses {
             self.track_sequence_number(&forwarded);
         }
@@ -78,6 +76,14 @@ impl Events {
             self.usage = events_of(&forwarded).filter_map(|event| usage(data(event)?)).last().or(self.usage);
         }
         if self.hides_usage { without_usage(forwarded) } else { forwarded }
+    }
+
+    /// Counts the lines of data. The text within an event may contain `data:` too.
+    fn count_events(&mut self, forwarded: &[u8]) {
+        let line_starts = memchr::memchr_iter(b'\n', forwarded).map(|line_end| line_end + 1);
+        let line_starts = self.is_line_start.then_some(0).into_iter().chain(line_starts);
+        self.count += line_starts.filter(|&start| forwarded[start..].starts_with(b"data:")).count() as u64;
+        self.is_line_start = forwarded.ends_with(b"\n");
     }
 
     /// The number of events with tokens: all events except the first and last ones of an answer.
@@ -254,6 +260,17 @@ mod tests {
             assert_eq!(String::from_utf8(forwarded).unwrap(), expected);
             assert_eq!(events.usage.map(Usage::total), Some(10));
         }
+    }
+
+    #[test]
+    fn only_lines_of_data_count_as_events() {
+        let mut events = Events::new(Endpoint::Chat);
+        events.forward(Bytes::from_static(b"event: data:\ndata: \"data: data:\"\n\ndata: x\n\n"));
+        assert_eq!(events.count, 2);
+        // The second part of a large event begins within a line.
+        events.forward(Bytes::from(format!("data: {}", "x".repeat(EVENT_BYTES_MAX))));
+        events.forward(Bytes::from_static(b"data: x\n\ndata: y\n\n"));
+        assert_eq!(events.count, 4);
     }
 
     #[test]
