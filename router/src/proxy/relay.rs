@@ -15,6 +15,7 @@ use super::outgoing::OutgoingRequest;
 use super::record::{RequestRecord, TokensUsed};
 use super::sse::Events;
 use super::upstream::ReplicaConnection;
+use super::usage::UsageScanner;
 use super::worker::Worker;
 use crate::deferred::defer;
 use crate::dispatch::{Outcome, Placement};
@@ -60,6 +61,7 @@ impl StreamedAnswer {
             record: record.detach(),
             first,
             events: is_events.then(|| events(outgoing.endpoint)),
+            usage: UsageScanner::default(),
             silence: None,
             failure: None,
         };
@@ -81,6 +83,8 @@ pub(super) struct Relay {
     record: RequestRecord,
     first: Option<Bytes>,
     events: Option<Events>,
+    /// Reads the usage of an answer that is not a stream of events.
+    usage: UsageScanner,
     silence: Option<Silence>,
     /// The error that ends the body after all earlier data has been sent.
     failure: Option<io::Error>,
@@ -139,7 +143,12 @@ impl Relay {
     fn forward(&mut self, bytes: Bytes) -> Bytes {
         match &mut self.events {
             Some(events) => events.forward(bytes),
-            None => bytes,
+            None => {
+                if self.is_computed {
+                    self.usage.scan(&bytes);
+                }
+                bytes
+            }
         }
     }
 
@@ -152,7 +161,7 @@ impl Relay {
                 let estimates = self.fleet.expectations().estimates;
                 TokensUsed::Estimated(estimates.tokens_of_events(events.token_events()))
             }
-            None => TokensUsed::Unknown,
+            None => self.usage.usage().map_or(TokensUsed::Unknown, TokensUsed::Reported),
         }
     }
 
