@@ -318,7 +318,6 @@ fn warn_about_restart(present: &Args, changed: &Args) {
         ("threads", present.threads != changed.threads),
         ("api-keys", present.api_keys.is_some() && changed.api_keys.is_none()),
         ("replica-token-file", present.replica_token_file != changed.replica_token_file),
-        ("max-header-bytes", present.max_header_bytes != changed.max_header_bytes),
         ("max-connections", present.max_connections != changed.max_connections),
         ("drain-timeout", present.drain_timeout != changed.drain_timeout),
         ("log", present.log != changed.log),
