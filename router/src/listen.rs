@@ -203,7 +203,7 @@ impl Threads {
     }
 }
 
-/// The settings for connections.
+/// The settings for a new connection.
 fn builder(app: &App) -> auto::Builder<TokioExecutor> {
     let settings = app.settings();
     let head_bytes = usize::try_from(settings.max_header_bytes.0).unwrap_or(usize::MAX);
@@ -265,7 +265,6 @@ impl Service {
 /// Serves connections on the thread that created this value, which must also call [`Self::serve`].
 pub struct ConnectionServer {
     app: App,
-    builder: auto::Builder<TokioExecutor>,
     service: Service,
     shutdown: ShutdownSignals,
     _deferred: DeferredTasks,
@@ -284,13 +283,12 @@ impl ConnectionServer {
     }
 
     fn start(app: App, kind: ListenerKind, shutdown: ShutdownSignals) -> Self {
-        let builder = builder(&app);
         let service = Service::new(app.clone(), kind);
         let mut ticking = JoinSet::new();
         if let Service::Api(worker) = &service {
             ticking.spawn(tick(Arc::clone(worker)));
         }
-        Self { app, builder, service, shutdown, _deferred: DeferredTasks::start(), _ticking: ticking }
+        Self { app, service, shutdown, _deferred: DeferredTasks::start(), _ticking: ticking }
     }
 
     /// Serves the connection of the client at this address until it ends.
@@ -311,7 +309,8 @@ impl ConnectionServer {
             }
         });
         let limits = ConnectionLimits::of(&self.app);
-        let connection = self.builder.serve_connection(TokioIo::new(connection), service);
+        let builder = builder(&self.app);
+        let connection = builder.serve_connection(TokioIo::new(connection), service);
         connection::supervise(connection, &activity, limits, &self.shutdown).await;
     }
 

@@ -53,6 +53,12 @@ pub struct PromptContext<'a> {
     pub cache_salt: &'a [u8],
     /// The tools, which chat templates insert before the messages.
     pub tools: &'a [u8],
+    /// The deprecated form of the tools.
+    pub functions: &'a [u8],
+    /// The instructions, which precede the conversation of a response.
+    pub instructions: &'a [u8],
+    /// The documents, which chat templates insert before the messages.
+    pub documents: &'a [u8],
 }
 
 impl PromptContext<'_> {
@@ -60,8 +66,8 @@ impl PromptContext<'_> {
     /// cannot construct prompts whose hashes collide.
     #[must_use]
     pub fn seed(&self, secret: u64) -> u64 {
-        let Self { model, tenant, cache_salt, tools } = *self;
-        [model.as_bytes(), tenant, cache_salt, tools]
+        let Self { model, tenant, cache_salt, tools, functions, instructions, documents } = *self;
+        [model.as_bytes(), tenant, cache_salt, tools, functions, instructions, documents]
             .into_iter()
             .fold(secret, |seed, part| xxh3_64_with_seed(part, seed))
     }

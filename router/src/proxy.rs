@@ -25,7 +25,7 @@ use xxhash_rust::xxh3::xxh3_64;
 use crate::access::Client;
 use crate::app::App;
 use crate::deferred::run_deferred;
-use crate::endpoint::Endpoint;
+use crate::endpoint::{Endpoint, standard_path};
 use crate::error::Error;
 use crate::limits::Rates;
 use crate::policy::Demand;
@@ -38,7 +38,7 @@ use crate::waiting::PlacementRequest;
 mod attempt;
 mod body;
 mod failure;
-pub mod fields;
+pub(crate) mod fields;
 mod headers;
 mod images;
 mod metering;
@@ -81,14 +81,15 @@ pub(crate) async fn serve(
     client_address: IpAddr,
     request: Request<Incoming>,
 ) -> Result<Response<Body>, Infallible> {
-    let Some(endpoint) = Endpoint::from_path(request.uri().path()) else {
+    let path = standard_path(request.uri().path()).into_owned();
+    let Some(endpoint) = Endpoint::from_path(&path) else {
         // Run the deferred jobs first, so that the metrics include the requests that this thread has answered.
         run_deferred();
         return Ok(worker.admin.answer(request).await.map(Body::page));
     };
     let request_id = worker.request_ids.of(request.headers());
     let mut record = RequestRecord::new(&worker.app, endpoint, &request_id, request.headers());
-    let head = RequestHead { endpoint, client_address, request_id };
+    let head = RequestHead { endpoint, path, client_address, request_id };
     let (parts, body) = request.into_parts();
     let mut body = Some(UnreadBody::new(&parts.headers, body));
     let mut answer = match forward(&worker, &head, parts, &mut body, &mut record).await {
@@ -108,6 +109,8 @@ pub(crate) async fn serve(
 /// The information about a request that is known before its body is read.
 struct RequestHead {
     endpoint: Endpoint,
+    /// The standard spelling of the path.
+    path: String,
     client_address: IpAddr,
     request_id: HeaderValue,
 }
@@ -119,13 +122,13 @@ async fn forward(
     body: &mut Option<UnreadBody>,
     record: &mut RequestRecord,
 ) -> Result<Response<Body>, Error> {
-    let (app, endpoint) = (&worker.app, head.endpoint);
+    let (app, endpoint, path) = (&worker.app, head.endpoint, head.path.as_str());
     let client = app.access().client(&parts.headers)?;
     if worker.via.has_passed(&parts.headers) {
         return Err(Error::Loop);
     }
     if endpoint == Endpoint::Models && matches!(parts.method, Method::GET | Method::HEAD) {
-        let answer = worker.admin.models(app, parts.uri.path())?;
+        let answer = worker.admin.models(app, path)?;
         record.completed(StatusCode::OK, TokensUsed::None);
         return Ok(answer.map(Body::whole));
     }
@@ -138,7 +141,7 @@ async fn forward(
         None => Bytes::new(),
     };
     let fields = routing_fields(endpoint, &parts, &body)?;
-    let (served_model, required_replica) = match stored_object::referenced(parts.uri.path(), &fields) {
+    let (served_model, required_replica) = match stored_object::referenced(path, &fields) {
         Some(object) => {
             let model = fields.model.as_deref();
             let (served_model, replica) = stored_object::locate(app, object, model, queued).await?;
@@ -152,7 +155,7 @@ async fn forward(
         ..placement_request(app, &served_model, &parts, &fields, &prompt)
     };
     let demand = placement_request.demand;
-    let is_computed = is_computed(&parts.method, endpoint, parts.uri.path());
+    let is_computed = is_computed(&parts.method, endpoint, path);
     let has_token_quota = match &client {
         Some(client) => charge(app, client, is_computed.then_some(&demand), record)?,
         None => false,
@@ -164,7 +167,7 @@ async fn forward(
         // Streams of the Responses API always report the usage.
         _ => None,
     };
-    let text_bytes = measurable_text_bytes(&fields, &prompt);
+    let prompt_bytes = measurable_prompt_bytes(&fields, &prompt);
     // The prompt without its images can be a large copy, and the answer can take minutes.
     drop(prompt);
     let queued = QueuedRequest { tenant: demand.tenant, tokens: demand.prompt_tokens, ..queued };
@@ -176,7 +179,7 @@ async fn forward(
         trace: record.trace(),
         has_body: !body.is_empty(),
     };
-    let retry_safety = RetrySafety::of(&parts.method, parts.uri.path(), &fields);
+    let retry_safety = RetrySafety::of(&parts.method, path, &fields);
     let outgoing = OutgoingRequest {
         endpoint,
         request_id: head.request_id.clone(),
@@ -184,7 +187,7 @@ async fn forward(
         is_stream: fields.is_stream,
         hides_usage: metered.is_some(),
         is_computed,
-        text_bytes,
+        prompt_bytes,
         choices: demand.sequences,
         headers: headers::for_replica(&mut parts, forwarding),
         uri: parts.uri.path_and_query().cloned().map_or(Uri::default(), Uri::from),
@@ -221,9 +224,9 @@ fn routing_fields<'a>(endpoint: Endpoint, parts: &Parts, body: &'a [u8]) -> Resu
         content_type.is_some_and(|value| memchr::memmem::find(value, b"json").is_some())
     };
     match endpoint {
-        Endpoint::Chat | Endpoint::Completions | Endpoint::Responses => Ok(fields::read(body)?),
+        Endpoint::Chat | Endpoint::Completions | Endpoint::Responses => Ok(fields::read(body, endpoint)?),
         // The body of other endpoints may be JSON, and may name a model.
-        _ if is_json() => Ok(fields::read(body).unwrap_or_default()),
+        _ if is_json() => Ok(fields::read(body, endpoint).unwrap_or_default()),
         _ => Ok(Fields::default()),
     }
 }
@@ -279,12 +282,12 @@ fn placement_request(
     let session = parts.headers.get(SESSION).map(HeaderValue::as_bytes).or(fields.user);
     let tenant = parts.headers.get(tenant::HEADER);
     let demand = Demand {
-        prompt_tokens: estimates.prompt_tokens(prompt.text.len() + fields.tools.len()),
+        prompt_tokens: estimates.prompt_tokens(prompt_bytes(fields, prompt)),
         image_tokens: prompt.image_tokens,
         images_start: estimates.prompt_tokens(prompt.images.start),
         images_end: estimates.prompt_tokens(prompt.images.end),
-        output_tokens: estimates.output_tokens(fields.output_tokens_max),
-        output_tokens_max: fields.output_tokens_max,
+        output_tokens: estimates.output_tokens(fields.output_tokens_max()),
+        output_tokens_max: fields.output_tokens_max(),
         sequences: fields.choices.max(fields.best_of).unwrap_or(1).max(1),
         session: session.map(xxh3_64),
         tenant: tenant.map_or(NO_TENANT, |tenant| xxh3_64(tenant.as_bytes())),
@@ -297,6 +300,9 @@ fn placement_request(
             tenant,
             cache_salt: fields.cache_salt,
             tools: fields.tools,
+            functions: fields.functions,
+            instructions: fields.instructions,
+            documents: fields.documents,
         };
         PrefixHashes::of_text(
             &prompt.text,
@@ -314,11 +320,18 @@ fn placement_request(
     }
 }
 
-/// The length of the prompt, from which the bytes per token are estimated, or 0 if the number of tokens does not
-/// depend on it alone, because the prompt has images or continues stored turns.
-fn measurable_text_bytes(fields: &Fields<'_>, prompt: &RoutingPrompt<'_>) -> usize {
+/// The number of bytes from which the tokens of the prompt are estimated, including those of the members that chat
+/// templates insert.
+fn prompt_bytes(fields: &Fields<'_>, prompt: &RoutingPrompt<'_>) -> usize {
+    let members = [fields.tools, fields.functions, fields.instructions, fields.documents, fields.suffix];
+    prompt.text.len() + members.iter().map(|member| member.len()).sum::<usize>()
+}
+
+/// The bytes of the prompt, from which the bytes per token are derived; 0 if the number of tokens does not depend on them
+/// alone, because the prompt has images or continues stored turns.
+fn measurable_prompt_bytes(fields: &Fields<'_>, prompt: &RoutingPrompt<'_>) -> usize {
     let has_history = fields.previous_response_id.is_some() || fields.conversation.is_some();
-    if has_history || prompt.image_tokens > 0 { 0 } else { prompt.text.len() }
+    if has_history || prompt.image_tokens > 0 { 0 } else { prompt_bytes(fields, prompt) }
 }
 
 /// Charges the request to the rate limits of its client, with the tokens of its demand unless nothing is computed for
@@ -349,14 +362,21 @@ mod tests {
 
     #[test]
     fn only_prompts_that_are_all_in_the_body_are_measured() {
-        let measured = |body: &str| {
-            let fields = fields::read(body.as_bytes()).unwrap();
-            measurable_text_bytes(&fields, &images::without_images(fields.prompt))
+        let measured = |endpoint, body: &str| {
+            let fields = fields::read(body.as_bytes(), endpoint).unwrap();
+            measurable_prompt_bytes(&fields, &images::without_images(fields.prompt))
         };
-        assert_eq!(measured(r#"{"input":"Hello","previous_response_id":null,"conversation":null}"#), 6);
-        assert_eq!(measured(r#"{"input":"Hello","previous_response_id":"resp_1"}"#), 0);
-        assert_eq!(measured(r#"{"input":"Hello","conversation":"conv_1"}"#), 0);
-        assert_eq!(measured(r#"{"input":"Hello","conversation":{"id":"conv_1"}}"#), 0);
-        assert_eq!(measured(r#"{"messages":["data:image/png;base64,AAAA"]}"#), 0);
+        let response = |body: &str| measured(Endpoint::Responses, body);
+        assert_eq!(response(r#"{"input":"Hello","previous_response_id":null,"conversation":null}"#), 6);
+        assert_eq!(response(r#"{"input":"Hello","previous_response_id":"resp_1"}"#), 0);
+        assert_eq!(response(r#"{"input":"Hello","conversation":"conv_1"}"#), 0);
+        assert_eq!(response(r#"{"input":"Hello","conversation":{"id":"conv_1"}}"#), 0);
+        let chat = |body: &str| measured(Endpoint::Chat, body);
+        assert_eq!(chat(r#"{"messages":["data:image/png;base64,AAAA"]}"#), 0);
+        // The replica counts the tokens of everything that it inserts into the prompt.
+        assert_eq!(chat(r#"{"messages":[],"tools":[{}],"documents":[{"a":1}]}"#), 1 + 4 + 9);
+        assert_eq!(chat(r#"{"messages":[],"functions":[{}]}"#), 1 + 4);
+        assert_eq!(response(r#"{"input":"Hello","instructions":"Be brief."}"#), 6 + 11);
+        assert_eq!(measured(Endpoint::Completions, r#"{"prompt":"a(","suffix":")"}"#), 3 + 3);
     }
 }

@@ -253,8 +253,10 @@ async fn watch_files(mut files: Files, app: App, sources: watch::Sender<Sources>
             && let Some(text) = Files::changed(&mut files.text, &path)
         {
             match files.command_line.with_file(&path, &text) {
-                Ok(args) => {
+                Ok(mut args) => {
                     warn_about_restart(&app.settings(), &args);
+                    // A reload must not make the router serve clients without keys.
+                    args.api_keys = args.api_keys.or(keys.clone());
                     sources.send_if_modified(|present| {
                         let changed = Sources::from_args(&args);
                         let differs = *present != changed;
@@ -314,8 +316,8 @@ fn warn_about_restart(present: &Args, changed: &Args) {
         ("admin-port", present.admin_port != changed.admin_port),
         ("grpc-port", present.grpc_port != changed.grpc_port),
         ("threads", present.threads != changed.threads),
+        ("api-keys", present.api_keys.is_some() && changed.api_keys.is_none()),
         ("replica-token-file", present.replica_token_file != changed.replica_token_file),
-        ("max-header-bytes", present.max_header_bytes != changed.max_header_bytes),
         ("max-connections", present.max_connections != changed.max_connections),
         ("drain-timeout", present.drain_timeout != changed.drain_timeout),
         ("log", present.log != changed.log),

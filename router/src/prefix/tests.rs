@@ -18,8 +18,14 @@ fn equal_hashes_mean_equal_prefixes() {
 }
 
 #[test]
-fn prompts_with_different_models_tenants_salts_or_tools_share_no_blocks() {
-    let context = PromptContext { model: "m", tenant: b"0a", cache_salt: b"\"a\"", tools: b"[{}]" };
+fn prompts_with_different_contexts_share_no_blocks() {
+    let context = PromptContext {
+        model: "m",
+        tenant: b"0a",
+        cache_salt: b"\"a\"",
+        tools: b"[{}]",
+        ..PromptContext::default()
+    };
     let contexts = [
         context,
         PromptContext { model: "m-adapter", ..context },
@@ -28,8 +34,12 @@ fn prompts_with_different_models_tenants_salts_or_tools_share_no_blocks() {
         PromptContext { cache_salt: b"\"b\"", ..context },
         PromptContext { cache_salt: b"", ..context },
         PromptContext { tools: b"", ..context },
+        PromptContext { instructions: b"\"Be brief.\"", ..context },
+        PromptContext { instructions: b"\"Be precise.\"", ..context },
         // These contexts contain the same bytes, divided differently among the fields.
         PromptContext { model: "m\"a\"", cache_salt: b"", ..context },
+        PromptContext { tools: b"", functions: b"[{}]", ..context },
+        PromptContext { tools: b"", documents: b"[{}]", ..context },
     ];
     let seeds: HashSet<u64> = contexts.iter().map(|context| context.seed(7)).collect();
     assert_eq!(seeds.len(), contexts.len());

@@ -6,60 +6,73 @@ use std::borrow::Cow;
 
 use memchr::memchr2;
 
+use crate::endpoint::Endpoint;
+
 /// The fields of a body that routing uses.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Fields<'a> {
+pub(crate) struct Fields<'a> {
     /// The value of `model`, if it is a string.
-    pub model: Option<Cow<'a, str>>,
+    pub(crate) model: Option<Cow<'a, str>>,
     /// The raw value of `messages`, `prompt` or `input`, without the bracket or quotation mark that ends it, so that
     /// the value of a conversation begins with the bytes of its earlier turns.
-    pub prompt: &'a [u8],
+    pub(crate) prompt: &'a [u8],
     /// The raw value of `tools`, which chat templates insert before the messages.
-    pub tools: &'a [u8],
-    /// The value of `max_completion_tokens`, `max_tokens` or `max_output_tokens`.
-    pub output_tokens_max: Option<u32>,
+    pub(crate) tools: &'a [u8],
+    /// The raw value of `functions`, the deprecated form of `tools`.
+    pub(crate) functions: &'a [u8],
+    /// The raw value of `instructions`, which precede the conversation of a response.
+    pub(crate) instructions: &'a [u8],
+    /// The raw value of `documents`, which chat templates insert before the messages.
+    pub(crate) documents: &'a [u8],
+    /// The raw value of `suffix`, the text that follows a completion.
+    pub(crate) suffix: &'a [u8],
+    /// The value of `max_tokens`.
+    max_tokens: Option<u32>,
+    /// The value of `max_completion_tokens` or `max_output_tokens`.
+    max_completion_tokens: Option<u32>,
     /// The value of `n`, if it is a number.
-    pub choices: Option<u32>,
+    pub(crate) choices: Option<u32>,
     /// The value of `best_of`, which is the number of sequences to generate and choose from.
-    pub best_of: Option<u32>,
+    pub(crate) best_of: Option<u32>,
     /// Whether the value of `stream` is true.
-    pub is_stream: bool,
+    pub(crate) is_stream: bool,
     /// The raw value of `user`, without quotation marks.
-    pub user: Option<&'a [u8]>,
+    pub(crate) user: Option<&'a [u8]>,
     /// The raw value of `cache_salt`. Prompts with different salts share no cached blocks.
-    pub cache_salt: &'a [u8],
+    pub(crate) cache_salt: &'a [u8],
     /// The value of `previous_response_id`, if it is a string.
-    pub previous_response_id: Option<Cow<'a, str>>,
+    pub(crate) previous_response_id: Option<Cow<'a, str>>,
     /// The raw value of `conversation` unless it is null: an ID, or an object with an ID.
-    pub conversation: Option<&'a [u8]>,
+    pub(crate) conversation: Option<&'a [u8]>,
     /// The value of `store`, if it is a boolean.
-    pub store: Option<bool>,
+    pub(crate) store: Option<bool>,
     /// The raw value of `stream_options`.
-    pub stream_options: Option<&'a [u8]>,
+    pub(crate) stream_options: Option<&'a [u8]>,
 }
 
 /// Length of a model name that an error message repeats, in characters.
 ///
 /// If exceeded: the name is truncated.
-pub const MODEL_SHOWN_MAX: usize = 256;
+pub(crate) const MODEL_SHOWN_MAX: usize = 256;
 
 /// The error for a body that is not a JSON object, or is truncated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the body is not a JSON object (invalid at byte {0})")]
-pub struct MalformedBody(pub usize);
+pub(crate) struct MalformedBody(pub(crate) usize);
 
-/// Reads the fields of `body`. If a member occurs more than once, the last value counts.
+/// Reads the fields of a request to `endpoint`. If a member occurs more than once, the last value counts. Members that
+/// the endpoint ignores are not read, because they would hide the members that the replica uses.
 ///
 /// # Errors
 /// The top level is not a valid object.
-pub fn read(body: &[u8]) -> Result<Fields<'_>, MalformedBody> {
+pub(crate) fn read(body: &[u8], endpoint: Endpoint) -> Result<Fields<'_>, MalformedBody> {
     let mut fields = Fields::default();
     members(body, |name, value| {
         // JSON allows escape sequences in names, and the replica decodes them.
         if memchr::memchr(b'\\', name).is_none() {
-            fields.member(name, value);
+            fields.member(endpoint, name, value);
         } else if let Ok(decoded) = serde_json::from_slice::<String>(&[b"\"", name, b"\""].concat()) {
-            fields.member(decoded.as_bytes(), value);
+            fields.member(endpoint, decoded.as_bytes(), value);
         }
     })?;
     Ok(fields)
@@ -101,16 +114,33 @@ pub(super) fn members<'a>(
 }
 
 impl<'a> Fields<'a> {
-    fn member(&mut self, name: &[u8], value: &'a [u8]) {
+    /// The limit on the number of generated tokens.
+    pub(crate) fn output_tokens_max(&self) -> Option<u32> {
+        // The newer name of the parameter takes precedence.
+        self.max_completion_tokens.or(self.max_tokens)
+    }
+
+    fn member(&mut self, endpoint: Endpoint, name: &[u8], value: &'a [u8]) {
+        // The other endpoints have different parameters, most of which only other servers know.
+        let is_for = |endpoints: &[Endpoint]| endpoint == Endpoint::Other || endpoints.contains(&endpoint);
         match name {
-            b"model" => self.model = text(value),
-            b"messages" | b"prompt" | b"input" => self.prompt = &value[..value.len() - 1],
-            b"tools" => self.tools = value,
-            b"max_completion_tokens" | b"max_output_tokens" => {
-                self.output_tokens_max = number(value).or(self.output_tokens_max);
+            b"messages" if is_for(&[Endpoint::Chat]) => self.prompt = without_end(value),
+            b"prompt" if is_for(&[Endpoint::Completions]) => self.prompt = without_end(value),
+            b"input" if is_for(&[Endpoint::Responses]) => self.prompt = without_end(value),
+            b"tools" if is_for(&[Endpoint::Chat, Endpoint::Responses]) => self.tools = value,
+            b"functions" if is_for(&[Endpoint::Chat]) => self.functions = value,
+            b"instructions" if is_for(&[Endpoint::Responses]) => self.instructions = value,
+            b"documents" if is_for(&[Endpoint::Chat, Endpoint::Responses]) => self.documents = value,
+            b"suffix" if is_for(&[Endpoint::Completions]) => self.suffix = value,
+            b"max_tokens" if is_for(&[Endpoint::Chat, Endpoint::Completions]) => {
+                self.max_tokens = number(value);
             }
-            // The newer name of the parameter takes precedence.
-            b"max_tokens" if self.output_tokens_max.is_none() => self.output_tokens_max = number(value),
+            b"max_completion_tokens" if is_for(&[Endpoint::Chat, Endpoint::Completions]) => {
+                self.max_completion_tokens = number(value);
+            }
+            b"max_output_tokens" if is_for(&[Endpoint::Responses]) => {
+                self.max_completion_tokens = number(value);
+            }
             b"n" => self.choices = number(value),
             b"best_of" => self.best_of = number(value),
             b"stream" => self.is_stream = value == b"true",
@@ -129,6 +159,11 @@ impl<'a> Fields<'a> {
             _ => {}
         }
     }
+}
+
+/// A raw value without its last byte, which ends a list or a text.
+fn without_end(value: &[u8]) -> &[u8] {
+    &value[..value.len() - 1]
 }
 
 /// The text of a JSON string, if `value` is one.
@@ -247,11 +282,11 @@ mod tests {
     #[test]
     fn reads_the_fields_of_a_chat_and_nothing_within_its_messages() {
         let body = br#" {"messages":[{"role":"user","content":"\"model\":\"x\" }]"}], "model" : "a\/b",
-            "max_tokens":7,"max_completion_tokens":9,"n":2,"best_of":5,"stream":true,"user":"u1","tools":[{}]} "#;
-        let fields = read(body).unwrap();
+            "max_completion_tokens":9,"max_tokens":7,"n":2,"best_of":5,"stream":true,"user":"u1","tools":[{}]} "#;
+        let fields = read(body, Endpoint::Chat).unwrap();
         assert_eq!(fields.model.as_deref(), Some("a/b"));
         assert_eq!(fields.prompt, br#"[{"role":"user","content":"\"model\":\"x\" }]"}"#);
-        assert_eq!((fields.output_tokens_max, fields.choices, fields.is_stream), (Some(9), Some(2), true));
+        assert_eq!((fields.output_tokens_max(), fields.choices, fields.is_stream), (Some(9), Some(2), true));
         assert_eq!(fields.best_of, Some(5));
         assert_eq!((fields.user, fields.tools), (Some(&b"u1"[..]), &b"[{}]"[..]));
     }
@@ -260,17 +295,48 @@ mod tests {
     #[test]
     fn names_with_escape_sequences_are_read() {
         let body = br#"{"\u006dodel":"m","str\u0065am":true,"m\u0065ssages":["x"],"store":false,"\ud800":1}"#;
-        let fields = read(body).unwrap();
+        let fields = read(body, Endpoint::Chat).unwrap();
         assert_eq!((fields.model.as_deref(), fields.is_stream), (Some("m"), true));
         assert_eq!((fields.prompt, fields.store), (&b"[\"x\""[..], Some(false)));
     }
 
     #[test]
+    fn members_that_the_endpoint_ignores_hide_nothing() {
+        let body =
+            br#"{"messages":["a"],"prompt":"b","input":"c","tools":[1],"instructions":"d","suffix":"e",
+            "max_tokens":7,"max_output_tokens":1}"#;
+        let of = |endpoint| {
+            let fields = read(body, endpoint).unwrap();
+            (fields.prompt, fields.tools, fields.instructions, fields.suffix, fields.output_tokens_max())
+        };
+        let (none, tools) = (&b""[..], &b"[1]"[..]);
+        assert_eq!(of(Endpoint::Chat), (&b"[\"a\""[..], tools, none, none, Some(7)));
+        assert_eq!(of(Endpoint::Completions), (&b"\"b"[..], none, none, &b"\"e\""[..], Some(7)));
+        assert_eq!(of(Endpoint::Responses), (&b"\"c"[..], tools, &b"\"d\""[..], none, Some(1)));
+        assert_eq!(of(Endpoint::Conversations), (none, none, none, none, None));
+        let chat = read(br#"{"messages":["a"],"input":"a","max_output_tokens":1}"#, Endpoint::Chat).unwrap();
+        assert_eq!((chat.prompt, chat.output_tokens_max()), (&b"[\"a\""[..], None));
+        let embeddings = read(br#"{"input":"a"}"#, Endpoint::Other).unwrap();
+        assert_eq!(embeddings.prompt, b"\"a");
+    }
+
+    #[test]
+    fn the_last_value_of_a_repeated_member_counts() {
+        let limit = |body: &str| read(body.as_bytes(), Endpoint::Chat).unwrap().output_tokens_max();
+        assert_eq!(limit(r#"{"max_tokens":1,"max_tokens":900}"#), Some(900));
+        assert_eq!(
+            limit(r#"{"max_completion_tokens":1,"max_completion_tokens":null,"max_tokens":900}"#),
+            Some(900)
+        );
+    }
+
+    #[test]
     fn a_longer_conversation_begins_with_the_shorter_one() {
-        let short = read(br#"{"messages":[{"role":"user","content":"a"}]}"#).unwrap();
-        let long = read(br#"{"messages":[{"role":"user","content":"a"},{"role":"x"}],"n":1}"#).unwrap();
+        let chat = |body: &'static str| read(body.as_bytes(), Endpoint::Chat).unwrap();
+        let short = chat(r#"{"messages":[{"role":"user","content":"a"}]}"#);
+        let long = chat(r#"{"messages":[{"role":"user","content":"a"},{"role":"x"}],"n":1}"#);
         assert!(long.prompt.starts_with(short.prompt));
-        let text = read(br#"{"prompt":"once upon"}"#).unwrap();
+        let text = read(br#"{"prompt":"once upon"}"#, Endpoint::Completions).unwrap();
         assert_eq!(text.prompt, b"\"once upon");
     }
 
@@ -280,10 +346,11 @@ mod tests {
             ["", "[]", "{", "{\"a\"}", "{\"a\":}", "{\"a\":1,}", "{\"a\":\"\\", "{} {}", "{\"a\":[}", "nul"]
         {
             // Nested values are not validated.
-            assert!(read(wrong.as_bytes()).is_err() || wrong == "{\"a\":[}", "{wrong}");
+            assert!(read(wrong.as_bytes(), Endpoint::Chat).is_err() || wrong == "{\"a\":[}", "{wrong}");
         }
-        assert_eq!(read(b"{}").unwrap(), Fields::default());
-        let odd = read(br#"{"model":7,"n":-1,"max_tokens":"x","stream":"true"}"#).unwrap();
+        assert_eq!(read(b"{}", Endpoint::Chat).unwrap(), Fields::default());
+        let odd = br#"{"model":7,"n":-1,"max_tokens":"x","stream":"true"}"#;
+        let odd = read(odd, Endpoint::Chat).unwrap();
         assert_eq!(odd, Fields::default());
     }
 
@@ -325,7 +392,7 @@ mod tests {
                     _ => body.insert(at, b"\"\\{}[],:"[rng.random_range(0..8)]),
                 }
             }
-            let fields = read(&body);
+            let fields = read(&body, Endpoint::Chat);
             if let Ok(serde_json::Value::Object(expected)) = serde_json::from_slice(&body) {
                 let fields =
                     fields.unwrap_or_else(|error| panic!("{error}: {}", String::from_utf8_lossy(&body)));

@@ -101,7 +101,7 @@ fn usage_of(json: &[u8]) -> UsageMember {
 }
 
 /// The events in `bytes`, each with the blank line that ends it. The last event may lack the blank line.
-pub(super) fn events_of(bytes: &[u8]) -> impl Iterator<Item = &[u8]> {
+fn events_of(bytes: &[u8]) -> impl Iterator<Item = &[u8]> {
     let mut rest = bytes;
     std::iter::from_fn(move || {
         let (event, after) =
@@ -126,7 +126,7 @@ fn event_bytes(bytes: &[u8]) -> usize {
 }
 
 /// The data of an event, if it is a single line.
-pub(super) fn data(event: &[u8]) -> Option<&[u8]> {
+fn data(event: &[u8]) -> Option<&[u8]> {
     let mut lines = event.split(|&byte| byte == b'\n').filter_map(|line| line.strip_prefix(b"data:"));
     let data = lines.next()?.trim_ascii();
     lines.next().is_none().then_some(data)
@@ -136,10 +136,11 @@ pub(super) fn data(event: &[u8]) -> Option<&[u8]> {
 mod tests {
     use super::super::fields;
     use super::*;
+    use crate::endpoint::Endpoint;
 
     fn requested(body: &str) -> Option<String> {
         let body = Bytes::copy_from_slice(body.as_bytes());
-        let changed = request_usage(&body, &fields::read(&body).unwrap())?;
+        let changed = request_usage(&body, &fields::read(&body, Endpoint::Chat).unwrap())?;
         Some(String::from_utf8(changed.concat()).unwrap())
     }
 

@@ -24,9 +24,9 @@ pub(super) struct OutgoingRequest {
     pub(super) hides_usage: bool,
     /// Whether a replica computes the answer and its usage.
     pub(super) is_computed: bool,
-    /// The length of the prompt, or 0 if it has images, whose tokens do not depend on their bytes, or continues stored
-    /// turns, whose bytes are unknown.
-    pub(super) text_bytes: usize,
+    /// The bytes of the prompt, including its tools and instructions; 0 if it has images, whose tokens do not depend on
+    /// their bytes, or continues stored turns, whose bytes are unknown.
+    pub(super) prompt_bytes: usize,
     /// The number of sequences in the answer.
     pub(super) choices: u32,
 }

@@ -130,14 +130,14 @@ impl RequestRecord {
         self.first_byte();
         let mut record = self.finished();
         let served_model = Arc::clone(&placement.served_model);
-        let (text_bytes, choices) = (outgoing.text_bytes, outgoing.choices);
+        let (prompt_bytes, choices) = (outgoing.prompt_bytes, outgoing.choices);
         let (status, body) = (answer.status(), answer.body().clone());
         let uses_tokens = outgoing.is_computed && status.is_success();
         defer(move || {
             let used = match usage(&body) {
                 _ if !uses_tokens => TokensUsed::None,
                 Some(usage) => {
-                    usage.observe(&served_model, text_bytes, choices);
+                    usage.observe(&served_model, prompt_bytes, choices);
                     TokensUsed::Reported(usage)
                 }
                 None => TokensUsed::Unknown,

@@ -15,6 +15,7 @@ use super::outgoing::OutgoingRequest;
 use super::record::{RequestRecord, TokensUsed};
 use super::sse::Events;
 use super::upstream::ReplicaConnection;
+use super::usage::UsageScanner;
 use super::worker::Worker;
 use crate::deferred::defer;
 use crate::dispatch::{Outcome, Placement};
@@ -52,7 +53,7 @@ impl StreamedAnswer {
             worker: Arc::clone(worker),
             status: parts.status,
             is_computed: outgoing.is_computed,
-            text_bytes: outgoing.text_bytes,
+            prompt_bytes: outgoing.prompt_bytes,
             choices: outgoing.choices,
             upstream: Some(connection),
             served_model: Arc::clone(&placement.served_model),
@@ -60,6 +61,7 @@ impl StreamedAnswer {
             record: record.detach(),
             first,
             events: is_events.then(|| events(outgoing.endpoint)),
+            usage: UsageScanner::default(),
             idle_period: None,
             failure: None,
         };
@@ -72,7 +74,7 @@ pub(super) struct Relay {
     worker: Arc<Worker>,
     status: StatusCode,
     is_computed: bool,
-    text_bytes: usize,
+    prompt_bytes: usize,
     choices: u32,
     /// `None` once the answer has ended.
     upstream: Option<ReplicaConnection>,
@@ -81,6 +83,8 @@ pub(super) struct Relay {
     record: RequestRecord,
     first: Option<Bytes>,
     events: Option<Events>,
+    /// Reads the usage of an answer that is not a stream of events.
+    usage: UsageScanner,
     idle_period: Option<IdlePeriod>,
     /// The error that ends the body after all earlier data has been sent.
     failure: Option<io::Error>,
@@ -139,7 +143,12 @@ impl Relay {
     fn forward(&mut self, bytes: Bytes) -> Bytes {
         match &mut self.events {
             Some(events) => events.forward(bytes),
-            None => bytes,
+            None => {
+                if self.is_computed {
+                    self.usage.scan(&bytes);
+                }
+                bytes
+            }
         }
     }
 
@@ -152,7 +161,7 @@ impl Relay {
                 let estimates = self.served_model.expectations().estimates;
                 TokensUsed::Estimated(estimates.tokens_of_events(events.token_events()))
             }
-            None => TokensUsed::Unknown,
+            None => self.usage.usage().map_or(TokensUsed::Unknown, TokensUsed::Reported),
         }
     }
 
@@ -166,14 +175,14 @@ impl Relay {
         if let (Some(connection), Some(placement)) = (self.upstream.take(), &mut self.placement) {
             self.worker.pool.put(placement.replica.discovered.http, connection);
             placement.set_outcome(Outcome::Answered);
-            let (status, text_bytes, choices) = (self.status, self.text_bytes, self.choices);
+            let (status, prompt_bytes, choices) = (self.status, self.prompt_bytes, self.choices);
             let served_model = Arc::clone(&self.served_model);
             let token_events = self.events.as_ref().map(Events::token_events);
             let mut record = self.record.finished();
             defer(move || {
                 match used {
                     TokensUsed::Reported(usage) => {
-                        usage.observe(&served_model, text_bytes, choices);
+                        usage.observe(&served_model, prompt_bytes, choices);
                         if let Some((tokens, events)) = usage.completion.zip(token_events) {
                             served_model.observe_events(events, tokens);
                         }

@@ -53,12 +53,14 @@ impl RetrySafety {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::endpoint::Endpoint;
     use crate::proxy::fields;
 
     #[test]
     fn reads_and_computations_are_safe_to_retry_and_stored_writes_are_not() {
         let of = |method: Method, path: &str, body: &str| {
-            RetrySafety::of(&method, path, &fields::read(body.as_bytes()).unwrap())
+            let fields = fields::read(body.as_bytes(), Endpoint::from_path(path).unwrap()).unwrap();
+            RetrySafety::of(&method, path, &fields)
         };
         let post = |path: &str, body: &str| of(Method::POST, path, body);
         for path in ["/v3/chat/completions", "/v1/completions", "/tokenize", "/v3/embeddings"] {

@@ -4,14 +4,12 @@
 //! can follow. Only the usage in events is parsed, and it is removed if only the router requested it. Everything else
 //! is forwarded unchanged.
 
-use std::sync::LazyLock;
-
 use bytes::{Bytes, BytesMut};
-use memchr::memmem::{self, Finder};
+use memchr::memmem;
 use serde::Serialize;
 
-use super::metering::{data, events_of, without_usage};
-use super::usage::{Usage, may_have_usage, usage};
+use super::metering::without_usage;
+use super::usage::{Usage, UsageScanner, usage};
 use crate::endpoint::Endpoint;
 use crate::error::ErrorObject;
 
@@ -20,15 +18,13 @@ use crate::error::ErrorObject;
 /// If exceeded: the event is forwarded in parts.
 const EVENT_BYTES_MAX: usize = 256 * 1024;
 
-/// The prefix of the data in an event.
-static DATA: LazyLock<Finder<'_>> = LazyLock::new(|| Finder::new(b"data:"));
-
 /// Processes the events of one stream.
 #[derive(Debug)]
 pub(super) struct Events {
     endpoint: Endpoint,
     /// The beginning of an event that is not complete.
     held: BytesMut,
+    line: Line,
     /// The number of forwarded events.
     pub(super) count: u64,
     /// The last usage that the replica reported.
@@ -39,11 +35,23 @@ pub(super) struct Events {
     sequence_number: Option<u64>,
 }
 
+/// The part of the current line that has been forwarded. Only large events are forwarded in parts that end within a line.
+#[derive(Debug)]
+enum Line {
+    /// No part of the line.
+    Start,
+    /// The beginning of a line of data.
+    Data(UsageScanner),
+    /// The beginning of any other line.
+    Other,
+}
+
 impl Events {
     pub(super) fn new(endpoint: Endpoint) -> Self {
         Self {
             endpoint,
             held: BytesMut::new(),
+            line: Line::Start,
             count: 0,
             usage: None,
             hides_usage: false,
@@ -70,14 +78,48 @@ impl Events {
                 None => return Bytes::new(),
             }
         };
-        self.count += DATA.find_iter(&forwarded).count() as u64;
+        self.read_lines(&forwarded);
         if self.endpoint == Endpoint::Responses {
             self.track_sequence_number(&forwarded);
         }
-        if may_have_usage(&forwarded) {
-            self.usage = events_of(&forwarded).filter_map(|event| usage(data(event)?)).last().or(self.usage);
-        }
         if self.hides_usage { without_usage(forwarded) } else { forwarded }
+    }
+
+    /// Counts the events by their lines of data, and reads the usage in them. The text within an event may contain `data:`
+    /// too.
+    fn read_lines(&mut self, forwarded: &[u8]) {
+        let mut rest = forwarded;
+        while !rest.is_empty() {
+            let line_end = memchr::memchr(b'\n', rest);
+            let (line, after) = rest.split_at(line_end.map_or(rest.len(), |end| end + 1));
+            rest = after;
+            let is_complete = line_end.is_some();
+            match &mut self.line {
+                Line::Start => match line.strip_prefix(b"data:") {
+                    Some(data) => {
+                        self.count += 1;
+                        if is_complete {
+                            self.usage = usage(data).or(self.usage);
+                        } else {
+                            let mut scanner = UsageScanner::default();
+                            scanner.scan(data);
+                            self.line = Line::Data(scanner);
+                        }
+                    }
+                    None if is_complete => {}
+                    None => self.line = Line::Other,
+                },
+                Line::Data(scanner) => {
+                    scanner.scan(line);
+                    if is_complete {
+                        self.usage = scanner.usage().or(self.usage);
+                        self.line = Line::Start;
+                    }
+                }
+                Line::Other if is_complete => self.line = Line::Start,
+                Line::Other => {}
+            }
+        }
     }
 
     /// The number of events with tokens: all events except the first and last ones of an answer.
@@ -254,6 +296,33 @@ mod tests {
             assert_eq!(String::from_utf8(forwarded).unwrap(), expected);
             assert_eq!(events.usage.map(Usage::total), Some(10));
         }
+    }
+
+    #[test]
+    fn only_lines_of_data_count_as_events() {
+        let mut events = Events::new(Endpoint::Chat);
+        events.forward(Bytes::from_static(b"event: data:\ndata: \"data: data:\"\n\ndata: x\n\n"));
+        assert_eq!(events.count, 2);
+        // The second part of a large event begins within a line.
+        events.forward(Bytes::from(format!("data: {}", "x".repeat(EVENT_BYTES_MAX))));
+        events.forward(Bytes::from_static(b"data: x\n\ndata: y\n\n"));
+        assert_eq!(events.count, 4);
+    }
+
+    #[test]
+    fn the_usage_in_an_event_that_is_forwarded_in_parts_is_read() {
+        let text = "x".repeat(2 * EVENT_BYTES_MAX);
+        let event = format!(
+            "event: response.completed\ndata: {{\"response\":{{\"text\":\"{text}\",\
+             \"usage\":{{\"input_tokens\":7,\"output_tokens\":3}}}}}}\n\n"
+        );
+        let mut events = Events::new(Endpoint::Responses);
+        let pieces = event.as_bytes().chunks(EVENT_BYTES_MAX / 3);
+        let forwarded: Vec<usize> =
+            pieces.map(|piece| events.forward(Bytes::copy_from_slice(piece)).len()).collect();
+        assert!(forwarded.iter().filter(|&&bytes| bytes > 0).count() > 1, "{forwarded:?}");
+        assert_eq!(forwarded.iter().sum::<usize>(), event.len());
+        assert_eq!((events.count, events.usage.map(Usage::total)), (1, Some(10)));
     }
 
     #[test]

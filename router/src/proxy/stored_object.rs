@@ -152,11 +152,12 @@ pub(super) async fn locate(
 mod tests {
     use super::super::fields;
     use super::*;
+    use crate::endpoint::Endpoint;
 
     const ID: &str = "resp_00000000000000ff0123456789abcdef0123456700000000";
 
     fn reference_of(path: &str, body: &str) -> Option<(String, &'static str)> {
-        let fields = fields::read(body.as_bytes()).unwrap();
+        let fields = fields::read(body.as_bytes(), Endpoint::from_path(path).unwrap()).unwrap();
         referenced(path, &fields).map(|object| (object.id.into_owned(), object.param))
     }
 

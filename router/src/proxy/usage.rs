@@ -3,11 +3,19 @@
 
 use std::sync::LazyLock;
 
+use memchr::memchr2;
 use memchr::memmem::Finder;
 use serde::Deserialize;
 
-use super::fields::members;
 use crate::served_model::ServedModel;
+
+/// Size of the usage in an answer.
+///
+/// If exceeded: the router ignores it, and charges its estimate of the tokens.
+const USAGE_BYTES_MAX: usize = 4096;
+
+/// Number of bytes of a name that are stored, so that no longer name equals `response`.
+const NAME_BYTES_MAX: usize = "response".len() + 1;
 
 /// The name of the member with the usage.
 static NAME: LazyLock<Finder<'_>> = LazyLock::new(|| Finder::new(b"\"usage\""));
@@ -37,11 +45,11 @@ impl Usage {
         self.details.and_then(|details| details.image_tokens).is_some_and(|tokens| tokens > 0)
     }
 
-    /// Improves the estimates for the next requests of the model with a prompt of `text_bytes` bytes and an answer of
+    /// Improves the estimates for the next requests of the model with a prompt of `prompt_bytes` bytes and an answer of
     /// `choices` sequences.
-    pub(super) fn observe(self, served_model: &ServedModel, text_bytes: usize, choices: u32) {
+    pub(super) fn observe(self, served_model: &ServedModel, prompt_bytes: usize, choices: u32) {
         if !self.has_images() {
-            served_model.observe_prompt(text_bytes, self.prompt);
+            served_model.observe_prompt(prompt_bytes, self.prompt);
         }
         if let Some(tokens) = self.completion {
             served_model.observe_output(tokens / choices.max(1));
@@ -64,23 +72,130 @@ pub(super) fn usage(json: &[u8]) -> Option<Usage> {
     if !may_have_usage(json) {
         return None;
     }
-    let (mut usage, mut response) = (None, None);
-    members(json, |name, value| match name {
-        b"usage" => usage = serde_json::from_slice(value).ok(),
-        b"response" if value.starts_with(b"{") => response = Some(value),
-        _ => {}
-    })
-    .ok()?;
-    if usage.is_some() {
-        return usage;
-    }
-    members(response?, |name, value| {
-        if name == b"usage" {
-            usage = serde_json::from_slice(value).ok();
+    let mut scanner = UsageScanner::default();
+    scanner.scan(json);
+    scanner.usage()
+}
+
+/// Reads the usage from a JSON answer, or from an event of the Responses API, which may arrive in pieces. It stores
+/// nothing but the usage and the beginning of a name.
+#[derive(Debug, Default)]
+pub(super) struct UsageScanner {
+    /// The number of open brackets.
+    depth: usize,
+    string: StringState,
+    /// The beginning of the last string, which is the name of a member if a colon follows.
+    name: Vec<u8>,
+    /// Whether the last member of the outermost object is `response`.
+    is_in_response: bool,
+    value: Option<UsageValue>,
+    usage: Option<Usage>,
+}
+
+/// The beginning of the value of a member `usage`.
+#[derive(Debug)]
+struct UsageValue {
+    /// The number of open brackets around the value.
+    depth: usize,
+    bytes: Vec<u8>,
+}
+
+/// Whether the next byte is part of a string.
+#[derive(Clone, Copy, Debug, Default)]
+enum StringState {
+    #[default]
+    Outside,
+    Inside,
+    /// The next byte follows a backslash.
+    Escaped,
+}
+
+impl UsageScanner {
+    /// Reads the next piece of the JSON.
+    pub(super) fn scan(&mut self, piece: &[u8]) {
+        let mut rest = piece;
+        while let Some(&byte) = rest.first() {
+            let is_within_value = self.value.is_some();
+            let length = match self.string {
+                StringState::Outside => {
+                    self.read_outside_of_strings(byte);
+                    1
+                }
+                StringState::Inside => self.read_string(rest),
+                StringState::Escaped => {
+                    self.string = StringState::Inside;
+                    1
+                }
+            };
+            let (read, after) = rest.split_at(length);
+            rest = after;
+            // The colon before the value and the byte after it are not part of the value.
+            if is_within_value && let Some(value) = &mut self.value {
+                value.bytes.extend_from_slice(read);
+                if value.bytes.len() > USAGE_BYTES_MAX {
+                    self.value = None;
+                }
+            }
         }
-    })
-    .ok()?;
-    usage
+    }
+
+    /// The last usage that was read completely.
+    pub(super) fn usage(&self) -> Option<Usage> {
+        self.usage
+    }
+
+    /// Reads the rest of a string, up to its end or a backslash. Returns the number of bytes.
+    fn read_string(&mut self, rest: &[u8]) -> usize {
+        let length = match memchr2(b'"', b'\\', rest) {
+            Some(end) if rest[end] == b'"' => {
+                self.string = StringState::Outside;
+                end + 1
+            }
+            Some(backslash) => {
+                self.string = StringState::Escaped;
+                backslash + 1
+            }
+            None => rest.len(),
+        };
+        let room = NAME_BYTES_MAX - self.name.len();
+        let text = rest[..length].strip_suffix(b"\"").unwrap_or(&rest[..length]);
+        self.name.extend_from_slice(&text[..text.len().min(room)]);
+        length
+    }
+
+    fn read_outside_of_strings(&mut self, byte: u8) {
+        match byte {
+            b'"' => {
+                self.name.clear();
+                self.string = StringState::Inside;
+            }
+            b'{' | b'[' => self.depth += 1,
+            b':' => self.begin_member(),
+            b',' => self.end_member(),
+            b'}' | b']' => {
+                self.end_member();
+                self.depth = self.depth.saturating_sub(1);
+            }
+            _ => {}
+        }
+    }
+
+    fn begin_member(&mut self) {
+        if self.depth == 1 {
+            self.is_in_response = self.name == b"response";
+        }
+        let is_of_answer = self.depth == 1 || self.depth == 2 && self.is_in_response;
+        if is_of_answer && self.name == b"usage" {
+            self.value = Some(UsageValue { depth: self.depth, bytes: Vec::new() });
+        }
+    }
+
+    fn end_member(&mut self) {
+        let depth = self.depth;
+        if let Some(value) = self.value.take_if(|value| value.depth == depth) {
+            self.usage = serde_json::from_slice(&value.bytes).ok().or(self.usage);
+        }
+    }
 }
 
 /// Parses the number at the beginning of `bytes`.
@@ -132,5 +247,25 @@ mod tests {
         assert_eq!(usage(echoed.as_bytes()).map(Usage::total), Some(902));
         let nested = r#"{"response":{"tools":[{"usage":{"input_tokens":0,"output_tokens":0}}]}}"#;
         assert_eq!(usage(nested.as_bytes()), None);
+        let other = r#"{"metadata":{"usage":{"input_tokens":0,"output_tokens":0}}}"#;
+        assert_eq!(usage(other.as_bytes()), None);
+    }
+
+    #[test]
+    fn the_usage_of_an_answer_that_arrives_in_pieces_is_read() {
+        let answer = br#"{"output":[{"text":"\\\"},\"usage\":{\"input_tokens\":0,\"output_tokens\":0}\\"}],
+            "response":{"usage": {"input_tokens":900, "details":[{"a":"}"}],"output_tokens":2 } ,"us\\age":{}},
+            "metadata":{"usage":{"input_tokens":0,"output_tokens":0}}}"#;
+        for split in 0..=answer.len() {
+            let mut scanner = UsageScanner::default();
+            scanner.scan(&answer[..split]);
+            scanner.scan(&answer[split..]);
+            assert_eq!(scanner.usage().map(Usage::total), Some(902), "{split}");
+        }
+        let long = format!(
+            r#"{{"usage":{{"input_tokens":1,"output_tokens":2,"x":"{}"}}}}"#,
+            "x".repeat(USAGE_BYTES_MAX)
+        );
+        assert_eq!(usage(long.as_bytes()), None);
     }
 }

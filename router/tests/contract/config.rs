@@ -4,6 +4,7 @@ use std::io::Write as _;
 use std::sync::Mutex;
 use std::sync::mpsc::channel;
 
+use crate::access;
 use crate::harness::*;
 
 #[test]
@@ -79,4 +80,58 @@ fn a_replica_removed_from_the_configuration_finishes_its_requests_and_gets_no_ne
         assert_eq!(waits.join().unwrap().body, "\"late\"");
     });
     assert_eq!(leaving.seen().len(), 1);
+}
+
+#[test]
+fn keys_that_are_removed_from_the_configuration_are_required_until_a_restart() {
+    let upstream = Upstream::start("m", |_, stream| send(stream, &whole("{}")));
+    let (folder, _) = access::file("alpha\n");
+    let (keys, path) = (folder.path().join("keys"), folder.path().join("router.yaml"));
+    let replica = format!("replica: {}\n", upstream.address);
+    std::fs::write(&path, format!("{replica}api-keys: {}\n", keys.display())).unwrap();
+    let router = Router::unready(&["--config", path.to_str().unwrap()]);
+    router.await_log("ready");
+    let status = |key: &str| {
+        let headers = format!("authorization: Bearer {key}\r\n");
+        router.request("POST", CHAT, &headers, &chat("m", false)).status
+    };
+    assert_eq!(status("alpha"), 200);
+    std::fs::write(&path, &replica).unwrap();
+    router.await_log("reloaded the configuration");
+    assert!(router.log().contains("flag=\"api-keys\""), "{}", router.log());
+    assert_eq!(router.post(CHAT, &chat("m", false)).status, 401);
+    // The file is still watched.
+    std::fs::write(&keys, "beta\n").unwrap();
+    await_condition("the keys to be replaced", || (status("beta") == 200).then_some(()));
+    assert_eq!(status("alpha"), 401);
+}
+
+#[test]
+fn a_changed_read_timeout_applies_to_new_connections() {
+    let upstream = Upstream::start("m", |_, stream| send(stream, &whole("{}")));
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("router.yaml");
+    let write = |read_timeout: &str, policy: &str| {
+        let replica = upstream.address;
+        let text = format!("replica: {replica}\nread-timeout: {read_timeout}\npolicy: {policy}\n");
+        std::fs::write(&path, text).unwrap();
+    };
+    write("200ms", "kv");
+    let router = Router::unready(&["--config", path.to_str().unwrap()]);
+    router.await_log("ready");
+    let reload = |policy: &str| {
+        write("1h", policy);
+        await_condition("the file to be reloaded", || {
+            router.get("/debug/replicas").body.contains(policy).then_some(())
+        });
+    };
+    reload("round-robin");
+    let request = raw("POST", CHAT, "", &chat("m", false));
+    let (beginning, rest) = request.split_at(20);
+    let mut slow = router.connect();
+    slow.write_all(beginning.as_bytes()).unwrap();
+    // The router checks the file every 500 ms, so this takes longer than the previous timeout.
+    reload("least-requests");
+    slow.write_all(rest.as_bytes()).unwrap();
+    assert_eq!(Answer::read(&mut slow).status, 200);
 }

@@ -96,6 +96,23 @@ fn without_a_quota_no_body_is_changed() {
 }
 
 #[test]
+fn an_answer_that_is_too_large_to_be_received_whole_is_charged_by_its_usage() {
+    let text = "x".repeat(3 << 19);
+    let answer = format!(
+        r#"{{"choices":[{{"message":{{"content":"{text}"}}}}],"usage":{{"prompt_tokens":300,"completion_tokens":5000}},"x":1}}"#
+    );
+    let upstream = Upstream::start("m", move |_, stream| send(stream, &whole(&answer)));
+    let (_folder, router) = start(&upstream, 600);
+    let ask = || router.request("POST", CHAT, KEY, r#"{"model":"m","messages":[],"max_tokens":100}"#);
+    let first = ask();
+    assert!(first.status == 200 && first.is_complete);
+    await_condition("the request to be recorded", || {
+        (metric(&router.get("/metrics").body, "ovfleet_router_requests_total") == 1.0).then_some(())
+    });
+    assert_eq!(ask().status, 429);
+}
+
+#[test]
 fn reading_a_stored_response_costs_no_tokens() {
     const USAGE: &str = r#"{"usage":{"input_tokens":300,"output_tokens":200}}"#;
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
@@ -111,6 +128,29 @@ fn reading_a_stored_response_costs_no_tokens() {
         (router.request("POST", "/v3/responses", KEY, body).status == 429).then_some(())
     });
     assert_eq!(router.request("GET", &path, KEY, "").status, 200);
+}
+
+/// Replicas with `--ovms-compat` accept these spellings.
+#[test]
+fn alternative_spellings_of_a_path_are_charged_and_forwarded_unchanged() {
+    const USAGE: &str = r#"{"usage":{"input_tokens":300,"output_tokens":200}}"#;
+    for path in ["/v1/responses/", "/v3/v1/responses"] {
+        let upstream = Upstream::start("m", |_, stream| send(stream, &whole(USAGE)));
+        let (_folder, router) = start(&upstream, 600);
+        let body = r#"{"model":"m","input":"x","max_output_tokens":200}"#;
+        assert_eq!(router.request("POST", path, KEY, body).status, 200, "{path}");
+        await_condition("the tokens of the response to be charged", || {
+            (router.request("POST", path, KEY, body).status == 429).then_some(())
+        });
+        assert!(upstream.seen()[0].head.starts_with(&format!("POST {path} HTTP/1.1")));
+    }
+    for path in ["/v1/chat/completions/", "/v3/v1/chat/completions"] {
+        let upstream = streaming(1);
+        let (_folder, router) = start(&upstream, 10_000);
+        let body = r#"{"model":"m","messages":[],"stream":true}"#;
+        assert_eq!(router.request("POST", path, KEY, body).status, 200, "{path}");
+        assert!(String::from_utf8_lossy(&upstream.seen()[0].body).contains("include_usage"), "{path}");
+    }
 }
 
 #[test]

@@ -33,11 +33,14 @@ fn requests_go_to_the_model_that_they_name() {
 fn the_models_are_those_of_all_replicas() {
     let (a, b, again) = (named("a"), named("org/b"), named("a"));
     let router = Router::start(&[&a, &b, &again], &[]);
-    for version in ["/v1", "/v3"] {
-        let list: Value = serde_json::from_str(&router.get(&format!("{version}/models")).body).unwrap();
+    // The last two are OVMS's spellings.
+    for path in ["/v1/models", "/v3/models", "/v3/models/", "/v3/v1/models"] {
+        let list: Value = serde_json::from_str(&router.get(path).body).unwrap();
         let ids: Vec<&str> =
             list["data"].as_array().unwrap().iter().map(|m| m["id"].as_str().unwrap()).collect();
-        assert_eq!(ids, ["a", "org/b"]);
+        assert_eq!(ids, ["a", "org/b"], "{path}");
+    }
+    for version in ["/v1", "/v3"] {
         for path in ["/models/org/b", "/models/org%2Fb"] {
             let one: Value = serde_json::from_str(&router.get(&format!("{version}{path}")).body).unwrap();
             assert_eq!((&one["id"], &one["object"]), (&"org/b".into(), &"model".into()));
