@@ -32,6 +32,7 @@ const UNITS: &[(&str, &[&str])] = &[
             "graph/experts.cpp",
             "graph/gguf.cpp",
             "graph/kernel_plan.cpp",
+            "graph/length_conditions.cpp",
             "graph/logits.cpp",
             "graph/merge.cpp",
             "graph/paged.cpp",

@@ -221,6 +221,12 @@ int ovfleet_supports_native_projections(ov_model_t* model, int* supported, int* 
 // supports every attention layer.
 int ovfleet_make_paged(ov_model_t* model, int* supports_native_attention);
 
+// Replaces conditions of a paged model on the largest position or on the length of the longest sequence of a step with their
+// values for a sequence of `max_model_len` tokens (0: unknown), so that a sequence does not depend on others. `resolved`
+// returns their number. The call fails if there is such a condition and `max_model_len` is unknown, or if the condition has an
+// unknown form and its value may differ between sequences of up to `max_model_len` tokens.
+int ovfleet_resolve_length_conditions(ov_model_t* model, uint32_t max_model_len, size_t* resolved);
+
 // Replaces operations of a paged model with native ones according to the plan, and limits the output to [rows, vocabulary]: the
 // new input `logits_indices` [rows] (i64) lists the tokens whose logits are computed.
 //

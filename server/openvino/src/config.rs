@@ -22,8 +22,8 @@ pub struct Config {
     pub kv_cache_tokens_max: u64,
     /// The directory in which rewritten graphs and compiled models are cached, so that the next start is faster.
     pub cache_dir: Option<PathBuf>,
-    /// Length of the longest sequence, if it is shorter than the context length of the model. Models with long contexts
-    /// may use different rotary embeddings for short contexts.
+    /// Length of the longest sequence. It selects the rotary embeddings of models that have others for short contexts
+    /// (LongRoPE). `None` is the context length in a GGUF file; an IR with such embeddings needs a length.
     pub max_model_len: Option<u32>,
     /// The adapters. Sequences refer to them by numbers from 1.
     pub adapters: Vec<AdapterSource>,

@@ -31,7 +31,7 @@ const ROTARY_FACTORS_LONG: &str = "rope_factors_long.weight";
 const EXPERTS: &str = "_exps.";
 
 /// Reads the file with the runtime's front end, which may round weights, and replaces the weights with exact ones.
-/// `max_model_len` is the length of the longest sequence, if it is shorter than the context length of the model.
+/// `max_model_len` is the length of the longest sequence, or `None` for the context length in the file.
 pub(crate) fn read(file: &Arc<GgufFile>, max_model_len: Option<u32>) -> Result<Model, Error> {
     reject_unknown_types(file)?;
     hyperparameters::check(file)?;

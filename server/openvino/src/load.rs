@@ -263,6 +263,7 @@ impl ModelLoader {
             stages.done("add the adapters");
         }
         let native_attention = shim::make_paged(&mut model)?;
+        self.resolve_length_conditions(&mut model)?;
         stages.done("make the attention paged");
         let properties = GraphProperties { native_projections, native_attention, experts };
         let plan = self.plan(properties)?;
@@ -270,6 +271,21 @@ impl ModelLoader {
         tracing::debug!(projections = replaced, %plan, "replaced operations with native kernels");
         stages.done("prepare the native kernels");
         Ok(PreparedGraph { model, plan, properties, from_cache, adapter_digests })
+    }
+
+    /// Computes all sequences with the rotary embeddings for the longest sequence, because a step contains several sequences
+    /// and parts of prompts, and cached keys cannot change.
+    fn resolve_length_conditions(&self, model: &mut Model) -> Result<(), Error> {
+        let max_model_len = self.config.max_model_len;
+        let conditions = shim::resolve_length_conditions(model, max_model_len)?;
+        if conditions > 0 {
+            tracing::info!(
+                conditions,
+                max_model_len,
+                "all sequences use the rotary embeddings for sequences of max_model_len tokens"
+            );
+        }
+        Ok(())
     }
 
     /// Reads a model, and caches its graph. Its projections are merged, unless adapters must be added first.

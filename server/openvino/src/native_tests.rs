@@ -5,6 +5,7 @@ mod attributes;
 mod encoder;
 mod heads;
 mod ir;
+mod length_conditions;
 mod operations;
 mod projections;
 mod symbols;

@@ -192,6 +192,11 @@ unsafe extern "C" {
         experts: *mut c_int,
     ) -> c_int;
     fn ovfleet_make_paged(model: *mut ov_model_t, supports_native_attention: *mut c_int) -> c_int;
+    fn ovfleet_resolve_length_conditions(
+        model: *mut ov_model_t,
+        max_model_len: u32,
+        resolved: *mut usize,
+    ) -> c_int;
     fn ovfleet_apply_kernel_plan(
         model: *mut ov_model_t,
         plan: *const RawKernelPlan,
@@ -650,6 +655,29 @@ pub(crate) fn make_paged(model: &mut Model) -> Result<bool, Error> {
     let code = unsafe { ovfleet_make_paged(model.as_mut_ptr(), &raw mut supported) };
     check(code, "make the attention paged")?;
     Ok(supported != 0)
+}
+
+/// Replaces conditions of a paged model on the length of the longest sequence of a step with their values for a sequence of
+/// `max_model_len` tokens. Returns the number of conditions.
+///
+/// # Errors
+/// The model has such conditions, and `max_model_len` is unknown or a condition cannot be replaced.
+pub(crate) fn resolve_length_conditions(
+    model: &mut Model,
+    max_model_len: Option<u32>,
+) -> Result<usize, Error> {
+    const UNKNOWN: u32 = 0;
+    let mut resolved = 0;
+    // SAFETY: both pointers are valid for the call.
+    let code = unsafe {
+        ovfleet_resolve_length_conditions(
+            model.as_mut_ptr(),
+            max_model_len.unwrap_or(UNKNOWN),
+            &raw mut resolved,
+        )
+    };
+    check(code, "resolve the conditions on the length of sequences")?;
+    Ok(resolved)
 }
 
 /// Replaces operations of a paged model with the native kernels of a plan, and limits the logits to the tokens of the

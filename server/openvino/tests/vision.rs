@@ -39,13 +39,21 @@ const NOISE_MAX: f64 = 5e-4;
 /// The same if the native attention multiplies in bf16. If everything is computed in bf16, these models have a noise of up to 9e-3.
 const BF16_ATTENTION_NOISE_MAX: f64 = 2e-3;
 
+/// The length of the longest sequence in tokens. It does not exceed the original context length of any of the models.
+const MODEL_LEN_MAX: u32 = 2048;
+
 /// Number of tokens in a block of the KV cache.
 const BLOCK_TOKENS: u32 = 32;
 
 fn config(model: PathBuf) -> Config {
     let plugin_config = [("INFERENCE_PRECISION_HINT", "f32"), ("KV_CACHE_PRECISION", "f32")];
     let plugin_config = plugin_config.map(|(key, value)| (key.to_owned(), value.to_owned())).into();
-    Config { plugin_config, kv_cache_bytes: Some(16 << 20), ..Config::new(model) }
+    Config {
+        plugin_config,
+        kv_cache_bytes: Some(16 << 20),
+        max_model_len: Some(MODEL_LEN_MAX),
+        ..Config::new(model)
+    }
 }
 
 /// A prompt with images, and the answer of transformers.
@@ -223,7 +231,7 @@ fn start(folder: &Path, step_tokens: u32) -> (Engine, Arc<AtomicU32>) {
         max_itl: None,
         max_num_seqs: 8,
         max_queue: 64,
-        max_model_len: 2048,
+        max_model_len: MODEL_LEN_MAX,
         prefix_caching: true,
         kv_eviction_tokens: None,
     };

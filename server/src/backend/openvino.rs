@@ -8,6 +8,7 @@ use anyhow::Context as _;
 use server_engine::{ModelRunner, SpillIdentity};
 use server_images::ImageProcessor;
 use server_openvino as runtime;
+use server_text::TextSource;
 
 use super::config::{BackendConfig, OpenVinoConfig};
 use super::runners::{ImageBackend, Runners};
@@ -18,9 +19,10 @@ const CONTEXT_DEFAULT: u32 = 8192;
 
 /// Loads the model and its draft model. `context` is the number of tokens of a prompt and its completion together.
 pub(super) fn load(config: &BackendConfig, context: Option<u32>) -> anyhow::Result<Runners> {
-    let draft = config.draft_model.as_deref().map(resolved);
     let runtime_config = runtime_config(config, context)?;
-    let LoadedRunners { model, draft, loaded } = load_runners(&runtime_config, draft)?;
+    let draft_config = |path| draft_config(path, config.max_model_len, &runtime_config);
+    let draft_config = config.draft_model.as_deref().map(draft_config).transpose()?;
+    let LoadedRunners { model, draft, loaded } = load_runners(&runtime_config, draft_config)?;
     tracing::info!(
         device = runtime_config.device,
         warm = loaded.from_cache,
@@ -81,11 +83,29 @@ fn runtime_config(config: &BackendConfig, context: Option<u32>) -> anyhow::Resul
         },
         kv_cache_bytes: *kv_cache_size,
         cache_dir: cache_dir.clone(),
-        max_model_len: config.max_model_len,
+        max_model_len: context,
         kv_cache_tokens_max: u64::from(context.unwrap_or(CONTEXT_DEFAULT)) * u64::from(config.max_num_seqs),
         adapters: config.adapters.iter().map(adapter).collect(),
         sparse_attention: *sparse_attention,
         block_scores: config.kv_eviction_tokens.is_some(),
+    })
+}
+
+/// The configuration of the draft model at `path`, which has the options of the model. Without `--max-model-len`, its
+/// longest sequence has its own context length.
+fn draft_config(
+    path: &Path,
+    max_model_len: Option<u32>,
+    model: &runtime::Config,
+) -> anyhow::Result<runtime::Config> {
+    let trained = TextSource::open(path)
+        .and_then(|source| source.context_tokens_max())
+        .context("failed to read the context length of the draft model")?;
+    Ok(runtime::Config {
+        model: resolved(path),
+        adapters: Vec::new(),
+        max_model_len: max_model_len.or(trained),
+        ..model.clone()
     })
 }
 
@@ -155,17 +175,16 @@ struct LoadedRunners {
     loaded: runtime::LoadReport,
 }
 
-/// Loads the model of `config`, and the draft model with the same options.
-fn load_runners(config: &runtime::Config, draft: Option<PathBuf>) -> anyhow::Result<LoadedRunners> {
+/// Loads the model of `config`, and its draft model.
+fn load_runners(config: &runtime::Config, draft: Option<runtime::Config>) -> anyhow::Result<LoadedRunners> {
     let mut progress = |stage: runtime::LoadStage| {
         tracing::info!(stage = stage.name, ms = stage.duration.as_millis() as u64, "loading");
     };
-    let Some(draft) = draft else {
+    let Some(draft_config) = draft else {
         let (runner, loaded) = runtime::load(config, &mut progress).context("failed to load the model")?;
         let model = Box::new(runtime::SleepableRunner::new(runner, &loaded, config.clone()));
         return Ok(LoadedRunners { model, draft: None, loaded });
     };
-    let draft_config = runtime::Config { model: draft, adapters: Vec::new(), ..config.clone() };
     let [(model, loaded), (draft, draft_loaded)] = runtime::load_pair(config, &draft_config, &mut progress)
         .context("failed to load the model and its draft model")?;
     let model = Box::new(runtime::SleepableRunner::new(model, &loaded, config.clone()));

@@ -31,7 +31,7 @@ impl Ir {
     /// Adds an input of the model and returns the number of its layer. Dynamic dimensions are written as `?`.
     pub(super) fn input(&mut self, name: &str, element_type: &str, shape: &str) -> usize {
         let attributes = format!("shape=\"{shape}\" element_type=\"{element_type}\"");
-        self.layer(name, &Operation { name: "Parameter", opset: "opset1", attributes: &attributes }, &[])
+        self.named(name, &operation("Parameter", &attributes), &[])
     }
 
     /// Adds a constant of one number, given its bytes, and returns the number of its layer.
@@ -51,10 +51,11 @@ impl Ir {
     /// Adds an operation on the outputs of other layers and returns the number of its layer.
     pub(super) fn operation(&mut self, operation: &Operation<'_>, from: &[usize]) -> usize {
         let name = format!("{}_{}", operation.name, self.inputs.len());
-        self.layer(&name, operation, from)
+        self.named(&name, operation, from)
     }
 
-    fn layer(&mut self, name: &str, operation: &Operation<'_>, from: &[usize]) -> usize {
+    /// Adds an operation whose output has the name `name`, and returns the number of its layer.
+    pub(super) fn named(&mut self, name: &str, operation: &Operation<'_>, from: &[usize]) -> usize {
         let Operation { name: kind, opset, attributes } = operation;
         let (id, output) = (self.inputs.len(), from.len());
         for (port, layer) in from.iter().enumerate() {

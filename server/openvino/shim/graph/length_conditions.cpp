@@ -1,0 +1,153 @@
+// Resolves conditions on the length of the longest sequence of a step. Models with LongRoPE choose the divisors of their rotary
+// frequencies by such a condition: max(position_ids) + 1 > original length. In a paged model, `position_ids` contains the new
+// positions of all sequences, so the keys of a sequence would depend on the other sequences and on the chunks of the prompt.
+#include <algorithm>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <unordered_set>
+#include <vector>
+
+#include <openvino/core/graph_util.hpp>
+#include <openvino/op/ops.hpp>
+#include <openvino/op/util/binary_elementwise_comparison.hpp>
+#include <openvino/op/util/gather_base.hpp>
+#include <openvino/op/util/shape_of_base.hpp>
+
+#include "model.hpp"
+#include "nodes.hpp"
+
+namespace {
+
+namespace op = ov::op;
+using NodePtr = std::shared_ptr<ov::Node>;
+using ConstantPtr = std::shared_ptr<op::v0::Constant>;
+using NodeSet = std::unordered_set<const ov::Node*>;
+
+// The largest number of elements of a value from which a condition is computed.
+constexpr size_t condition_elements_max = 16;
+
+bool is_input(const ov::Output<ov::Node>& value, const char* name) {
+    return ovfleet::as<op::v0::Parameter>(value) && value.get_names().count(name) > 0;
+}
+
+bool has_one_element(const ov::PartialShape& shape) { return shape.is_static() && ov::shape_size(shape.to_shape()) == 1; }
+
+bool reads_any(const ov::Node& node, const NodeSet& nodes) {
+    // The result of the attention and the sizes of a tensor do not count.
+    if (ovfleet::is_paged_attention(node)) return false;
+    for (size_t index = 0; index < node.get_input_size(); ++index)
+        if (nodes.count(node.get_input_node_ptr(index))) return true;
+    return false;
+}
+
+// The largest of all new positions, as a constant for the longest possible sequence; null for any other value.
+ConstantPtr last_position(const ov::Output<ov::Node>& value, int64_t max_model_len) {
+    auto max = ovfleet::as<op::v1::ReduceMax>(value);
+    if (!max || value.get_partial_shape().rank().is_dynamic()) return nullptr;
+    auto positions = max->input_value(0);
+    while (ovfleet::as<op::v0::Convert>(positions) || ovfleet::as<op::v0::Unsqueeze>(positions) ||
+           ovfleet::as<op::v0::Squeeze>(positions) || ovfleet::as<op::v1::Reshape>(positions))
+        positions = positions.get_node()->input_value(0);
+    if (!is_input(positions, "position_ids")) return nullptr;
+    // If the maximum is that of each sequence, one for all of them is broadcast.
+    const ov::Shape shape(value.get_partial_shape().size(), 1);
+    return op::v0::Constant::create(value.get_element_type(), shape, std::vector<int64_t>{max_model_len - 1});
+}
+
+// The size of a static dimension, read from the shape of a tensor; null for any other value.
+ConstantPtr static_size(const ov::Output<ov::Node>& value) {
+    auto gather = ov::as_type_ptr<op::util::GatherBase>(value.get_node_shared_ptr());
+    auto sizes = gather ? ov::as_type_ptr<op::util::ShapeOfBase>(gather->get_input_node_shared_ptr(0)) : nullptr;
+    auto index = gather ? ovfleet::as<op::v0::Constant>(gather->input_value(1)) : nullptr;
+    if (!sizes || !index || ov::shape_size(index->get_shape()) != 1) return nullptr;
+    const auto& shape = sizes->get_input_partial_shape(0);
+    if (shape.rank().is_dynamic()) return nullptr;
+    const int64_t rank = shape.size(), given = index->cast_vector<int64_t>()[0], axis = given < 0 ? given + rank : given;
+    if (axis < 0 || axis >= rank || shape[axis].is_dynamic()) return nullptr;
+    return op::v0::Constant::create(value.get_element_type(), index->get_shape(),
+                                    std::vector<int64_t>{shape[axis].get_length()});
+}
+
+// A value in a step with the longest possible sequence; null if the value also depends on other inputs.
+ConstantPtr value_for(const ov::Output<ov::Node>& value, int64_t max_model_len) {
+    if (auto constant = ovfleet::as<op::v0::Constant>(value)) return constant;
+    if (is_input(value, "max_context_len"))
+        return op::v0::Constant::create(value.get_element_type(), ov::Shape{}, std::vector<int64_t>{max_model_len});
+    if (auto constant = last_position(value, max_model_len)) return constant;
+    if (auto constant = static_size(value)) return constant;
+    const auto node = value.get_node_shared_ptr();
+    if (node->get_input_size() == 0 || node->get_output_size() != 1) return nullptr;
+    ov::OutputVector inputs;
+    for (const auto& input : node->input_values()) {
+        auto constant = value_for(input, max_model_len);
+        if (!constant || ov::shape_size(constant->get_shape()) > condition_elements_max) return nullptr;
+        inputs.push_back(constant);
+    }
+    const auto computed = node->clone_with_new_inputs(inputs);
+    const auto& shape = computed->get_output_partial_shape(0);
+    if (shape.is_dynamic() || ov::shape_size(shape.to_shape()) > condition_elements_max) return nullptr;
+    ov::OutputVector folded(1);
+    if (!computed->constant_fold(folded, inputs)) return nullptr;
+    return ovfleet::as<op::v0::Constant>(folded[0]);
+}
+
+// The length up to which a condition certainly has the same value: the number with which it compares; 0 if there is none.
+int64_t constant_side(const ov::Node& comparison) {
+    for (const auto& side : comparison.input_values()) {
+        auto constant = ovfleet::as<op::v0::Constant>(side);
+        if (constant && ov::shape_size(constant->get_shape()) == 1) return constant->cast_vector<int64_t>()[0];
+    }
+    return 0;
+}
+
+// Replaces a comparison that depends on the length of the longest sequence with its value for the longest possible sequence.
+// Returns false if the comparison is not a condition, but for example a mask.
+bool resolve(const NodePtr& comparison, int64_t max_model_len) {
+    const auto& name = comparison->get_friendly_name();
+    const auto value = value_for(comparison->output(0), max_model_len > 0 ? max_model_len : INT32_MAX);
+    if (value && ov::shape_size(value->get_shape()) == 1) {
+        OPENVINO_ASSERT(max_model_len > 0, "the condition ", name,
+                        " depends on the length of the longest sequence, but the files of the model contain no context length; "
+                        "set --max-model-len");
+        ov::replace_node(comparison, value);
+        return true;
+    }
+    if (!has_one_element(comparison->get_output_partial_shape(0))) return false;
+    const int64_t limit = constant_side(*comparison);
+    OPENVINO_ASSERT(max_model_len > 0 && max_model_len <= limit, "the condition ", name,
+                    " depends on the length of the longest sequence in an unknown way",
+                    limit > 0 ? "; set --max-model-len to at most " + std::to_string(limit) : std::string());
+    return false;
+}
+
+// Resolves the conditions of a graph, and returns their number.
+size_t resolve_conditions(const ov::Model& model, int64_t max_model_len) {
+    // The nodes that depend on the positions, and those that depend on the largest position or on the length of the longest
+    // sequence.
+    NodeSet positions, lengths;
+    size_t resolved = 0;
+    for (const auto& node : model.get_ordered_ops()) {
+        if (ov::is_type<op::util::ShapeOfBase>(node) || node->get_output_size() == 0) continue;
+        if (is_input(node->output(0), "position_ids") || reads_any(*node, positions)) positions.insert(node.get());
+        const bool is_length = is_input(node->output(0), "max_context_len") || reads_any(*node, lengths) ||
+                               (ov::is_type<op::v1::ReduceMax>(node) && positions.count(node.get()));
+        if (!is_length) continue;
+        if (ov::is_type<op::util::BinaryElementwiseComparison>(node) && resolve(node, max_model_len)) {
+            ++resolved;
+            continue;
+        }
+        lengths.insert(node.get());
+    }
+    return resolved;
+}
+
+}  // namespace
+
+int ovfleet_resolve_length_conditions(ov_model_t* model, uint32_t max_model_len, size_t* resolved) {
+    return ovfleet::guarded([&] {
+        auto& graph = *model->object;
+        *resolved = resolve_conditions(graph, std::min<int64_t>(max_model_len, INT32_MAX));
+        if (*resolved > 0) graph.validate_nodes_and_infer_types();
+    });
+}
