@@ -16,6 +16,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::admin::Admin;
 use crate::args::{Args, Command, RunArgs};
+use crate::client::with_request_timeout;
 use crate::controller::{self, Scope};
 use crate::fleet::{NetworkClient, PodClient};
 use crate::leader::{self, Election};
@@ -180,7 +181,7 @@ fn host_name() -> String {
     if name.is_empty() { "operator".to_owned() } else { name.to_owned() }
 }
 
-/// Manages the LLMDeployments of a cluster until `stop`.
+/// Manages the LLMDeployments of a cluster until `stop`. Requests that `client` does not answer in time fail.
 ///
 /// # Errors
 /// The Lease was lost, or a watch has ended: the process should be restarted.
@@ -190,6 +191,7 @@ pub async fn manage(
     services: Services,
     stop: CancellationToken,
 ) -> anyhow::Result<()> {
+    let client = with_request_timeout(client);
     services.admin.set_waits_for(Some("the definition of LLMDeployment"));
     tokio::select! {
         () = await_definition(&client, config.namespaces.first()) => {}
