@@ -136,17 +136,20 @@ impl Applier {
                 Err(source) => failures.push(failure("delete", key.0, &key.1, source.into())),
             }
         }
+        failures.extend(self.change_gates(&namespace, &observed).await);
+        ApplyResult { valid, desired, objects, observed, failures }
+    }
+
+    /// Sets and clears the readiness gates of replicas. Returns the failures.
+    pub async fn change_gates(&self, namespace: &str, observed: &ObservedState) -> Vec<ApplyFailure> {
+        let mut failures = Vec::new();
         for (pod, change) in gate_changes(&observed.pods, &observed.pod_reports.admitted) {
-            if let Err(source) = self.change_gate(&namespace, pod, change).await {
-                failures.push(ApplyFailure {
-                    verb: "patch",
-                    kind: "Pod",
-                    name: pod.to_owned(),
-                    source: source.into(),
-                });
+            if let Err(source) = self.change_gate(namespace, pod, change).await {
+                let (name, source) = (pod.to_owned(), source.into());
+                failures.push(ApplyFailure { verb: "patch", kind: "Pod", name, source });
             }
         }
-        ApplyResult { valid, desired, objects, observed, failures }
+        failures
     }
 
     /// Creates the Secret with the replica token unless it is known to exist. While pods wait for their volumes it

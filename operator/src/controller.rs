@@ -21,7 +21,7 @@ use serde_json::json;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
-use crate::apply::{Applier, ApplyResult, ReplicaTokens};
+use crate::apply::{Applier, ApplyFailure, ApplyResult, ReplicaTokens};
 use crate::desired::desired;
 use crate::desired::release::{UpgradePermission, UpgradeStep, available_release};
 use crate::events::transitions;
@@ -29,7 +29,7 @@ use crate::fleet::{CacheSampling, Fleet, PodClient, PodReports};
 use crate::metrics::Metrics;
 use crate::names::FIELD_MANAGER;
 use crate::observe::{ObservedState, observe};
-use crate::status::{invalid_status, is_same_except_times, refused_status, status};
+use crate::status::{RefusedResource, is_same_except_times, refused_status, status};
 use crate::trace::ReconcileSpan;
 use crate::upgrades::UpgradeLimiter;
 use crate::valid_deployment::ValidDeployment;
@@ -210,7 +210,7 @@ async fn reconcile_measured(object: Arc<StoredDeployment>, context: Arc<Context>
     let span = ReconcileSpan::start(context.config.tracer.as_ref(), object.as_ref());
     let result = match &object.0 {
         Ok(object) => reconcile(object, &context, &span).await,
-        Err(invalid) => refuse(&object, invalid, &context).await,
+        Err(invalid) => refuse_undecodable(&object, invalid, &context).await,
     };
     let outcome = result.as_ref().map_or_else(Error::label, |_| "done");
     span.end(outcome, result.as_ref().err().map(|error| process::error::chain(error)));
@@ -241,11 +241,16 @@ async fn reconcile(object: &LlmDeployment, context: &Context, span: &ReconcileSp
         Ok(valid) => valid,
         Err(error) => {
             let previous = context.previous_status(object);
-            let status = invalid_status(object, previous.as_ref(), &error, Timestamp::now());
             context.upgrades.release(object.metadata.uid.as_deref().unwrap_or_default());
+            let refused = RefusedResource {
+                metadata: &object.metadata,
+                spec: Some(&object.spec),
+                previous: previous.as_ref(),
+                observed: &observed,
+                error: &error,
+            };
             let _step = span.step("status");
-            context.write_status(object, previous, status).await?;
-            return Ok(Action::await_change());
+            return refuse(object, &refused, context).await;
         }
     };
     let step = span.step("desired");
@@ -265,8 +270,8 @@ async fn reconcile(object: &LlmDeployment, context: &Context, span: &ReconcileSp
     context.next_action(object, &applied)
 }
 
-/// Reports in the status that a resource cannot be decoded. Its objects are not changed.
-async fn refuse(
+/// Refuses a resource that cannot be decoded.
+async fn refuse_undecodable(
     object: &StoredDeployment,
     invalid: &InvalidObject,
     context: &Context,
@@ -285,9 +290,28 @@ async fn refuse(
         Some(status) => Some(status),
         None => context.stored_status(object).await?,
     };
-    let error = ValidationError::Undecodable(invalid.error.clone());
-    let status = refused_status(object.meta(), previous.as_ref(), &error, Timestamp::now());
-    context.write_status(object, previous, status).await?;
+    let refused = RefusedResource {
+        metadata: object.meta(),
+        spec: None,
+        previous: previous.as_ref(),
+        observed: &context.observe(object),
+        error: &ValidationError::Undecodable(invalid.error.clone()),
+    };
+    refuse(object, &refused, context).await
+}
+
+/// Reports in the status that a resource is refused. Its objects are not changed, but pods are replaced all the same, and
+/// their replacements receive requests only if the operator sets their readiness gates.
+async fn refuse(
+    object: &impl Resource<DynamicType = ()>,
+    refused: &RefusedResource<'_>,
+    context: &Context,
+) -> Result<Action, Error> {
+    let namespace = object.namespace().unwrap_or_default();
+    let failures = context.applier.change_gates(&namespace, refused.observed).await;
+    let status = refused_status(refused, Timestamp::now());
+    context.write_status(object, refused.previous.cloned(), status).await?;
+    context.check_failures(object, &failures)?;
     Ok(Action::await_change())
 }
 
@@ -329,9 +353,10 @@ impl Context {
         self.applier.replica_tokens.retain(&present);
     }
 
-    fn observe(&self, object: &LlmDeployment) -> ObservedState {
+    fn observe(&self, object: &impl Resource) -> ObservedState {
         let mut observed = observe(object, &self.stores, PodReports::default());
-        let (owner, uid) = (ObjectRef::from_obj(object), object.uid().unwrap_or_default());
+        let owner = ObjectRef::new(&object.name_any()).within(&object.namespace().unwrap_or_default());
+        let uid = object.uid().unwrap_or_default();
         let sampling = self.cache_sampling(object);
         observed.pod_reports = self.fleet.reports(&owner, &uid, &observed.pods, sampling);
         observed
@@ -368,7 +393,7 @@ impl Context {
     }
 
     /// Returns whether this reconcile requests the usage of KV caches from routers.
-    fn cache_sampling(&self, object: &LlmDeployment) -> CacheSampling {
+    fn cache_sampling(&self, object: &impl Resource) -> CacheSampling {
         let Some(interval) = self.config.load_interval else { return CacheSampling::Skip };
         self.with_memory(object, |memory| {
             if memory.sampled.is_some_and(|sampled| sampled.elapsed() < interval) {
@@ -427,7 +452,14 @@ impl Context {
 
     /// Returns when the resource is reconciled again if nothing changes until then.
     fn next_action(&self, object: &LlmDeployment, applied: &ApplyResult) -> Result<Action, Error> {
-        let transient = applied.failures.iter().filter(|failure| !failure.source.is_permanent());
+        self.check_failures(object, &applied.failures)?;
+        let pause = next_pause(applied, self.config.load_interval);
+        Ok(pause.map_or_else(Action::await_change, Action::requeue))
+    }
+
+    /// Logs transient failures and returns an error if there are any, so that the reconcile is retried.
+    fn check_failures(&self, object: &impl Resource, failures: &[ApplyFailure]) -> Result<(), Error> {
+        let transient = failures.iter().filter(|failure| !failure.source.is_permanent());
         for failure in transient.clone() {
             tracing::warn!(error = process::error::chain(failure), "failed to apply the desired state");
         }
@@ -436,8 +468,7 @@ impl Context {
             failures => return Err(Error::Apply(failures)),
         }
         self.with_memory(object, |memory| memory.failures = 0);
-        let pause = next_pause(applied, self.config.load_interval);
-        Ok(pause.map_or_else(Action::await_change, Action::requeue))
+        Ok(())
     }
 }
 
@@ -461,7 +492,7 @@ mod tests {
     use std::collections::BTreeMap;
 
     use super::*;
-    use crate::apply::{ApplyFailure, FailureCause};
+    use crate::apply::FailureCause;
     use crate::pod::PodState;
 
     /// The result of an apply with these failures.

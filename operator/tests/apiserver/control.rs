@@ -8,7 +8,7 @@ use operator::manifest::Kind;
 use operator_api::{CacheState, Phase};
 use serde_json::{Value, json};
 
-use crate::support::{Stage, eventually, smallest};
+use crate::support::{Stage, eventually, replace_replicas, smallest};
 
 fn merge(mut spec: Value, more: Value) -> Value {
     spec.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
@@ -385,4 +385,21 @@ async fn mistakes_become_conditions_until_they_are_fixed() {
     let status = stage.until("taken", "Accepted=False").await.status.unwrap();
     assert!(status.conditions[0].message.contains("does not belong"), "{:?}", status.conditions[0]);
     assert!(services.get("taken").await.unwrap().owner_references().is_empty());
+}
+
+#[tokio::test]
+async fn replicas_of_an_invalid_resource_are_admitted_and_counted() {
+    let stage = Stage::new("invalid").await;
+    stage.apply("chat", smallest()).await.unwrap();
+    stage.until("chat", "Ready=True").await;
+    let media = json!({"allowedDomains": ["all"], "allowedNetworks": ["10.0.0.1/8"]});
+    stage.apply("chat", merge(smallest(), json!({"engine": {"media": media}}))).await.unwrap();
+    stage.until("chat", "Accepted=False").await;
+    replace_replicas(&stage.client, &stage.namespace).await;
+    let status = stage.until("chat", "Available=True").await.status.unwrap();
+    assert_eq!((status.phase, status.replicas), (Phase::Refused, 1));
+
+    stage.objects(Kind::Deployment).delete("chat-server", &DeleteParams::default()).await.unwrap();
+    let status = stage.until("chat", "Available=False").await.status.unwrap();
+    assert_eq!(status.phase, Phase::Refused);
 }
