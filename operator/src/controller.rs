@@ -5,7 +5,7 @@ use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use futures_util::{StreamExt as _, stream};
+use futures_util::{StreamExt as _, TryStreamExt as _, stream};
 use jiff::Timestamp;
 use kube::api::{Api, DynamicObject, Patch, PatchParams};
 use kube::core::ApiResource;
@@ -34,7 +34,7 @@ use crate::trace::ReconcileSpan;
 use crate::upgrades::UpgradeLimiter;
 use crate::valid_deployment::ValidDeployment;
 use crate::validate::{Defaults, ValidationError, validate};
-use crate::watch::{StoredDeployment, Stores, Watches};
+use crate::watch::{StoredDeployment, Stores, WatchScope, Watches, record_failure};
 use process::trace::Tracer;
 
 /// Changes of a resource within this time trigger one reconcile.
@@ -129,7 +129,7 @@ pub struct Scope {
 }
 
 /// Reconciles all resources of a scope until `stop`, then finishes the running reconciles. `ready` receives the store of
-/// resources once all of them are listed.
+/// resources, which are listed after all other objects.
 ///
 /// # Errors
 /// A watch has ended, which is a bug.
@@ -145,8 +145,14 @@ pub async fn run(
     let Scope { client, namespace, has_service_monitors, pods, upgrades, metrics } = scope;
     let stores = Arc::new(Stores::new(has_service_monitors));
     let mut tasks = JoinSet::new();
-    let mut watches =
-        Watches::start(&client, namespace.as_deref(), &stores, config.discovery_interval, &mut tasks);
+    let scope = WatchScope {
+        client: &client,
+        namespace: namespace.as_deref(),
+        stores: &stores,
+        metrics: &metrics,
+        discovery_interval: config.discovery_interval,
+    };
+    let mut watches = Watches::start(scope, &mut tasks);
     tokio::select! {
         () = watches.ready() => {}
         () = stop.cancelled() => return Ok(()),
@@ -157,8 +163,10 @@ pub async fn run(
     };
     let (reader, writer) = reflector::store();
     let fleet = Fleet::new(pods, watches.sender.clone());
+    let watch_metrics = metrics.clone();
     let resources = watcher(api, watcher::Config::default())
         .default_backoff()
+        .inspect_err(move |error| record_failure(&watch_metrics, "LLMDeployment", error))
         // Managed fields take as much memory as the rest of the object.
         .modify(|object| object.managed_fields_mut().clear())
         .reflect(writer)
@@ -372,7 +380,8 @@ impl Context {
         // A resource that serves no requests cannot be disrupted, and the upgrade may even fix it.
         let is_serving = observed.pods.iter().any(|pod| pod.is_routable == Some(true) && pod.is_ready);
         if is_serving && !self.upgrades.acquire(&valid.owner.uid) {
-            return UpgradePermission::AwaitsSlot;
+            let are_listed = self.upgrades.are_listed();
+            return if are_listed { UpgradePermission::AwaitsSlot } else { UpgradePermission::AwaitsLists };
         }
         UpgradePermission::Granted
     }
@@ -476,7 +485,10 @@ impl Context {
 /// to wait for a change.
 fn next_pause(applied: &ApplyResult, load_interval: Option<Duration>) -> Option<Duration> {
     let jittered = |pause: Duration, range| pause.mul_f64(rand::rng().random_range(range));
-    let awaits_slot = applied.desired.upgrade == UpgradeStep::Wait(UpgradePermission::AwaitsSlot);
+    let awaits_slot = matches!(
+        applied.desired.upgrade,
+        UpgradeStep::Wait(UpgradePermission::AwaitsSlot | UpgradePermission::AwaitsLists)
+    );
     let is_serving = applied.valid.server.replicas > 0
         && applied.observed.pods.iter().any(|pod| pod.is_routable == Some(true));
     let pauses = [

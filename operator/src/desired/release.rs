@@ -29,6 +29,8 @@ pub enum UpgradePermission {
     AwaitsApproval,
     /// The maximum number of resources is already being upgraded.
     AwaitsSlot,
+    /// The operator has not listed all resources yet, so it does not know how many are being upgraded.
+    AwaitsLists,
 }
 
 /// The next step of the upgrade of a resource.

@@ -447,6 +447,22 @@ fn an_upgrade_is_rolling_until_its_pods_are_ready() {
     assert_eq!(state(&old, Current, UpgradeStep::None), Current, "a change by the user is no upgrade");
 }
 
+#[test]
+fn the_release_says_what_its_upgrade_waits_for() {
+    let object = object(1);
+    for (permission, text) in [
+        (UpgradePermission::AwaitsSlot, "the upgrades of other resources"),
+        (UpgradePermission::AwaitsLists, "has listed the resources of all namespaces"),
+        (UpgradePermission::AwaitsApproval, "set the annotation ovfleet.dev/upgrade"),
+    ] {
+        let mut applied = applied(&object, observed(&[replica("a")]), 1);
+        applied.desired.upgrade = UpgradeStep::Wait(permission);
+        let release = status(&object, None, &applied, Timestamp::UNIX_EPOCH).release.unwrap();
+        let message = release.message.unwrap();
+        assert!(message.contains(text), "{message}");
+    }
+}
+
 /// Checks the invariants of the status for random pods, and that computing it again gives the same status.
 #[test]
 fn invariants_hold_for_random_states_of_pods() {

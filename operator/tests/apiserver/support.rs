@@ -51,11 +51,11 @@ pub(crate) async fn install(client: &Client, definition: &CustomResourceDefiniti
     let definitions = Api::all(client.clone());
     definitions.create(&PostParams::default(), definition).await?;
     await_condition(definitions, LlmDeployment::crd_name(), is_crd_established()).await?;
-    grant(client).await
+    grant(client, OPERATOR, &permissions()?).await
 }
 
-/// Grants the operator the permissions that the chart grants.
-async fn grant(client: &Client) -> anyhow::Result<()> {
+/// Returns the permissions that the chart grants the operator.
+pub(crate) fn permissions() -> anyhow::Result<Vec<Value>> {
     let chart = tests::root().join("charts/ovfleet/templates/_helpers.tpl");
     let text = std::fs::read_to_string(chart)?;
     let begin = "{{- define \"ovfleet.rules\" -}}";
@@ -63,12 +63,17 @@ async fn grant(client: &Client) -> anyhow::Result<()> {
     let mut rules: Vec<Value> = serde_yaml::from_str(rules)?;
     let leases = json!({"apiGroups": ["coordination.k8s.io"], "resources": ["leases"], "verbs": ["get", "create", "patch", "update"]});
     rules.push(leases);
-    let role: ClusterRole = serde_json::from_value(json!({"metadata": {"name": OPERATOR}, "rules": rules}))?;
+    Ok(rules)
+}
+
+/// Grants permissions to a user.
+pub(crate) async fn grant(client: &Client, user: &str, rules: &[Value]) -> anyhow::Result<()> {
+    let role: ClusterRole = serde_json::from_value(json!({"metadata": {"name": user}, "rules": rules}))?;
     Api::<ClusterRole>::all(client.clone()).create(&PostParams::default(), &role).await?;
     let binding: ClusterRoleBinding = serde_json::from_value(json!({
-        "metadata": {"name": OPERATOR},
-        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": OPERATOR},
-        "subjects": [{"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": OPERATOR}],
+        "metadata": {"name": user},
+        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": user},
+        "subjects": [{"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": user}],
     }))?;
     Api::<ClusterRoleBinding>::all(client.clone()).create(&PostParams::default(), &binding).await?;
     Ok(())
