@@ -136,17 +136,20 @@ impl Applier {
                 Err(source) => failures.push(failure("delete", key.0, &key.1, source.into())),
             }
         }
+        failures.extend(self.change_gates(&namespace, &observed).await);
+        ApplyResult { valid, desired, objects, observed, failures }
+    }
+
+    /// Sets and clears the readiness gates of replicas. Returns the failures.
+    pub async fn change_gates(&self, namespace: &str, observed: &ObservedState) -> Vec<ApplyFailure> {
+        let mut failures = Vec::new();
         for (pod, change) in gate_changes(&observed.pods, &observed.pod_reports.admitted) {
-            if let Err(source) = self.change_gate(&namespace, pod, change).await {
-                failures.push(ApplyFailure {
-                    verb: "patch",
-                    kind: "Pod",
-                    name: pod.to_owned(),
-                    source: source.into(),
-                });
+            if let Err(source) = self.change_gate(namespace, pod, change).await {
+                let (name, source) = (pod.to_owned(), source.into());
+                failures.push(ApplyFailure { verb: "patch", kind: "Pod", name, source });
             }
         }
-        ApplyResult { valid, desired, objects, observed, failures }
+        failures
     }
 
     /// Creates the Secret with the replica token unless it is known to exist. While pods wait for their volumes it
@@ -257,12 +260,12 @@ fn failure(verb: &'static str, kind: Kind, name: &str, source: FailureCause) -> 
     ApplyFailure { verb, kind: kind.name(), name: name.to_owned(), source }
 }
 
-/// The objects that exist but are not desired.
+/// The objects that exist, are not desired, and are not needed by pods either.
 fn undesired(desired: &DesiredState, observed: &ObservedState) -> Vec<(Kind, String)> {
     let is_desired = |key: &(Kind, String)| {
         desired.manifests.iter().any(|manifest| manifest.kind == key.0 && manifest.name == key.1)
     };
-    observed.owned.keys().filter(|key| !is_desired(key)).cloned().collect()
+    observed.owned.keys().filter(|key| !is_desired(key) && !desired.in_use.contains(key)).cloned().collect()
 }
 
 /// Whether `manifest` has been applied and its fields have not changed since.
@@ -277,4 +280,79 @@ fn has_desired_state(live: &DynamicObject, manifest: &Manifest) -> bool {
     live["apiVersion"] = manifest.body["apiVersion"].clone();
     live["kind"] = manifest.body["kind"].clone();
     covers(&live, &manifest.body)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::slice;
+
+    use operator_api::LlmDeployment;
+
+    use super::*;
+    use crate::desired::desired;
+    use crate::desired::release::UpgradePermission;
+    use crate::names::{REVISION_VARIABLE, SOURCE};
+    use crate::pod::PodState;
+    use crate::source::ModelSourceKey;
+    use crate::validate::{Defaults, validate};
+
+    fn desired_for(model: &Value, observed: &ObservedState) -> DesiredState {
+        let object = json!({
+            "apiVersion": "ovfleet.dev/v1alpha1",
+            "kind": "LLMDeployment",
+            "metadata": {"name": "chat", "namespace": "models", "uid": "1"},
+            "spec": {"model": model},
+        });
+        let object: LlmDeployment = serde_json::from_value(object).unwrap();
+        let valid = validate(&object, observed, &Defaults::with_images("s", "r")).unwrap();
+        desired(&valid, observed, UpgradePermission::Granted)
+    }
+
+    #[test]
+    fn the_cache_and_the_revisions_are_deleted_once_no_pod_needs_them() {
+        let shared = json!({
+            "source": {"hf": {"repo": "owner/model"}}, "cache": {"mode": "shared", "size": "1Gi"},
+        });
+        let former = desired_for(&shared, &ObservedState::default());
+        let mut owned = BTreeMap::new();
+        for manifest in former.manifests {
+            if matches!(manifest.kind, Kind::PersistentVolumeClaim | Kind::ConfigMap) {
+                let object: DynamicObject = serde_json::from_value(manifest.body).unwrap();
+                owned.insert((manifest.kind, manifest.name), Arc::new(object));
+            }
+        }
+        let mounted = json!({"source": {"pvc": {"claim": "models"}}});
+        let deleted = |pods: &[PodState], deployment: Option<&Value>| {
+            let mut observed =
+                ObservedState { owned: owned.clone(), pods: pods.to_vec(), ..ObservedState::default() };
+            if let Some(deployment) = deployment {
+                let object: DynamicObject = serde_json::from_value(deployment.clone()).unwrap();
+                observed.owned.insert((Kind::Deployment, "chat-server".to_owned()), Arc::new(object));
+            }
+            let deleted = undesired(&desired_for(&mounted, &observed), &observed);
+            deleted.into_iter().map(|(_, name)| name).collect::<Vec<_>>()
+        };
+        let replica = |source| PodState { component: "server".to_owned(), source, ..PodState::default() };
+        let serving = replica(ModelSourceKey::Shared("ab".to_owned()));
+        let fetching = PodState { revision_key: Some("ab".to_owned()), ..replica(ModelSourceKey::NotShared) };
+
+        assert_eq!(deleted(&[], None), ["chat-revisions", "chat-model"]);
+        assert_eq!(deleted(slice::from_ref(&serving), None), ["chat-revisions"]);
+        assert_eq!(deleted(&[replica(ModelSourceKey::Unknown)], None), ["chat-revisions"]);
+        assert_eq!(deleted(slice::from_ref(&fetching), None), ["chat-model"]);
+        let finished = [serving, fetching].map(|pod| PodState { is_finished: true, ..pod });
+        let router = PodState { component: "router".to_owned(), ..PodState::default() };
+        let others = [finished.to_vec(), vec![router]].concat();
+        assert_eq!(deleted(&others, None), ["chat-revisions", "chat-model"]);
+        // The Deployment still creates pods from the former template if the new one could not be applied.
+        let reference = json!({"name": "chat-revisions", "key": "ab"});
+        let variable = json!({"name": REVISION_VARIABLE, "valueFrom": {"configMapKeyRef": reference}});
+        let deployment = json!({
+            "apiVersion": "apps/v1",
+            "kind": "Deployment",
+            "metadata": {"name": "chat-server", "annotations": {SOURCE: "ab"}},
+            "spec": {"template": {"spec": {"initContainers": [{"name": "fetch", "env": [variable]}]}}},
+        });
+        assert_eq!(deleted(&[], Some(&deployment)), [""; 0]);
+    }
 }

@@ -5,7 +5,7 @@ use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use futures_util::{StreamExt as _, stream};
+use futures_util::{StreamExt as _, TryStreamExt as _, stream};
 use jiff::Timestamp;
 use kube::api::{Api, DynamicObject, Patch, PatchParams};
 use kube::core::ApiResource;
@@ -21,7 +21,7 @@ use serde_json::json;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
-use crate::apply::{Applier, ApplyResult, ReplicaTokens};
+use crate::apply::{Applier, ApplyFailure, ApplyResult, ReplicaTokens};
 use crate::desired::desired;
 use crate::desired::release::{UpgradePermission, UpgradeStep, available_release};
 use crate::events::transitions;
@@ -29,12 +29,12 @@ use crate::metrics::Metrics;
 use crate::names::FIELD_MANAGER;
 use crate::observe::{ObservedState, observe};
 use crate::pod_reports::{CacheSampling, PodClient, PodReports, ReportCollector};
-use crate::status::{invalid_status, is_same_except_times, refused_status, status};
+use crate::status::{RefusedResource, is_same_except_times, refused_status, status};
 use crate::trace::ReconcileSpan;
 use crate::upgrades::UpgradeLimiter;
 use crate::valid_deployment::ValidDeployment;
 use crate::validate::{Defaults, ValidationError, validate};
-use crate::watch::{StoredDeployment, Stores, Watches};
+use crate::watch::{StoredDeployment, Stores, WatchScope, Watches, record_failure};
 use process::trace::Tracer;
 
 /// Changes of a resource within this time trigger one reconcile.
@@ -129,7 +129,7 @@ pub struct Scope {
 }
 
 /// Reconciles all resources of a scope until `stop`, then finishes the running reconciles. `ready` receives the store of
-/// resources once all of them are listed.
+/// resources, which are listed after all other objects.
 ///
 /// # Errors
 /// A watch has ended, which is a bug.
@@ -145,8 +145,14 @@ pub async fn run(
     let Scope { client, namespace, has_service_monitors, pods, upgrades, metrics } = scope;
     let stores = Arc::new(Stores::new(has_service_monitors));
     let mut tasks = JoinSet::new();
-    let mut watches =
-        Watches::start(&client, namespace.as_deref(), &stores, config.discovery_interval, &mut tasks);
+    let scope = WatchScope {
+        client: &client,
+        namespace: namespace.as_deref(),
+        stores: &stores,
+        metrics: &metrics,
+        discovery_interval: config.discovery_interval,
+    };
+    let mut watches = Watches::start(scope, &mut tasks);
     tokio::select! {
         () = watches.ready() => {}
         () = stop.cancelled() => return Ok(()),
@@ -157,8 +163,10 @@ pub async fn run(
     };
     let (reader, writer) = reflector::store();
     let report_collector = ReportCollector::new(pods, watches.sender.clone());
+    let watch_metrics = metrics.clone();
     let resources = watcher(api, watcher::Config::default())
         .default_backoff()
+        .inspect_err(move |error| record_failure(&watch_metrics, "LLMDeployment", error))
         // Managed fields take as much memory as the rest of the object.
         .modify(|object| object.managed_fields_mut().clear())
         .reflect(writer)
@@ -210,7 +218,7 @@ async fn reconcile_measured(object: Arc<StoredDeployment>, context: Arc<Context>
     let span = ReconcileSpan::start(context.config.tracer.as_ref(), object.as_ref());
     let result = match &object.0 {
         Ok(object) => reconcile(object, &context, &span).await,
-        Err(invalid) => refuse(&object, invalid, &context).await,
+        Err(invalid) => refuse_undecodable(&object, invalid, &context).await,
     };
     let outcome = result.as_ref().map_or_else(Error::label, |_| "done");
     span.end(outcome, result.as_ref().err().map(|error| process::error::chain(error)));
@@ -241,11 +249,16 @@ async fn reconcile(object: &LlmDeployment, context: &Context, span: &ReconcileSp
         Ok(valid) => valid,
         Err(error) => {
             let previous = context.previous_status(object);
-            let status = invalid_status(object, previous.as_ref(), &error, Timestamp::now());
             context.upgrades.release(object.metadata.uid.as_deref().unwrap_or_default());
+            let refused = RefusedResource {
+                metadata: &object.metadata,
+                spec: Some(&object.spec),
+                previous: previous.as_ref(),
+                observed: &observed,
+                error: &error,
+            };
             let _step = span.step("status");
-            context.write_status(object, previous, status).await?;
-            return Ok(Action::await_change());
+            return refuse(object, &refused, context).await;
         }
     };
     let step = span.step("desired");
@@ -265,8 +278,8 @@ async fn reconcile(object: &LlmDeployment, context: &Context, span: &ReconcileSp
     context.next_action(object, &applied)
 }
 
-/// Reports in the status that a resource cannot be decoded. Its objects are not changed.
-async fn refuse(
+/// Refuses a resource that cannot be decoded.
+async fn refuse_undecodable(
     object: &StoredDeployment,
     invalid: &InvalidObject,
     context: &Context,
@@ -285,9 +298,28 @@ async fn refuse(
         Some(status) => Some(status),
         None => context.stored_status(object).await?,
     };
-    let error = ValidationError::Undecodable(invalid.error.clone());
-    let status = refused_status(object.meta(), previous.as_ref(), &error, Timestamp::now());
-    context.write_status(object, previous, status).await?;
+    let refused = RefusedResource {
+        metadata: object.meta(),
+        spec: None,
+        previous: previous.as_ref(),
+        observed: &context.observe(object),
+        error: &ValidationError::Undecodable(invalid.error.clone()),
+    };
+    refuse(object, &refused, context).await
+}
+
+/// Reports in the status that a resource is refused. Its objects are not changed, but pods are replaced all the same, and
+/// their replacements receive requests only if the operator sets their readiness gates.
+async fn refuse(
+    object: &impl Resource<DynamicType = ()>,
+    refused: &RefusedResource<'_>,
+    context: &Context,
+) -> Result<Action, Error> {
+    let namespace = object.namespace().unwrap_or_default();
+    let failures = context.applier.change_gates(&namespace, refused.observed).await;
+    let status = refused_status(refused, Timestamp::now());
+    context.write_status(object, refused.previous.cloned(), status).await?;
+    context.check_failures(object, &failures)?;
     Ok(Action::await_change())
 }
 
@@ -329,9 +361,10 @@ impl Context {
         self.applier.replica_tokens.retain(&present);
     }
 
-    fn observe(&self, object: &LlmDeployment) -> ObservedState {
+    fn observe(&self, object: &impl Resource) -> ObservedState {
         let mut observed = observe(object, &self.stores, PodReports::default());
-        let (owner, uid) = (ObjectRef::from_obj(object), object.uid().unwrap_or_default());
+        let owner = ObjectRef::new(&object.name_any()).within(&object.namespace().unwrap_or_default());
+        let uid = object.uid().unwrap_or_default();
         let sampling = self.cache_sampling(object);
         observed.pod_reports = self.report_collector.reports(&owner, &uid, &observed.pods, sampling);
         observed
@@ -352,8 +385,10 @@ impl Context {
         }
         if self.upgrades.acquire(&valid.owner.uid) {
             UpgradePermission::Granted
-        } else {
+        } else if self.upgrades.are_listed() {
             UpgradePermission::AwaitsSlot
+        } else {
+            UpgradePermission::AwaitsLists
         }
     }
 
@@ -373,7 +408,7 @@ impl Context {
     }
 
     /// Returns whether this reconcile requests the usage of KV caches from routers.
-    fn cache_sampling(&self, object: &LlmDeployment) -> CacheSampling {
+    fn cache_sampling(&self, object: &impl Resource) -> CacheSampling {
         let Some(interval) = self.config.load_interval else { return CacheSampling::Skip };
         self.with_memory(object, |memory| {
             if memory.sampled.is_some_and(|sampled| sampled.elapsed() < interval) {
@@ -432,7 +467,14 @@ impl Context {
 
     /// Returns when the resource is reconciled again if nothing changes until then.
     fn next_action(&self, object: &LlmDeployment, applied: &ApplyResult) -> Result<Action, Error> {
-        let transient = applied.failures.iter().filter(|failure| !failure.source.is_permanent());
+        self.check_failures(object, &applied.failures)?;
+        let pause = next_pause(applied, self.config.load_interval);
+        Ok(pause.map_or_else(Action::await_change, Action::requeue))
+    }
+
+    /// Logs transient failures and returns an error if there are any, so that the reconcile is retried.
+    fn check_failures(&self, object: &impl Resource, failures: &[ApplyFailure]) -> Result<(), Error> {
+        let transient = failures.iter().filter(|failure| !failure.source.is_permanent());
         for failure in transient.clone() {
             tracing::warn!(error = process::error::chain(failure), "failed to apply the desired state");
         }
@@ -441,8 +483,7 @@ impl Context {
             failures => return Err(Error::Apply(failures)),
         }
         self.with_memory(object, |memory| memory.failures = 0);
-        let pause = next_pause(applied, self.config.load_interval);
-        Ok(pause.map_or_else(Action::await_change, Action::requeue))
+        Ok(())
     }
 }
 
@@ -450,7 +491,10 @@ impl Context {
 /// to wait for a change.
 fn next_pause(applied: &ApplyResult, load_interval: Option<Duration>) -> Option<Duration> {
     let jittered = |pause: Duration, range| pause.mul_f64(rand::rng().random_range(range));
-    let awaits_slot = applied.desired.upgrade == UpgradeStep::Wait(UpgradePermission::AwaitsSlot);
+    let awaits_slot = matches!(
+        applied.desired.upgrade,
+        UpgradeStep::Wait(UpgradePermission::AwaitsSlot | UpgradePermission::AwaitsLists)
+    );
     let is_serving = applied.valid.server.replicas > 0
         && applied.observed.pods.iter().any(|pod| pod.is_routable == Some(true));
     let pauses = [
@@ -466,7 +510,7 @@ mod tests {
     use std::collections::BTreeMap;
 
     use super::*;
-    use crate::apply::{ApplyFailure, FailureCause};
+    use crate::apply::FailureCause;
     use crate::pod::PodState;
 
     /// The result of an apply with these failures.

@@ -3,7 +3,7 @@
 
 use serde_json::json;
 
-use crate::manifest::{Manifest, digest};
+use crate::manifest::{Kind, Manifest, digest};
 use crate::names::APPLIED;
 use crate::observe::ObservedState;
 use crate::valid_deployment::ValidDeployment;
@@ -31,6 +31,8 @@ use release::{ModelState, UpgradePermission, UpgradeStep};
 pub struct DesiredState {
     /// The desired objects, in the order in which they are applied.
     pub manifests: Vec<Manifest>,
+    /// The objects of a former desired state that must not be deleted yet, because pods need them.
+    pub in_use: Vec<(Kind, String)>,
     /// The Secret with the replica token, without its data: it is created if it does not exist. `None` if the user
     /// provides it.
     pub replica_token: Option<Manifest>,
@@ -74,8 +76,15 @@ pub fn desired(
         let digest = digest(&manifest.body);
         manifest.body["metadata"]["annotations"][APPLIED] = json!(digest);
     }
+    let claim = (Kind::PersistentVolumeClaim, valid.owner.cache_claim());
+    let revisions = (Kind::ConfigMap, valid.owner.revisions());
+    let in_use = [
+        job::is_claim_in_use(valid, observed).then_some(claim),
+        revision::is_config_map_in_use(valid, observed).then_some(revisions),
+    ];
     DesiredState {
         manifests,
+        in_use: in_use.into_iter().flatten().collect(),
         replica_token: replica_token::secret(valid),
         template_hash: plan.template_hash,
         upgrade: plan.step,

@@ -10,6 +10,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
 use kube::Client;
 use kube::api::{Api, ObjectMeta, PostParams};
 use rand::RngExt as _;
+use tokio::time::timeout;
 
 /// The shortest pause between two attempts to acquire a Lease.
 const RETRY_PAUSE: Duration = Duration::from_millis(100);
@@ -63,7 +64,7 @@ impl Election {
         loop {
             // Jitter spreads the attempts of several operators.
             let mut pause = self.config.retry_interval().mul_f64(rand::rng().random_range(0.8..1.2));
-            match self.try_acquire_or_renew().await {
+            match self.try_within(self.config.retry_interval()).await {
                 Ok(true) => return,
                 // Try again as soon as the Lease expires.
                 Ok(false) => pause = pause.min(self.time_to_expiry().max(RETRY_PAUSE)),
@@ -83,11 +84,10 @@ impl Election {
             tokio::time::sleep(self.config.retry_interval()).await;
             let remaining = self.config.renew_deadline().saturating_sub(renewed.elapsed());
             let started = Instant::now();
-            match tokio::time::timeout(remaining, self.try_acquire_or_renew()).await {
-                Ok(Ok(true)) => renewed = started,
-                Ok(Ok(false)) => bail!("another operator has acquired the lease"),
-                Ok(Err(error)) => tracing::warn!(error = format!("{error:#}"), "failed to renew the lease"),
-                Err(_) => {}
+            match self.try_within(self.config.retry_interval().min(remaining)).await {
+                Ok(true) => renewed = started,
+                Ok(false) => bail!("another operator has acquired the lease"),
+                Err(error) => tracing::warn!(error = format!("{error:#}"), "failed to renew the lease"),
             }
             if renewed.elapsed() >= self.config.renew_deadline() {
                 bail!("failed to renew the lease within {:?}", self.config.renew_deadline());
@@ -108,6 +108,12 @@ impl Election {
             self.leases.replace(&self.config.name, &PostParams::default(), &lease).await?;
         }
         Ok(())
+    }
+
+    /// Makes an attempt that fails after `limit`. The next attempt uses another connection.
+    async fn try_within(&mut self, limit: Duration) -> anyhow::Result<bool> {
+        let attempt = timeout(limit, self.try_acquire_or_renew()).await;
+        attempt.with_context(|| format!("the API server did not respond within {limit:?}"))?
     }
 
     /// Acquires or renews the Lease if possible. Returns whether this process holds it now.
@@ -175,5 +181,52 @@ impl Election {
             lease_transitions: Some(if is_own { transitions } else { transitions + 1 }),
             ..before.clone()
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use axum::body::Body;
+    use http::{Method, Request, Response, StatusCode};
+    use serde_json::json;
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn the_lease_is_acquired_after_a_request_that_the_api_server_does_not_answer() {
+        let requests = Arc::new(AtomicUsize::new(0));
+        let counter = requests.clone();
+        let respond = move |request: Request<kube::client::Body>| {
+            let number = counter.fetch_add(1, Ordering::Relaxed);
+            async move {
+                if number == 0 {
+                    std::future::pending::<()>().await;
+                }
+                let lease = json!({
+                    "apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": {"name": "operator"},
+                });
+                let missing =
+                    json!({"kind": "Status", "status": "Failure", "reason": "NotFound", "code": 404});
+                let (status, body) = match *request.method() {
+                    Method::POST => (StatusCode::CREATED, lease),
+                    _ => (StatusCode::NOT_FOUND, missing),
+                };
+                Response::builder().status(status).body(Body::from(body.to_string()))
+            }
+        };
+        let config = Config {
+            namespace: "models".to_owned(),
+            name: "operator".to_owned(),
+            identity: "one".to_owned(),
+            duration: Duration::from_secs(15),
+        };
+        let client = Client::new(tower::service_fn(respond), "models");
+        let limit = Duration::from_secs(60);
+        timeout(limit, Election::new(&client, config).acquire()).await.expect("the second attempt succeeds");
+        // The unanswered request, a request for the Lease, and its creation.
+        assert_eq!(requests.load(Ordering::Relaxed), 3);
     }
 }

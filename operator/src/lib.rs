@@ -13,6 +13,7 @@
 pub mod admin;
 pub mod apply;
 mod args;
+mod client;
 pub mod controller;
 pub mod desired;
 pub mod events;

@@ -25,6 +25,11 @@ struct CallLabels {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct KindLabels {
+    kind: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct PhaseLabels {
     phase: &'static str,
 }
@@ -44,6 +49,7 @@ struct Inner {
     reconciles: Family<OutcomeLabels, Counter>,
     reconcile_duration: Histogram,
     api_calls: Family<CallLabels, Counter>,
+    watch_failures: Family<KindLabels, Counter>,
     events: Counter,
     deployments: Family<PhaseLabels, Gauge>,
     releases: Family<StateLabels, Gauge>,
@@ -60,6 +66,8 @@ impl Default for Metrics {
             reconcile_duration: metrics.seconds("reconcile_duration", "Duration of a reconcile", duration),
             api_calls: metrics
                 .zero("api_calls", "Requests to the API server, excluding watches, by verb and kind"),
+            watch_failures: metrics
+                .zero("watch_failures", "Failed attempts to list or watch objects, by kind"),
             events: metrics.zero("events", "Published Kubernetes events"),
             deployments: metrics.zero("deployments", "LLMDeployments, by phase"),
             releases: metrics.zero(
@@ -88,6 +96,11 @@ impl Metrics {
     #[must_use]
     pub fn api_calls(&self, verb: &'static str, kind: &'static str) -> u64 {
         self.0.api_calls.get_or_create(&CallLabels { verb, kind }).get()
+    }
+
+    /// Records a failed attempt to list or watch the objects of a kind.
+    pub fn record_watch_failure(&self, kind: &'static str) {
+        self.0.watch_failures.get_or_create(&KindLabels { kind }).inc();
     }
 
     /// Records a published event.

@@ -1,5 +1,6 @@
 //! The names, labels and annotations of the objects that the operator creates, and the resource that owns them.
 
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde_json::{Value, json};
 
 use crate::manifest::{Kind, Manifest, digest};
@@ -70,6 +71,16 @@ pub struct Owner {
 }
 
 impl Owner {
+    /// Returns the resource with this metadata.
+    #[must_use]
+    pub fn new(metadata: &ObjectMeta) -> Self {
+        Self {
+            name: metadata.name.clone().unwrap_or_default(),
+            namespace: metadata.namespace.clone().unwrap_or_default(),
+            uid: metadata.uid.clone().unwrap_or_default(),
+        }
+    }
+
     /// Returns the name of the objects of a component.
     #[must_use]
     pub fn component_name(&self, component: Component) -> String {

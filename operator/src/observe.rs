@@ -4,9 +4,8 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use kube::ResourceExt as _;
 use kube::api::DynamicObject;
-use operator_api::LlmDeployment;
+use kube::{Resource, ResourceExt as _};
 
 use crate::manifest::Kind;
 use crate::names::{Component, FETCHED, RETRY, UPGRADE};
@@ -85,9 +84,9 @@ impl ObservedState {
     }
 }
 
-/// Returns the observed state of `object`.
+/// Returns the observed state of the resource `object`.
 #[must_use]
-pub fn observe(object: &LlmDeployment, stores: &Stores, pod_reports: PodReports) -> ObservedState {
+pub fn observe(object: &impl Resource, stores: &Stores, pod_reports: PodReports) -> ObservedState {
     let annotation = |name: &str| object.annotations().get(name).cloned();
     let namespace = object.namespace().unwrap_or_default();
     let owned = stores.owned(&object.uid().unwrap_or_default());

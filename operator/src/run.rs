@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context as _, anyhow, bail};
+use futures_util::future::join_all;
 use kube::Client;
 use kube::api::{Api, ListParams};
 use operator_api::LlmDeployment;
@@ -16,6 +17,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::admin::Admin;
 use crate::args::{Args, Command, RunArgs};
+use crate::client::with_request_timeout;
 use crate::controller::{self, Scope};
 use crate::leader::{self, Election};
 use crate::local;
@@ -180,7 +182,7 @@ fn host_name() -> String {
     if name.is_empty() { "operator".to_owned() } else { name.to_owned() }
 }
 
-/// Manages the LLMDeployments of a cluster until `stop`.
+/// Manages the LLMDeployments of a cluster until `stop`. Requests that `client` does not answer in time fail.
 ///
 /// # Errors
 /// The Lease was lost, or a watch has ended: the process should be restarted.
@@ -190,6 +192,7 @@ pub async fn manage(
     services: Services,
     stop: CancellationToken,
 ) -> anyhow::Result<()> {
+    let client = with_request_timeout(client);
     services.admin.set_waits_for(Some("the definition of LLMDeployment"));
     tokio::select! {
         () = await_definition(&client, config.namespaces.first()) => {}
@@ -231,6 +234,7 @@ async fn run_controllers(
     services: &Services,
     stop: CancellationToken,
 ) -> anyhow::Result<()> {
+    services.admin.set_waits_for(Some("the initial lists of objects"));
     let has_service_monitors =
         has_service_monitors(client).await.context("failed to list the kinds of the Prometheus operator")?;
     let mut config = config.clone();
@@ -242,6 +246,7 @@ async fn run_controllers(
     };
     let upgrades = UpgradeLimiter::new(usize::from(config.controller.max_concurrent_upgrades), scopes.len());
     let mut controllers = JoinSet::new();
+    let mut lists = Vec::new();
     for namespace in scopes {
         let (ready, is_ready) = tokio::sync::oneshot::channel();
         let scope = Scope {
@@ -254,13 +259,20 @@ async fn run_controllers(
         };
         controllers.spawn(controller::run(scope, config.controller.clone(), stop.clone(), ready));
         let admin = services.admin.clone();
-        controllers.spawn(async move {
-            if let Ok(store) = is_ready.await {
-                admin.add_store(store);
-            }
-            Ok(())
+        lists.push(async move {
+            let store = is_ready.await.ok()?;
+            admin.add_store(store.clone());
+            store.wait_until_ready().await.ok()
         });
     }
+    let admin = services.admin.clone();
+    controllers.spawn(async move {
+        // A list is missing only if its controller has ended.
+        if join_all(lists).await.iter().all(Option::is_some) {
+            admin.set_waits_for(None);
+        }
+        Ok(())
+    });
     while let Some(ended) = controllers.join_next().await {
         ended.map_err(|error| anyhow!(error).context("a controller panicked"))??;
     }

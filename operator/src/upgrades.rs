@@ -65,6 +65,12 @@ impl UpgradeLimiter {
         has_slot
     }
 
+    /// Whether the resources of all scopes are listed. Until then, no further upgrade begins.
+    #[must_use]
+    pub fn are_listed(&self) -> bool {
+        self.slots().are_listed()
+    }
+
     /// Releases the slot of the resource with this UID, if it has one.
     pub fn release(&self, uid: &str) {
         self.slots().holders.remove(uid);
@@ -165,9 +171,9 @@ mod tests {
         );
         writer.apply_watcher_event(&watcher::Event::Init);
         writer.apply_watcher_event(&watcher::Event::InitApply(object("c", UpgradeState::Rolling)));
-        assert!(!limiter.acquire("b"));
+        assert!(!limiter.acquire("b") && !limiter.are_listed());
         writer.apply_watcher_event(&watcher::Event::InitDone);
-        assert!(!limiter.acquire("b"));
+        assert!(!limiter.acquire("b") && limiter.are_listed());
         writer.apply_watcher_event(&watcher::Event::Apply(object("c", UpgradeState::Current)));
         assert!(limiter.acquire("b"));
     }

@@ -7,7 +7,6 @@ use std::time::Duration;
 
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
-use kube::ResourceExt as _;
 use operator_api::{
     AccessMode, Cache, CacheMode, Disruption, Engine, Format, LlmDeployment, LlmDeploymentSpec, MediaSources,
     Model, Period,
@@ -90,11 +89,7 @@ pub fn validate(
     observed: &ObservedState,
     defaults: &Defaults,
 ) -> Result<ValidDeployment, ValidationError> {
-    let owner = Owner {
-        name: object.name_any(),
-        namespace: object.namespace().unwrap_or_default(),
-        uid: object.uid().unwrap_or_default(),
-    };
+    let owner = Owner::new(&object.metadata);
     let spec = &object.spec;
     let metrics = &spec.observability.metrics;
     let mut warnings = Vec::new();

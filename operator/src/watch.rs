@@ -20,6 +20,7 @@ use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 
 use crate::manifest::Kind;
+use crate::metrics::Metrics;
 use crate::names::{MANAGED_BY, OPERATOR};
 
 mod failures;
@@ -38,6 +39,21 @@ const CHANGES_MAX: usize = 1024;
 /// then contains the error instead, so that it does not end the watch of the other resources.
 pub type StoredDeployment = DeserializeGuard<LlmDeployment>;
 
+/// The objects that watches follow, and the services that they use.
+#[derive(Clone, Copy)]
+pub struct WatchScope<'a> {
+    /// The client for the API server.
+    pub client: &'a Client,
+    /// The namespace of the objects; `None` for all namespaces.
+    pub namespace: Option<&'a str>,
+    /// The caches that the watches fill.
+    pub stores: &'a Arc<Stores>,
+    /// The metrics that count failures.
+    pub metrics: &'a Metrics,
+    /// The interval at which a cluster without the kind ServiceMonitor is checked for it.
+    pub discovery_interval: Duration,
+}
+
 /// The running watches of a controller.
 #[derive(Debug)]
 pub struct Watches {
@@ -51,20 +67,15 @@ pub struct Watches {
 }
 
 impl Watches {
-    /// Starts the watches on `tasks`. Dropping those ends them. If the cluster does not have the kind ServiceMonitor, it is
-    /// checked for it at `discovery_interval`.
-    pub fn start(
-        client: &Client,
-        namespace: Option<&str>,
-        stores: &Arc<Stores>,
-        discovery_interval: Duration,
-        tasks: &mut JoinSet<anyhow::Result<()>>,
-    ) -> Self {
+    /// Starts the watches on `tasks`. Dropping those ends them.
+    pub fn start(scope: WatchScope<'_>, tasks: &mut JoinSet<anyhow::Result<()>>) -> Self {
+        let WatchScope { client, namespace, stores, metrics, discovery_interval } = scope;
         let (sender, changes) = mpsc::channel(CHANGES_MAX);
         let (counter, ready) = watch::channel(0);
         let follower = Follower {
             namespace: namespace.map(str::to_owned),
             stores: stores.clone(),
+            metrics: metrics.clone(),
             sender: sender.clone(),
             ready: Arc::new(counter),
         };
@@ -137,6 +148,12 @@ pub async fn has_service_monitors(client: &Client) -> kube::Result<bool> {
     }
 }
 
+/// Logs and counts a failed attempt to list or watch the objects of a kind. The watcher tries again.
+pub(crate) fn record_failure(metrics: &Metrics, kind: &'static str, error: &watcher::Error) {
+    metrics.record_watch_failure(kind);
+    tracing::warn!(kind, %error, "failed to watch");
+}
+
 fn config() -> watcher::Config {
     watcher::Config::default().labels(&format!("{MANAGED_BY}={OPERATOR}"))
 }
@@ -146,6 +163,7 @@ fn config() -> watcher::Config {
 struct Follower {
     namespace: Option<String>,
     stores: Arc<Stores>,
+    metrics: Metrics,
     sender: mpsc::Sender<ObjectRef<LlmDeployment>>,
     ready: Arc<watch::Sender<usize>>,
 }
@@ -170,7 +188,7 @@ impl Follower {
                 }
                 Ok(Event::Apply(object)) => self.send(self.stores.insert(kind, object)).await,
                 Ok(Event::Delete(object)) => self.send(self.stores.remove(kind, &object)).await,
-                Err(error) => tracing::warn!(kind = kind.name(), %error, "failed to watch"),
+                Err(error) => record_failure(&self.metrics, kind.name(), &error),
             }
         }
         anyhow::bail!("the watch of {} has ended", kind.name())
@@ -216,7 +234,7 @@ impl Follower {
                 }
                 Ok(Event::Apply(pod)) => self.send(self.stores.insert_pod(&pod)).await,
                 Ok(Event::Delete(pod)) => self.send(self.stores.remove_pod(&pod)).await,
-                Err(error) => tracing::warn!(kind = "Pod", %error, "failed to watch"),
+                Err(error) => record_failure(&self.metrics, "Pod", &error),
             }
         }
         anyhow::bail!("the watch of Pod has ended")
@@ -236,7 +254,7 @@ impl Follower {
                 }
                 Ok(Event::InitDone) => {}
                 Ok(Event::Delete(event)) => self.stores.remove_failure(&event),
-                Err(error) => tracing::warn!(kind = "Event", selector, %error, "failed to watch"),
+                Err(error) => record_failure(&self.metrics, "Event", &error),
             }
         }
         anyhow::bail!("the watch of Event with {selector} has ended")

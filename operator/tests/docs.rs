@@ -131,6 +131,7 @@ fn the_metrics_are_described() {
     // A metric with labels appears in the output only once it has a value.
     metrics.record_reconcile("applied", Duration::ZERO);
     metrics.record_api_call("get", "Pod");
+    metrics.record_watch_failure("Pod");
     metrics.set_deployments(|_| 0);
     metrics.set_releases(|_| 0);
     text.push_str(&metric_table(&metrics.scrape()));

@@ -31,6 +31,8 @@ pub enum UpgradePermission {
     AwaitsApproval,
     /// The maximum number of resources is already being upgraded.
     AwaitsSlot,
+    /// The operator has not listed all resources yet, so it does not know how many are being upgraded.
+    AwaitsLists,
 }
 
 impl UpgradePermission {
@@ -39,7 +41,7 @@ impl UpgradePermission {
         match self {
             Self::Granted => UpgradeStep::Start,
             Self::GrantedWithoutSlot => UpgradeStep::StartWithoutSlot,
-            Self::AwaitsApproval | Self::AwaitsSlot => UpgradeStep::Wait(self),
+            Self::AwaitsApproval | Self::AwaitsSlot | Self::AwaitsLists => UpgradeStep::Wait(self),
         }
     }
 }

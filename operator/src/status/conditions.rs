@@ -264,14 +264,14 @@ fn pods_with_other_revision<'a>(
 }
 
 /// Whether requests are served, by any version of the replicas.
-pub(super) fn available(summary: &Summary, router: &ConditionState) -> ConditionState {
-    if summary.desired == 0 && summary.routable == 0 {
+pub(super) fn available(desired: i32, routable: i32, router: &ConditionState) -> ConditionState {
+    if desired == 0 && routable == 0 {
         return ConditionState::new(false, "ScaledToZero", "the desired number of replicas is 0");
     }
     if router.holds != Some(true) {
         return ConditionState::new(false, &format!("Router{}", router.reason), router.message.clone());
     }
-    match summary.routable {
+    match routable {
         0 => ConditionState::new(false, "NoReplica", "no replica receives requests"),
         routable => ConditionState::new(true, "Serving", format!("{routable} replicas receive requests")),
     }

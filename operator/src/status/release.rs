@@ -31,6 +31,9 @@ pub(super) fn release_status(
             "upgradePolicy is Manual: set the annotation {UPGRADE} to the value of status.release.available to \
              approve this release"
         )),
+        UpgradeStep::Wait(UpgradePermission::AwaitsLists) => {
+            Some("the upgrade waits until the operator has listed the resources of all namespaces".to_owned())
+        }
         UpgradeStep::Wait(_) => Some("the upgrade waits for the upgrades of other resources".to_owned()),
         _ => None,
     };

@@ -14,7 +14,7 @@ use crate::manifest::Kind;
 use crate::names::TEMPLATE;
 use crate::observe::ObservedState;
 use crate::pod::{FetchReport, PodState, Problem};
-use crate::validate::{Defaults, validate};
+use crate::validate::{Defaults, ValidationError, validate};
 
 fn object(replicas: i32) -> LlmDeployment {
     let object = json!({
@@ -237,17 +237,61 @@ fn statuses_that_differ_only_in_times_are_the_same() {
     assert!(is_same_except_times(&first, &fresh));
 }
 
+/// The status of `object` after it has been refused because of `error`.
+fn refused(
+    object: &LlmDeployment,
+    previous: Option<&LlmDeploymentStatus>,
+    observed: &ObservedState,
+    error: &ValidationError,
+) -> LlmDeploymentStatus {
+    let is_decoded = !matches!(error, ValidationError::Undecodable(_));
+    let spec = is_decoded.then_some(&object.spec);
+    let resource = RefusedResource { metadata: &object.metadata, spec, previous, observed, error };
+    refused_status(&resource, Timestamp::UNIX_EPOCH)
+}
+
+/// The observed state of `object` with ready routers, after the operator has applied its objects.
+fn serving(object: &LlmDeployment, pods: &[PodState]) -> ObservedState {
+    let applied = applied(object, observed(pods), 1);
+    ObservedState { owned: applied.objects, ..applied.observed }
+}
+
 #[test]
 fn an_invalid_resource_keeps_its_other_conditions() {
     let object = object(1);
     let before = status_of(&object, observed(&[replica("a")]), 1);
-    let status = invalid_status(&object, Some(&before), &ValidationError::Source, Timestamp::UNIX_EPOCH);
+    let status =
+        refused(&object, Some(&before), &serving(&object, &[replica("a")]), &ValidationError::Source);
     assert_eq!((status.phase, status.ready.as_str(), status.ready_replicas), (Phase::Refused, "1/1", 1));
     assert_eq!(reason(&status, "Accepted"), "False InvalidSource");
     assert_eq!(reason(&status, "ReplicasReady"), "True AllReady");
     assert_eq!(status.conditions.len(), types::ALL.len());
     let names: Vec<&str> = status.conditions.iter().map(|condition| condition.type_.as_str()).collect();
     assert_eq!(names, types::ALL);
+
+    let status = refused(&object, None, &ObservedState::default(), &ValidationError::Source);
+    assert_eq!((status.ready.as_str(), status.model.as_str()), ("0/1", "chat"));
+    assert_eq!(status.conditions.len(), 2, "the other conditions of a new resource are unknown");
+}
+
+#[test]
+fn the_replicas_of_a_refused_resource_are_still_counted() {
+    let object = object(2);
+    let both = [replica("a"), replica("b")];
+    let before = status_of(&object, observed(&both), 1);
+    let waiting = PodState { is_routable: None, is_ready: false, ..replica("c") };
+    let leaving = PodState { is_terminating: true, ..replica("a") };
+    for error in [ValidationError::Source, ValidationError::Undecodable("a number is too large".to_owned())] {
+        let replaced = serving(&object, &[leaving.clone(), replica("b"), waiting.clone()]);
+        let status = refused(&object, Some(&before), &replaced, &error);
+        let counts = (status.replicas, status.ready_replicas, status.routable_replicas);
+        assert_eq!((counts, status.ready.as_str()), ((2, 1, 1), "1/2"));
+        assert_eq!((status.updated_replicas, status.draining_replicas), (2, 1));
+        assert_eq!(reason(&status, "Available"), "True Serving");
+        let unavailable = serving(&object, std::slice::from_ref(&waiting));
+        let status = refused(&object, Some(&before), &unavailable, &error);
+        assert_eq!((status.replicas, reason(&status, "Available").as_str()), (1, "False NoReplica"));
+    }
 }
 
 #[test]
@@ -255,7 +299,7 @@ fn a_resource_that_cannot_be_decoded_keeps_its_former_status() {
     let object = object(1);
     let before = status_of(&object, observed(&[replica("a")]), 1);
     let error = ValidationError::Undecodable("a number is too large".to_owned());
-    let status = refused_status(&object.metadata, Some(&before), &error, Timestamp::UNIX_EPOCH);
+    let status = refused(&object, Some(&before), &serving(&object, &[replica("a")]), &error);
     assert_eq!((status.phase, status.ready.as_str(), status.model.as_str()), (Phase::Refused, "1/1", "chat"));
     assert_eq!((status.observed_generation, &status.selector), (4, &before.selector));
     assert_eq!(reason(&status, "Accepted"), "False Undecodable");
@@ -449,6 +493,22 @@ fn an_upgrade_is_rolling_until_its_pods_are_ready() {
     assert_eq!(state(&old, Rolling, UpgradeStep::None), Rolling);
     assert_eq!(state(&[replica("a")], Rolling, UpgradeStep::None), Current);
     assert_eq!(state(&old, Current, UpgradeStep::None), Current, "a change by the user is no upgrade");
+}
+
+#[test]
+fn the_release_says_what_its_upgrade_waits_for() {
+    let object = object(1);
+    for (permission, text) in [
+        (UpgradePermission::AwaitsSlot, "the upgrades of other resources"),
+        (UpgradePermission::AwaitsLists, "has listed the resources of all namespaces"),
+        (UpgradePermission::AwaitsApproval, "set the annotation ovfleet.dev/upgrade"),
+    ] {
+        let mut applied = applied(&object, observed(&[replica("a")]), 1);
+        applied.desired.upgrade = UpgradeStep::Wait(permission);
+        let release = status(&object, None, &applied, Timestamp::UNIX_EPOCH).release.unwrap();
+        let message = release.message.unwrap();
+        assert!(message.contains(text), "{message}");
+    }
 }
 
 /// Checks the invariants of the status for random pods, and that computing it again yields the same status.

@@ -82,7 +82,14 @@ async fn more_objects_than_the_channel_holds_are_listed_and_later_changes_are_se
     let changes = Arc::new(Notify::new());
     let client = api_server(2 * CHANGES_MAX, &changes, &mut tasks).await;
     let stores = Arc::new(Stores::new(false));
-    let mut watches = Watches::start(&client, None, &stores, LIMIT, &mut tasks);
+    let scope = WatchScope {
+        client: &client,
+        namespace: None,
+        stores: &stores,
+        metrics: &Metrics::default(),
+        discovery_interval: LIMIT,
+    };
+    let mut watches = Watches::start(scope, &mut tasks);
     timeout(LIMIT, watches.ready()).await.expect("all watches list the existing objects");
     assert_eq!(stores.owned("7").len(), 2 * CHANGES_MAX);
 

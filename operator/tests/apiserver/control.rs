@@ -8,7 +8,7 @@ use operator::manifest::Kind;
 use operator_api::{CacheState, Phase};
 use serde_json::{Value, json};
 
-use crate::support::{Stage, eventually, smallest};
+use crate::support::{Stage, eventually, replace_replicas, smallest};
 
 fn merge(mut spec: Value, more: Value) -> Value {
     spec.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
@@ -277,6 +277,33 @@ async fn a_shared_model_is_fetched_first_and_failures_are_reported() {
 }
 
 #[tokio::test]
+async fn a_shared_cache_is_not_deleted_while_replicas_mount_it() {
+    let stage = Stage::new("revert").await;
+    stage.kubelet.set_fetch_result(0, json!({"reason": "Fetched", "bytes": 5, "bytes_total": 5}));
+    let shared = json!({"model": {"source": {"http": {"url": "http://host/model.gguf"}}, "cache": {"mode": "shared", "size": "1Gi"}}});
+    stage.apply("chat", shared.clone()).await.unwrap();
+    stage.until("chat", "Ready=True").await;
+    let claims = stage.objects(Kind::PersistentVolumeClaim);
+    let uid = claims.get("chat-model").await.unwrap().uid();
+
+    // The replicas of a mistaken change do not become ready, so those of the former model remain.
+    stage.kubelet.routers().close(true);
+    stage.apply("chat", smallest()).await.unwrap();
+    let jobs = stage.objects(Kind::Job);
+    let is_deleted = async || jobs.list(&ListParams::default()).await.unwrap().items.is_empty().then_some(());
+    eventually(is_deleted).await.expect("the Job of the former model is deleted");
+    stage.apply("chat", shared).await.unwrap();
+    stage.kubelet.routers().close(false);
+    stage.until("chat", "Ready=True").await;
+    let present = claims.get("chat-model").await.unwrap();
+    assert_eq!((present.uid(), present.metadata.deletion_timestamp), (uid, None));
+
+    stage.apply("chat", smallest()).await.unwrap();
+    let is_deleted = async || claims.get_opt("chat-model").await.unwrap().is_none().then_some(());
+    eventually(is_deleted).await.expect("the claim is deleted after the last replica that mounts it");
+}
+
+#[tokio::test]
 async fn a_quota_that_prevents_a_fetch_is_reported() {
     let stage = Stage::new("quota").await;
     let quotas: Api<k8s_openapi::api::core::v1::ResourceQuota> =
@@ -359,4 +386,21 @@ async fn mistakes_become_conditions_until_they_are_fixed() {
     let status = stage.until("taken", "Accepted=False").await.status.unwrap();
     assert!(status.conditions[0].message.contains("does not belong"), "{:?}", status.conditions[0]);
     assert!(services.get("taken").await.unwrap().owner_references().is_empty());
+}
+
+#[tokio::test]
+async fn replicas_of_an_invalid_resource_are_admitted_and_counted() {
+    let stage = Stage::new("invalid").await;
+    stage.apply("chat", smallest()).await.unwrap();
+    stage.until("chat", "Ready=True").await;
+    let media = json!({"allowedDomains": ["all"], "allowedNetworks": ["10.0.0.1/8"]});
+    stage.apply("chat", merge(smallest(), json!({"engine": {"media": media}}))).await.unwrap();
+    stage.until("chat", "Accepted=False").await;
+    replace_replicas(&stage.client, &stage.namespace).await;
+    let status = stage.until("chat", "Available=True").await.status.unwrap();
+    assert_eq!((status.phase, status.replicas), (Phase::Refused, 1));
+
+    stage.objects(Kind::Deployment).delete("chat-server", &DeleteParams::default()).await.unwrap();
+    let status = stage.until("chat", "Available=False").await.status.unwrap();
+    assert_eq!(status.phase, Phase::Refused);
 }

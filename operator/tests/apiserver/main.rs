@@ -7,6 +7,7 @@ mod control;
 mod kubelet;
 mod leaders;
 mod outage;
+mod readiness;
 mod replica_token;
 mod rules;
 mod spans;

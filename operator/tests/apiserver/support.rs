@@ -3,9 +3,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::rbac::v1::{ClusterRole, ClusterRoleBinding};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
-use kube::api::{Api, DynamicObject, Patch, PatchParams, PostParams};
+use kube::api::{Api, DeleteParams, DynamicObject, ListParams, Patch, PatchParams, PostParams};
 use kube::runtime::wait::{await_condition, conditions::is_crd_established};
 use kube::{Client, CustomResourceExt as _, ResourceExt as _};
 use operator::admin::Admin;
@@ -50,11 +51,11 @@ pub(crate) async fn install(client: &Client, definition: &CustomResourceDefiniti
     let definitions = Api::all(client.clone());
     definitions.create(&PostParams::default(), definition).await?;
     await_condition(definitions, LlmDeployment::crd_name(), is_crd_established()).await?;
-    grant(client).await
+    grant(client, OPERATOR, &permissions()?).await
 }
 
-/// Grants the operator the permissions that the chart grants.
-async fn grant(client: &Client) -> anyhow::Result<()> {
+/// Returns the permissions that the chart grants the operator.
+pub(crate) fn permissions() -> anyhow::Result<Vec<Value>> {
     let chart = tests::root().join("charts/ovfleet/templates/_helpers.tpl");
     let text = std::fs::read_to_string(chart)?;
     let begin = "{{- define \"ovfleet.rules\" -}}";
@@ -62,12 +63,17 @@ async fn grant(client: &Client) -> anyhow::Result<()> {
     let mut rules: Vec<Value> = serde_yaml::from_str(rules)?;
     let leases = json!({"apiGroups": ["coordination.k8s.io"], "resources": ["leases"], "verbs": ["get", "create", "patch", "update"]});
     rules.push(leases);
-    let role: ClusterRole = serde_json::from_value(json!({"metadata": {"name": OPERATOR}, "rules": rules}))?;
+    Ok(rules)
+}
+
+/// Grants permissions to a user.
+pub(crate) async fn grant(client: &Client, user: &str, rules: &[Value]) -> anyhow::Result<()> {
+    let role: ClusterRole = serde_json::from_value(json!({"metadata": {"name": user}, "rules": rules}))?;
     Api::<ClusterRole>::all(client.clone()).create(&PostParams::default(), &role).await?;
     let binding: ClusterRoleBinding = serde_json::from_value(json!({
-        "metadata": {"name": OPERATOR},
-        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": OPERATOR},
-        "subjects": [{"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": OPERATOR}],
+        "metadata": {"name": user},
+        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": user},
+        "subjects": [{"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": user}],
     }))?;
     Api::<ClusterRoleBinding>::all(client.clone()).create(&PostParams::default(), &binding).await?;
     Ok(())
@@ -223,6 +229,26 @@ pub(crate) fn config(namespaces: Vec<String>, settings: Settings) -> Config {
         },
         lease: settings.lease,
     }
+}
+
+/// Deletes the replicas in a namespace, and waits until the readiness gates of their replacements are set.
+pub(crate) async fn replace_replicas(client: &Client, namespace: &str) {
+    let pods: Api<Pod> = Api::namespaced(client.clone(), namespace);
+    let replicas = ListParams::default().labels("app.kubernetes.io/component=server");
+    let former: Vec<_> = pods.list(&replicas).await.unwrap().items.iter().map(ResourceExt::uid).collect();
+    assert!(!former.is_empty());
+    pods.delete_collection(&DeleteParams::default(), &replicas).await.unwrap();
+    let is_routable = |pod: &Pod| {
+        let conditions = pod.status.as_ref().and_then(|status| status.conditions.as_ref());
+        let mut conditions = conditions.into_iter().flatten();
+        conditions.any(|known| known.type_ == "ovfleet.dev/routable" && known.status == "True")
+    };
+    let are_replaced = async || {
+        let present = pods.list(&replicas).await.unwrap().items;
+        let is_done = present.iter().all(|pod| !former.contains(&pod.uid()) && is_routable(pod));
+        (is_done && !present.is_empty()).then_some(())
+    };
+    eventually(are_replaced).await.expect("the replacements of the deleted replicas are routable");
 }
 
 /// Calls `check` until it returns a value or the time limit is exceeded.

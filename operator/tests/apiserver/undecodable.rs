@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use tokio::task::JoinSet;
 
 use crate::kubelet::Kubelet;
-use crate::support::{Settings, eventually, operator_on, smallest, start};
+use crate::support::{Settings, eventually, operator_on, replace_replicas, smallest, start};
 
 /// Returns a definition of LLMDeployment without the limits of `rollout.maxSurge`.
 fn lax_definition() -> CustomResourceDefinition {
@@ -68,7 +68,8 @@ async fn a_resource_that_cannot_be_decoded_is_refused_and_does_not_affect_others
     tasks.spawn(operator_on(&cluster, &namespace, &metrics, kubelet.routers(), settings).await);
     accepted("good", "Accepted").await;
     let status = accepted("old", "Undecodable").await;
-    assert_eq!((&status["phase"], &status["replicas"]), (&json!("Refused"), &json!(2)), "{status:#}");
+    assert_eq!((&status["phase"], &status["selector"]), (&json!("Refused"), &json!("a=b")), "{status:#}");
+    assert_eq!(status["replicas"], 0, "no replica exists");
     let message = status["conditions"][0]["message"].as_str().unwrap();
     assert!(message.contains("3000000000"), "{message}");
     set_surge("old", json!(1)).await;
@@ -85,6 +86,7 @@ async fn a_resource_that_cannot_be_decoded_is_refused_and_does_not_affect_others
         "the other conditions remain: {status:#}"
     );
     assert_eq!(uid().await, former);
+    replace_replicas(&client, &namespace).await;
     // A deleted resource does not come back, although its last state cannot be decoded.
     resources.delete("good", &DeleteParams::default()).await.unwrap();
     let is_gone = async || services.get_opt("good").await.unwrap().is_none().then_some(());

@@ -45,14 +45,23 @@ pub(crate) fn job_name(valid: &ValidDeployment, observed: &ObservedState) -> Opt
     Some(job(valid, fetched, observed).name)
 }
 
+/// Whether replicas mount the shared volume, or will mount it, even if the resource no longer uses it.
+pub(crate) fn is_claim_in_use(valid: &ValidDeployment, observed: &ObservedState) -> bool {
+    used_sources(valid, observed).any(|source| source != ModelSourceKey::NotShared)
+}
+
+/// The sources of the models that replicas serve, and of the model in the template of their Deployment.
+fn used_sources(valid: &ValidDeployment, observed: &ObservedState) -> impl Iterator<Item = ModelSourceKey> {
+    let deployment = observed.deployment(&valid.owner.component_name(Component::Server));
+    let pods = observed.pods_of(Component::Server).filter(|pod| !pod.is_finished);
+    pods.map(|pod| pod.source.clone()).chain(deployment.map(source_of_object))
+}
+
 /// The arguments with which a Job removes the folders of previous sources from the volume, except for those that
 /// replicas use. If the sources of some replicas are unknown, the Job removes no folders.
 fn cleanup_args(valid: &ValidDeployment, observed: &ObservedState) -> Vec<String> {
-    let deployment = observed.deployment(&valid.owner.component_name(Component::Server));
-    let pods = observed.pods_of(Component::Server).filter(|pod| !pod.is_finished);
-    let sources = pods.map(|pod| pod.source.clone()).chain(deployment.map(source_of_object));
     let mut used = BTreeSet::new();
-    for source in sources {
+    for source in used_sources(valid, observed) {
         match source {
             ModelSourceKey::Unknown => return Vec::new(),
             ModelSourceKey::NotShared => {}

@@ -32,16 +32,25 @@ pub(crate) fn config_map(
 ) -> Option<Manifest> {
     let revision = requested_revision(valid)?;
     let stored = stored(valid, observed);
-    // Containers of former pods may restart, and still need their entries.
-    let live = observed.deployment(&valid.owner.component_name(Component::Server));
-    let mut used: BTreeSet<&str> =
-        observed.pods.iter().filter_map(|pod| pod.revision_key.as_deref()).collect();
-    used.extend(live.and_then(template_key));
+    let used = used_keys(valid, observed);
     let mut data: BTreeMap<&str, &str> =
         stored.iter().filter(|(key, _)| used.contains(*key)).map(|(key, value)| (*key, *value)).collect();
     data.insert(&revision.key, pinned.unwrap_or(&revision.requested));
     let content = json!({"data": data});
     Some(valid.owner.manifest(Kind::ConfigMap, &valid.owner.revisions(), Component::Fetch, content))
+}
+
+/// Whether pods read the ConfigMap with the revisions, or will read it, even if the resource no longer has a revision.
+pub(crate) fn is_config_map_in_use(valid: &ValidDeployment, observed: &ObservedState) -> bool {
+    !used_keys(valid, observed).is_empty()
+}
+
+/// The keys of the entries that pods refer to, and the key in the template of the Deployment. Containers of former pods
+/// may restart, and still need their entries.
+fn used_keys<'a>(valid: &ValidDeployment, observed: &'a ObservedState) -> BTreeSet<&'a str> {
+    let live = observed.deployment(&valid.owner.component_name(Component::Server));
+    let pods = observed.pods.iter().filter(|pod| !pod.is_finished);
+    pods.filter_map(|pod| pod.revision_key.as_deref()).chain(live.and_then(template_key)).collect()
 }
 
 /// Returns the commit that all replicas fetch, once it is known. `fetch_job` is the name of the Job that fetches the

@@ -64,7 +64,7 @@ struct SlicePlan {
 
 /// Whether a picture with fewer pixels than a slice is enlarged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Upscaling {
+enum UpscaleRule {
     ToScale,
     Never,
 }
@@ -134,10 +134,10 @@ impl MiniCpm {
     }
 
     /// The size of a picture with sides that are multiples of a patch.
-    fn best_size(&self, width: f64, height: f64, upscaling: Upscaling) -> Size {
+    fn best_size(&self, width: f64, height: f64, upscaling: UpscaleRule) -> Size {
         let scale = f64::from(self.scale);
         let (mut width, mut height) = (width, height);
-        if width * height > scale * scale || upscaling == Upscaling::ToScale {
+        if width * height > scale * scale || upscaling == UpscaleRule::ToScale {
             let ratio = width / height;
             height = (scale / ratio.sqrt()).trunc();
             width = (height * ratio).trunc();
@@ -148,12 +148,15 @@ impl MiniCpm {
     fn plan(&self, size: Size, detail: Detail) -> PicturePlan {
         let (width, height) = (f64::from(size.width), f64::from(size.height));
         let Some(grid) = self.grid(size, detail) else {
-            return PicturePlan { overview: self.best_size(width, height, Upscaling::ToScale), slices: None };
+            return PicturePlan {
+                overview: self.best_size(width, height, UpscaleRule::ToScale),
+                slices: None,
+            };
         };
         let columns = f64::from(Self::multiple(width, grid.columns)) / f64::from(grid.columns);
         let rows = f64::from(Self::multiple(height, grid.rows)) / f64::from(grid.rows);
-        let slices = SlicePlan { grid, size: self.best_size(columns, rows, Upscaling::ToScale) };
-        PicturePlan { overview: self.best_size(width, height, Upscaling::Never), slices: Some(slices) }
+        let slices = SlicePlan { grid, size: self.best_size(columns, rows, UpscaleRule::ToScale) };
+        PicturePlan { overview: self.best_size(width, height, UpscaleRule::Never), slices: Some(slices) }
     }
 
     /// The pictures that are encoded: the overview, and the slices row by row.
