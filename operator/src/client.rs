@@ -54,8 +54,8 @@ mod tests {
 
     use super::*;
 
-    /// Responds like an API server that does not answer a request for the object `silent`, answers other requests without
-    /// ever sending a body, and sends the event of a watch after the time limit of requests.
+    /// Responds like an API server that does not answer a request for the object `silent`, answers other requests
+    /// without ever sending a body, and sends the event of a watch after the time limit of requests.
     async fn respond(request: Request<Body>) -> Result<Response<axum::body::Body>, Infallible> {
         if request.uri().path().ends_with("/silent") {
             pending::<()>().await;

@@ -308,8 +308,8 @@ async fn refuse_undecodable(
     refuse(object, &refused, context).await
 }
 
-/// Reports in the status that a resource is refused. Its objects are not changed, but pods are replaced all the same, and
-/// their replacements receive requests only if the operator sets their readiness gates.
+/// Reports in the status that a resource is refused. Its objects are not changed, but pods are replaced all the same,
+/// and their replacements receive requests only if the operator sets their readiness gates.
 async fn refuse(
     object: &impl Resource<DynamicType = ()>,
     refused: &RefusedResource<'_>,

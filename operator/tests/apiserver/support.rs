@@ -8,7 +8,7 @@ use k8s_openapi::api::rbac::v1::{ClusterRole, ClusterRoleBinding};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::api::{Api, DeleteParams, DynamicObject, ListParams, Patch, PatchParams, PostParams};
 use kube::runtime::wait::{await_condition, conditions::is_crd_established};
-use kube::{Client, CustomResourceExt as _, ResourceExt as _};
+use kube::{Client, CustomResourceExt as _, ResourceExt};
 use operator::admin::Admin;
 use operator::controller;
 use operator::manifest::Kind;

@@ -293,7 +293,7 @@ mod tests {
     }
 
     /// Generates a response with one event and ends it. Returns its events, as a follower has them.
-    async fn ended(background: &Background, budget: &Arc<ByteBudget>) -> Arc<ResponseEvents> {
+    async fn ended(background: &BackgroundResponses, budget: &Arc<ByteBudget>) -> Arc<ResponseEvents> {
         let live = background.live(BackgroundResponse {
             assembly: Assembly::new(new_response(Status::InProgress, 1)),
             retained: RetainedRequest::new(budget, Vec::new(), &json!({"tools": ["x"]})).unwrap(),
@@ -310,16 +310,16 @@ mod tests {
     #[tokio::test]
     async fn a_follower_of_a_response_that_has_ended_holds_only_its_events() {
         const BYTES: usize = 1 << 20;
-        let (background, budget) = (Background::default(), ByteBudget::new(BYTES, BYTES));
+        let (background, budget) = (BackgroundResponses::default(), ByteBudget::new(BYTES, BYTES));
         let events = ended(&background, &budget).await;
-        budget.claim().grow_to(BYTES).expect("the request is still in memory");
+        budget.empty_reservation().grow_to(BYTES).expect("the request is still in memory");
         let followed = events.follow(0).await;
         assert!(matches!(&followed, FollowedEvents::Last(events) if events.len() == 1));
     }
 
     #[tokio::test(start_paused = true)]
     async fn the_events_of_a_response_that_has_ended_are_discarded_even_if_a_client_is_reading_them() {
-        let (background, budget) = (Background::default(), ByteBudget::new(1 << 20, 1 << 20));
+        let (background, budget) = (BackgroundResponses::default(), ByteBudget::new(1 << 20, 1 << 20));
         let events = ended(&background, &budget).await;
         let bytes = || background.0.events_bytes.load(Ordering::Relaxed);
         tokio::time::sleep(EVENTS_TIME_MAX / 2).await;
