@@ -31,7 +31,7 @@ pub(crate) fn any_object(_: &mut schemars::SchemaGenerator) -> schemars::Schema 
 /// Returns the schema of a number or percentage of the replicas.
 pub(crate) fn amount_of_replicas(_: &mut schemars::SchemaGenerator) -> schemars::Schema {
     amount(
-        "type(self) == int ? self >= 0 && self <= 999999999 : self.matches('^(100|[1-9]?[0-9])%$')",
+        "string(self).matches('^[0-9]{1,9}$') ? self == int(string(self)) : string(self).matches('^(100|[1-9]?[0-9])%$')",
         "must be a number of replicas, such as 1, or a percentage up to 100%, such as 25%; a number must not be in quotes",
     )
 }
@@ -39,7 +39,7 @@ pub(crate) fn amount_of_replicas(_: &mut schemars::SchemaGenerator) -> schemars:
 /// Returns the schema of a number or percentage of additional replicas, which may be more than 100%.
 pub(crate) fn amount_of_additional_replicas(_: &mut schemars::SchemaGenerator) -> schemars::Schema {
     amount(
-        "type(self) == int ? self >= 0 && self <= 999999999 : self.matches('^(0|[1-9][0-9]{0,8})%$')",
+        "string(self).matches('^[0-9]{1,9}$') ? self == int(string(self)) : string(self).matches('^(0|[1-9][0-9]{0,8})%$')",
         "must be a number of replicas, such as 1, or a percentage, such as 25%; a number must not be in quotes",
     )
 }

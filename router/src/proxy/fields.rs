@@ -124,6 +124,7 @@ impl<'a> Fields<'a> {
         // The other endpoints have different parameters, most of which only other servers know.
         let is_for = |endpoints: &[Endpoint]| endpoint == Endpoint::Other || endpoints.contains(&endpoint);
         match name {
+            b"model" => self.model = text(value),
             b"messages" if is_for(&[Endpoint::Chat]) => self.prompt = without_end(value),
             b"prompt" if is_for(&[Endpoint::Completions]) => self.prompt = without_end(value),
             b"input" if is_for(&[Endpoint::Responses]) => self.prompt = without_end(value),

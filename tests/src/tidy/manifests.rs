@@ -59,7 +59,7 @@ const PROTOCOLS: [(&str, &[&str]); 6] = [
     ("kube", &["operator", "operator-api", "router", "tests"]),
     ("tonic", &["operator", "proto", "router", "server"]),
     ("tonic-prost", &["proto", "router", "server"]),
-    ("tower", &["router", "server"]),
+    ("tower", &["operator", "router", "server"]),
 ];
 
 /// The folders of the crates of the workspace, or an empty list if there is no valid `Cargo.toml`.

@@ -92,6 +92,13 @@ struct Graph {
     random: Random,
 }
 
+/// The nodes with the cosines and sines of the angles by which the heads are rotated.
+#[derive(Clone, Copy)]
+struct Rotation {
+    cosines: usize,
+    sines: usize,
+}
+
 impl Graph {
     fn add(&mut self, name: &str, attributes: &str, from: &[usize]) -> usize {
         self.ir.operation(&operation(name, attributes), from)
@@ -173,20 +180,20 @@ impl Graph {
     }
 
     /// Rotates the halves of heads.
-    fn rotate(&mut self, heads: usize, [cos, sin]: [usize; 2]) -> usize {
+    fn rotate(&mut self, heads: usize, rotation: Rotation) -> usize {
         let half = HEAD as i64 / 2;
-        let same = self.binary("Multiply", heads, cos);
+        let same = self.binary("Multiply", heads, rotation.cosines);
         let second = self.slice(heads, half, i64::MAX);
         let minus_one = self.floats("", &[-1.0]);
         let second = self.binary("Multiply", second, minus_one);
         let first = self.slice(heads, 0, half);
         let swapped = self.add("Concat", "axis=\"-1\"", &[second, first]);
-        let swapped = self.binary("Multiply", swapped, sin);
+        let swapped = self.binary("Multiply", swapped, rotation.sines);
         self.binary("Add", same, swapped)
     }
 
-    /// The cosines and sines of the angles by which the heads are rotated.
-    fn rotation(&mut self, position_ids: usize, factors: Factors) -> [usize; 2] {
+    /// Adds the angles by which the heads are rotated.
+    fn rotation(&mut self, position_ids: usize, factors: Factors) -> Rotation {
         const HALF: usize = HEAD / 2;
         let sets = [("16", vec![1.0; HALF], vec![4.0; HALF]), ("", vec![1.0], vec![1.5])];
         let selected = match factors {
@@ -212,11 +219,12 @@ impl Graph {
         let angles = self.add("MatMul", attributes, &[frequencies, positions]);
         let angles = self.transpose(angles, &[0, 2, 1]);
         let angles = self.add("Concat", "axis=\"-1\"", &[angles, angles]);
-        ["Cos", "Sin"].map(|name| {
+        let [cosines, sines] = ["Cos", "Sin"].map(|name| {
             let part = self.add(name, "", &[angles]);
             let part = self.binary("Multiply", part, scale);
             self.unsqueeze(part, &[1])
-        })
+        });
+        Rotation { cosines, sines }
     }
 
     /// Appends keys or values to those of the earlier positions.
