@@ -129,7 +129,7 @@ pub struct Scope {
 }
 
 /// Reconciles all resources of a scope until `stop`, then finishes the running reconciles. `ready` receives the store of
-/// resources, which are listed after all other objects.
+/// resources once they have been listed, after all other objects.
 ///
 /// # Errors
 /// A watch has ended, which is a bug.
@@ -164,12 +164,21 @@ pub async fn run(
     let (reader, writer) = reflector::store();
     let report_collector = ReportCollector::new(pods, watches.sender.clone());
     let watch_metrics = metrics.clone();
+    // `Store::wait_until_ready` wakes only one of several tasks, and the controller waits for it itself.
+    let (listed, mut ready) = (reader.clone(), Some(ready));
     let resources = watcher(api, watcher::Config::default())
         .default_backoff()
         .inspect_err(move |error| record_failure(&watch_metrics, "LLMDeployment", error))
         // Managed fields take as much memory as the rest of the object.
         .modify(|object| object.managed_fields_mut().clear())
         .reflect(writer)
+        .inspect_ok(move |event| {
+            if matches!(event, watcher::Event::InitDone)
+                && let Some(ready) = ready.take()
+            {
+                let _ = ready.send(listed.clone());
+            }
+        })
         .applied_objects()
         // The operator itself writes the status, so a changed status triggers no reconcile.
         .predicate_filter(predicates::generation.combine(predicates::annotations), Default::default());
@@ -195,7 +204,6 @@ pub async fn run(
         memory: Mutex::default(),
     });
     context.upgrades.register(reader.clone());
-    let _ = ready.send(reader.clone());
     let outcomes = Controller::for_stream(resources, reader.clone())
         .with_config(runtime)
         .reconcile_on(changes)

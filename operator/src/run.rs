@@ -259,16 +259,12 @@ async fn run_controllers(
         };
         controllers.spawn(controller::run(scope, config.controller.clone(), stop.clone(), ready));
         let admin = services.admin.clone();
-        lists.push(async move {
-            let store = is_ready.await.ok()?;
-            admin.add_store(store.clone());
-            store.wait_until_ready().await.ok()
-        });
+        lists.push(async move { is_ready.await.map(|store| admin.add_store(store)) });
     }
     let admin = services.admin.clone();
     controllers.spawn(async move {
         // A list is missing only if its controller has ended.
-        if join_all(lists).await.iter().all(Option::is_some) {
+        if join_all(lists).await.iter().all(Result::is_ok) {
             admin.set_waits_for(None);
         }
         Ok(())
