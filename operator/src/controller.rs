@@ -28,6 +28,7 @@ use crate::events::transitions;
 use crate::metrics::Metrics;
 use crate::names::FIELD_MANAGER;
 use crate::observe::{ObservedState, observe};
+use crate::pod::PodState;
 use crate::pod_reports::{CacheSampling, PodClient, PodReports, ReportCollector};
 use crate::status::{RefusedResource, is_same_except_times, refused_status, status};
 use crate::trace::ReconcileSpan;
@@ -387,7 +388,7 @@ impl Context {
         }
         // A resource that serves no requests cannot be disrupted, and the upgrade may even fix it. If it does not, the
         // release is not to blame, so the resource must not make others wait.
-        let is_serving = observed.pods.iter().any(|pod| pod.is_routable == Some(true) && pod.is_ready);
+        let is_serving = observed.pods.iter().any(PodState::receives_requests);
         if !is_serving {
             return UpgradePermission::GrantedWithoutSlot;
         }
@@ -519,7 +520,6 @@ mod tests {
 
     use super::*;
     use crate::apply::FailureCause;
-    use crate::pod::PodState;
 
     /// The result of an apply with these failures.
     fn applied(failures: Vec<ApplyFailure>, pods: Vec<PodState>) -> ApplyResult {

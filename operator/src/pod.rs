@@ -57,6 +57,15 @@ pub struct PodState {
     pub problem: Option<Problem>,
 }
 
+impl PodState {
+    /// Whether routers send requests to the pod. If a node fails, its pods become unready, but their gates remain set, and
+    /// their containers still count as ready.
+    #[must_use]
+    pub fn receives_requests(&self) -> bool {
+        self.is_routable == Some(true) && self.is_ready
+    }
+}
+
 /// Returns the names of the replicas that work and that no router has admitted yet.
 #[must_use]
 pub fn awaiting_admission(pods: &[PodState]) -> BTreeSet<&str> {

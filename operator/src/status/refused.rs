@@ -43,7 +43,7 @@ pub fn refused_status(resource: &RefusedResource<'_>, now: Timestamp) -> LlmDepl
     let pods: Vec<&PodState> = present_pods(observed, Component::Server).collect();
     let count = |test: &dyn Fn(&PodState) -> bool| pods.iter().filter(|pod| test(pod)).count() as i32;
     let ready = count(&|pod| pod.is_ready);
-    let routable = count(&|pod| pod.is_routable == Some(true) && pod.containers_ready);
+    let routable = count(&PodState::receives_requests);
     let template = former.release.as_ref().map(|release| release.template.as_str());
     let draining = observed.pods_of(Component::Server).filter(|pod| pod.is_terminating && !pod.is_finished);
 

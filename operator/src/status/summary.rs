@@ -51,16 +51,14 @@ impl Summary {
         let pods: Vec<&PodState> = present_pods(observed, Component::Server).collect();
         let count = |test: &dyn Fn(&PodState) -> bool| pods.iter().filter(|pod| test(pod)).count() as i32;
         let is_updated = |pod: &PodState| pod.template_hash == applied.desired.template_hash;
-        // If a node fails, its pods become unready. Their gates remain set, and their containers still count as ready.
-        let is_routable = |pod: &PodState| pod.is_routable == Some(true) && pod.is_ready;
         let FetchState { cache, model_digest } = fetch_state(applied);
         Self {
             desired: applied.valid.server.replicas,
             present: pods.len() as i32,
             ready: count(&|pod| pod.is_ready),
-            routable: count(&is_routable),
+            routable: count(&PodState::receives_requests),
             updated: count(&is_updated),
-            updated_routable: count(&|pod| is_updated(pod) && is_routable(pod)),
+            updated_routable: count(&|pod| is_updated(pod) && pod.receives_requests()),
             draining: observed
                 .pods_of(Component::Server)
                 .filter(|pod| pod.is_terminating && !pod.is_finished)

@@ -291,6 +291,9 @@ fn the_replicas_of_a_refused_resource_are_still_counted() {
         let unavailable = serving(&object, std::slice::from_ref(&waiting));
         let status = refused(&object, Some(&before), &unavailable, &error);
         assert_eq!((status.replicas, reason(&status, "Available").as_str()), (1, "False NoReplica"));
+        let on_failed_node = serving(&object, &[PodState { is_ready: false, ..replica("a") }]);
+        let status = refused(&object, Some(&before), &on_failed_node, &error);
+        assert_eq!((status.routable_replicas, reason(&status, "Available").as_str()), (0, "False NoReplica"));
     }
 }
 
