@@ -1,8 +1,9 @@
 //! The contracts between the processes of a fleet. `replica.proto` defines the reports of a replica to routers,
 //! and `router.proto` those of a router to the operator. The `.proto` files document every field, and the code is
 //! generated from them. In addition, [`replica_token`] contains the token by which replicas recognize their
-//! routers.
+//! routers, and [`path`] the spellings of paths that both read alike.
 
+pub mod path;
 pub mod replica_token;
 
 /// The current version of the contract.

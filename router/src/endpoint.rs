@@ -1,18 +1,5 @@
 //! Determines the endpoint of a request: the router handles the endpoints differently and counts them separately.
 
-use std::borrow::Cow;
-
-/// Returns the standard spelling of a path. Replicas with `--ovms-compat` ignore a slash at the end of a path and accept
-/// `/v3/v1/…` for `/v3/…` (`server/src/compat.rs`). The router handles these spellings alike, and forwards the path
-/// unchanged, so that it remains unknown to replicas without the flag.
-pub(crate) fn standard_path(path: &str) -> Cow<'_, str> {
-    let short = path.strip_suffix('/').filter(|short| !short.is_empty()).unwrap_or(path);
-    match short.strip_prefix("/v3/v1").filter(|rest| rest.starts_with('/')) {
-        Some(rest) => Cow::Owned(format!("/v3{rest}")),
-        None => Cow::Borrowed(short),
-    }
-}
-
 /// An endpoint of the API, or a group of endpoints.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Endpoint {
@@ -57,29 +44,6 @@ impl Endpoint {
             Self::Conversations => "conversations",
             Self::Models => "models",
             Self::Other => "other",
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// The cases are those of the server.
-    #[test]
-    fn alternative_spellings_map_to_the_path() {
-        for (given, path) in [
-            ("/v3/v1/chat/completions", "/v3/chat/completions"),
-            ("/v3/v1/models/", "/v3/models"),
-            ("/v3/responses/resp_1/input_items/", "/v3/responses/resp_1/input_items"),
-            ("/tokenize/", "/tokenize"),
-            ("/v1/responses//", "/v1/responses/"),
-            ("/v3/v1", "/v3/v1"),
-            ("/v3/v1x/models", "/v3/v1x/models"),
-            ("/v1/models", "/v1/models"),
-            ("/", "/"),
-        ] {
-            assert_eq!(standard_path(given), path);
         }
     }
 }

@@ -20,12 +20,13 @@ use bytes::Bytes;
 use http::request::Parts;
 use http::{HeaderValue, Method, Request, Response, StatusCode, Uri, header};
 use hyper::body::Incoming;
+use proto::path::standard_path;
 use xxhash_rust::xxh3::xxh3_64;
 
 use crate::access::Client;
 use crate::app::App;
 use crate::deferred::run_deferred;
-use crate::endpoint::{Endpoint, standard_path};
+use crate::endpoint::Endpoint;
 use crate::error::Error;
 use crate::limits::Rates;
 use crate::policy::Demand;

@@ -10,6 +10,7 @@ use axum::middleware::{self, Next};
 use axum::response::{IntoResponse as _, Response};
 use axum::routing::get;
 use axum::{Json, Router};
+use proto::path::standard_path;
 use serde_json::{Value, json};
 
 use crate::app::App;
@@ -43,17 +44,13 @@ async fn rewrite(mut request: Request, next: Next) -> Response {
 
 /// Returns the URI with the standard spelling of its path; `None` if it already has this spelling.
 fn standard_uri(uri: &Uri) -> Option<Uri> {
-    let path = uri.path();
-    let short = path.strip_suffix('/').filter(|short| !short.is_empty()).unwrap_or(path);
-    let rest = short.strip_prefix("/v3/v1").filter(|rest| rest.starts_with('/'));
-    let new = match rest {
-        Some(rest) => format!("/v3{rest}"),
-        None if short.len() < path.len() => short.to_owned(),
-        None => return None,
-    };
+    let path = standard_path(uri.path());
+    if path == uri.path() {
+        return None;
+    }
     let new = match uri.query() {
-        Some(query) => format!("{new}?{query}"),
-        None => new,
+        Some(query) => format!("{path}?{query}"),
+        None => path.into_owned(),
     };
     let mut parts = uri.clone().into_parts();
     parts.path_and_query = Some(new.parse().ok()?);

@@ -1,0 +1,37 @@
+//! The alternative spellings of paths that OVMS accepts, which routers and servers must read alike.
+
+use std::borrow::Cow;
+
+/// Returns the standard spelling of a path: without a slash at its end, and with `/v3/…` for `/v3/v1/…`. Servers accept the
+/// other spellings with `--ovms-compat`. Routers handle all spellings alike, and forward the path unchanged, so that it
+/// remains unknown to servers without the flag.
+#[must_use]
+pub fn standard_path(path: &str) -> Cow<'_, str> {
+    let short = path.strip_suffix('/').filter(|short| !short.is_empty()).unwrap_or(path);
+    match short.strip_prefix("/v3/v1").filter(|rest| rest.starts_with('/')) {
+        Some(rest) => Cow::Owned(format!("/v3{rest}")),
+        None => Cow::Borrowed(short),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn alternative_spellings_map_to_the_path() {
+        for (given, path) in [
+            ("/v3/v1/chat/completions", "/v3/chat/completions"),
+            ("/v3/v1/models/", "/v3/models"),
+            ("/v3/responses/resp_1/input_items/", "/v3/responses/resp_1/input_items"),
+            ("/tokenize/", "/tokenize"),
+            ("/v1/responses//", "/v1/responses/"),
+            ("/v3/v1", "/v3/v1"),
+            ("/v3/v1x/models", "/v3/v1x/models"),
+            ("/v1/models", "/v1/models"),
+            ("/", "/"),
+        ] {
+            assert_eq!(standard_path(given), path);
+        }
+    }
+}
