@@ -55,13 +55,14 @@ impl Scene {
         self.traffic.await_requests(REQUESTS_AROUND_CHANGE).await;
     }
 
-    /// Kills the process `process` in the first of the pods that `selector` selects, until requests have failed: a request
-    /// whose answer has not begun is sent again.
+    /// Kills the process `process` in one pod after the other of those that `selector` selects, until requests have failed:
+    /// a request whose answer has not begun is sent again. Connections that a kill has closed are opened to the other pod,
+    /// so killing the same pod again might affect no client.
     async fn kill_until_requests_fail(&mut self, selector: &str, process: &str) -> anyhow::Result<()> {
-        for _ in 0..KILLS_MAX {
+        for kill in 0..KILLS_MAX {
             let pods = node::pods(NAMESPACE, selector)?;
             assert_eq!(pods.len(), 2);
-            node::kill(NAMESPACE, &pods[0], process)?;
+            node::kill(NAMESPACE, &pods[kill % 2], process)?;
             self.await_requests().await;
             settled(2)?;
             self.await_requests().await;
