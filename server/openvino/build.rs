@@ -36,6 +36,7 @@ const UNITS: &[(&str, &[&str])] = &[
             "graph/logits.cpp",
             "graph/merge.cpp",
             "graph/paged.cpp",
+            "graph/patches.cpp",
             "graph/rotary.cpp",
             "graph/save.cpp",
             "graph/weights.cpp",

@@ -179,6 +179,7 @@ unsafe extern "C" {
     ) -> c_int;
     fn ovfleet_merge_projections(model: *mut ov_model_t, merged: *mut usize) -> c_int;
     fn ovfleet_remove_attention_masks(model: *mut ov_model_t, replaced: *mut usize) -> c_int;
+    fn ovfleet_replace_patch_convolutions(model: *mut ov_model_t, replaced: *mut usize) -> c_int;
     fn ovfleet_replace_encoder_attention(model: *mut ov_model_t, isa: u32, replaced: *mut usize) -> c_int;
     fn ovfleet_replace_encoder_projections(
         model: *mut ov_model_t,
@@ -592,6 +593,15 @@ pub(crate) fn remove_attention_masks(model: &mut Model) -> Result<usize, Error> 
     // SAFETY: both pointers are valid for the call.
     let code = unsafe { ovfleet_remove_attention_masks(model.as_mut_ptr(), &raw mut replaced) };
     check(code, "remove the attention masks")?;
+    Ok(replaced)
+}
+
+/// Replaces each convolution whose kernel covers its whole input with a product of matrices. Returns their number.
+pub(crate) fn replace_patch_convolutions(model: &mut Model) -> Result<usize, Error> {
+    let mut replaced = 0;
+    // SAFETY: both pointers are valid for the call.
+    let code = unsafe { ovfleet_replace_patch_convolutions(model.as_mut_ptr(), &raw mut replaced) };
+    check(code, "replace the convolutions of patches")?;
     Ok(replaced)
 }
 

@@ -83,9 +83,11 @@ fn native_projections_of_an_image_encoder_have_the_results_of_the_plugin() {
     let path = folder.path().join("openvino_model.xml");
     let (mut plugin, _) = compiled(&path, None);
     let cpu = CpuFeatures::detect();
-    // An encoder never uses AMX, whose kernels multiply in bf16.
-    for isa in PROJECTION_ISAS.into_iter().filter(|isa| *isa != Isa::Amx && cpu.has(*isa)) {
-        let products = ProductPrecision::Int16;
+    for isa in PROJECTION_ISAS.into_iter().filter(|isa| cpu.has(*isa)) {
+        let (products, tolerance) = match isa {
+            Isa::Amx => (ProductPrecision::Bf16, 1e-2),
+            _ => (ProductPrecision::Int16, TOLERANCE),
+        };
         let native = NativeProjections { isa, products, activations: Precision::F32 };
         let (mut native, replaced) = compiled(&path, Some(native));
         assert_eq!(replaced, 1, "only integer weights are multiplied by native kernels");
@@ -98,7 +100,47 @@ fn native_projections_of_an_image_encoder_have_the_results_of_the_plugin() {
             assert_eq!(found.len(), expected.len());
             for (found, expected) in found.iter().zip(&expected) {
                 let difference = (found - expected).abs() / largest;
-                assert!(difference < TOLERANCE, "{isa}, {rows} rows: {found} instead of {expected}");
+                assert!(difference < tolerance, "{isa}, {rows} rows: {found} instead of {expected}");
+            }
+        }
+    }
+}
+
+#[test]
+fn convolutions_of_patches_become_products_of_matrices() {
+    // The kernel of the first convolution covers its input; that of the second one is applied twice, and the third one pads.
+    let cases = [("2,5,4,4", "0,0", 1), ("2,5,2,4", "0,0", 0), ("2,5,4,4", "1,1", 0)];
+    for (kernel, padding, expected) in cases {
+        let folder = tempfile::tempdir().unwrap();
+        let mut random = Random(1);
+        let mut ir = Ir::default();
+        let source = ir.input("source", "f32", "?,5,4,4");
+        let size: usize = kernel.split(',').map(|size| size.parse::<usize>().unwrap()).product();
+        let weights = floats((0..size).map(|_| random.below(2001) as f32 / 1000.0 - 1.0));
+        let weights = ir.constants("f32", kernel, &weights);
+        let attributes = format!(
+            "strides=\"2,2\" dilations=\"1,1\" pads_begin=\"{padding}\" pads_end=\"{padding}\" auto_pad=\"explicit\""
+        );
+        let output = ir.operation(&operation("Convolution", &attributes), &[source, weights]);
+        ir.operation(&operation("Result", ""), &[output]);
+        ir.write(folder.path());
+        let path = folder.path().join("openvino_model.xml");
+        let core = Arc::new(Core::new().unwrap());
+        let mut model = shim::read_ir(&core, &path).unwrap();
+        let mut unchanged = compiled_in_f32(Arc::clone(&core), &model);
+        assert_eq!(shim::replace_patch_convolutions(&mut model).unwrap(), expected, "{kernel}, {padding}");
+        let mut replaced = compiled_in_f32(core, &model);
+        for patches in [1, 3] {
+            let source: Vec<f32> =
+                (0..patches * 5 * 4 * 4).map(|_| random.below(2001) as f32 / 1000.0 - 1.0).collect();
+            let [expected, found] = [&mut unchanged, &mut replaced].map(|graph| {
+                graph.set_values("source", &[patches, 5, 4, 4], &source).unwrap();
+                graph.request.infer().unwrap();
+                graph.request.output_at(0).unwrap().values::<f32>().unwrap().to_vec()
+            });
+            assert_eq!(found.len(), expected.len());
+            for (found, expected) in found.iter().zip(&expected) {
+                assert!((found - expected).abs() < 1e-4, "{found} instead of {expected}");
             }
         }
     }

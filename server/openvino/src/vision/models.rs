@@ -54,6 +54,7 @@ impl EncoderCompiler<'_> {
 
     /// Compiles a model. In every attention without a mask, all tokens of an image or a tile must attend to each other.
     fn vision_graph(&mut self, mut model: Model) -> Result<CompiledGraph, Error> {
+        shim::replace_patch_convolutions(&mut model)?;
         self.native.attention += shim::replace_encoder_attention(&mut model, self.plan.attention)?;
         self.compile(model)
     }
