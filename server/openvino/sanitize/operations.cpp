@@ -133,15 +133,25 @@ bool check_projection_operation(Random& random, const ov::BaseOpExtension& exten
         matmul.group = random.below(2) ? 16 : 32;
         if (matmul.K % WIDE_GROUP == 0 && random.below(2)) matmul.group = WIDE_GROUP;
         if (random.below(3) == 0) matmul.bits = SIX_BITS, matmul.group = matmul.K % SUPER_BLOCK == 0 ? SUPER_GROUP : 32;
+        matmul.per_channel = matmul.bits != SIX_BITS && matmul.group != 16 && random.below(2) == 0;
         matmul.terms = 1 + random.below(2);
         stage.has_norm = random.below(2) == 0;
         stage.has_bias = random.below(2) == 0;
         matmul.adapter_count = random.below(3) == 0 ? 1 : 0;
         stage.adapter_bytes = matmul.adapter_count ? 1 << 14 : 0;
-        const int64_t valid[] = {
-            int64_t(matmul.K),     int64_t(matmul.N), int64_t(matmul.bits),          int64_t(matmul.group),
-            int64_t(matmul.terms), bits_of(1),        int64_t(matmul.epilogue),      bits_of(1e-5f),
-            stage.has_norm,        stage.has_bias,    int64_t(matmul.adapter_count), int64_t(stage.adapter_bytes)};
+        const int64_t valid[] = {int64_t(matmul.K),
+                                 int64_t(matmul.N),
+                                 int64_t(matmul.bits),
+                                 int64_t(matmul.group),
+                                 matmul.per_channel,
+                                 int64_t(matmul.terms),
+                                 bits_of(1),
+                                 int64_t(matmul.epilogue),
+                                 bits_of(1e-5f),
+                                 stage.has_norm,
+                                 stage.has_bias,
+                                 int64_t(matmul.adapter_count),
+                                 int64_t(stage.adapter_bytes)};
         for (const auto number : valid) attributes.stages.push_back(mostly(random, number, 4 * rarely));
         bytes += memory_bytes(stage);
         columns = dst_columns(matmul);
@@ -210,6 +220,8 @@ bool check_experts_operation(Random& random, const ov::BaseOpExtension& extensio
     gate_up.group = group_of(gate_up), down.group = group_of(down);
     for (auto* matmul : {&gate_up, &down})
         if (random.below(3) == 0) matmul->bits = SIX_BITS, matmul->group = matmul->K % SUPER_BLOCK == 0 ? SUPER_GROUP : 32;
+    for (auto* matmul : {&gate_up, &down})
+        matmul->per_channel = (matmul->bits == 4 || matmul->bits == 8) && matmul->group != 16 && random.below(2) == 0;
     gate_up.terms = down.terms = 1 + random.below(2);
     gate_up.epilogue = random.below(2) ? Epilogue::swiglu : Epilogue::clamped_swiglu;
     has_biases = random.below(2) == 0;
@@ -226,7 +238,9 @@ bool check_experts_operation(Random& random, const ov::BaseOpExtension& extensio
                              int64_t(down.group),
                              bits_of(1),
                              int64_t(gate_up.epilogue),
-                             has_biases};
+                             has_biases,
+                             gate_up.per_channel,
+                             down.per_channel};
     for (const auto number : valid) attributes.stages.push_back(mostly(random, number, 4 * rarely));
     if (random.below(rarely) == 0) attributes.stages.pop_back();
     attributes.numbers["isa"] = mostly(random, int64_t(ovfleet::Isa::portable), rarely);

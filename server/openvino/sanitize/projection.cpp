@@ -14,7 +14,8 @@ using namespace ovfleet::projection;
 
 constexpr size_t KS[] = {32, 64, 128, 160, 384, 576, 1024};
 constexpr size_t NS[] = {2, 16, 18, 30, 32, 34, 48, 50, 64, 96, 200};
-constexpr size_t WEIGHT_GROUPS[] = {16, 32, 64, WIDE_GROUP};
+// 0 is the size of a whole row.
+constexpr size_t WEIGHT_GROUPS[] = {16, 32, 64, WIDE_GROUP, 0};
 constexpr size_t M_MAX = 70;
 
 struct Case {
@@ -44,7 +45,7 @@ Case with_few_rows(size_t i) {
             KS[(i + i / 7) % 7],
             NS[(i + i / 11) % 11],
             i % 2 ? size_t(8) : 4,
-            WEIGHT_GROUPS[(i / 2 + i / 3) % 4],
+            WEIGHT_GROUPS[(i / 2 + i / 3) % 5],
             epilogue_of(i / 2)};
 }
 
@@ -57,7 +58,7 @@ Case with_large_sizes(size_t i) {
             LARGE_KS[i % 5],
             NS[(i + i / 11) % 7],
             i % 2 ? size_t(8) : 4,
-            WEIGHT_GROUPS[i / 2 % 4],
+            WEIGHT_GROUPS[i / 2 % 5],
             epilogue_of(i / 3)};
 }
 
@@ -71,6 +72,7 @@ double outlier_limit(const std::vector<double>& row) {
 void check_case(const TestedKernels& tested, Case test) {
     auto [i, M, K, N, bits, group, epilogue] = test;
     Random random(i);
+    if (group == 0) group = K;
     if (K % group != 0) group = 32;
     const bool has_super_scales = K % SUPER_BLOCK == 0 && i / 2 % 2 == 0;
     if (has_super_scales) bits = SIX_BITS, group = SUPER_GROUP;

@@ -12,7 +12,7 @@ struct RandomWeight {
             bits == 4 ? (is_signed ? ov::element::i4 : ov::element::u4) : (is_signed ? ov::element::i8 : ov::element::u8);
         std::vector<float> scales(N * groups), zeros(N * groups);
         for (auto& scale : scales) scale = float(random.below(15) + 1) / 16.0f;
-        for (auto& zero : zeros) zero = float(random.below(16));
+        for (auto& zero : zeros) zero = float(random.below(8));
         ov::Tensor quants(type, {N, groups, group});
         auto* bytes = static_cast<uint8_t*>(quants.data());
         std::memset(bytes, 0, quants.get_byte_size());
@@ -26,7 +26,9 @@ struct RandomWeight {
         const auto floats = [&](const std::vector<float>& all) {
             return std::make_shared<ov::op::v0::Constant>(ov::element::f32, ov::Shape{N, groups, 1}, all);
         };
-        weight = {std::make_shared<ov::op::v0::Constant>(quants), floats(zeros), floats(scales), N, K, group};
+        // Per-channel zero points have the type of the quants.
+        const auto zeros_constant = groups == 1 ? ov::op::v0::Constant::create(type, {N, 1, 1}, zeros) : floats(zeros);
+        weight = {std::make_shared<ov::op::v0::Constant>(quants), zeros_constant, floats(scales), N, K, group};
     }
 
     // A weight of MXFP4.

@@ -187,6 +187,9 @@ inline Words bf16_pairs(Floats first, Floats second) {
     return ((Words)first + 0x8000) >> 16 | (((Words)second + 0x8000) & 0xffff0000);
 }
 
+// Interleaves two vectors of numbers that are exact in bf16.
+inline Words exact_bf16_pairs(Floats first, Floats second) { return (Words)first >> 16 | ((Words)second & 0xffff0000); }
+
 inline Floats larger(Floats a, Floats b) { return a > b ? a : b; }
 
 // Computes a * b + c, with a single rounding if the instruction set supports that. Kernels call this function where the

@@ -307,8 +307,9 @@ pub(crate) struct EncoderPlan {
 /// Chooses the kernels of an image encoder. `precision` is that of the plugin's operations, which is f32 unless another
 /// one is configured. In any other precision, the plugin computes everything.
 ///
-/// Projections never multiply in bf16. The attention does if the device prefers bf16 and the processor has fast
-/// instructions for it, as for a language model. In f32, the plugin's attention is faster than the native one.
+/// Projections with AMX and attention multiply in bf16 if the device prefers bf16 and the processor has fast instructions
+/// for it, as for a language model. All other operations are computed in f32. In f32, the plugin's attention is faster
+/// than the native one.
 pub(crate) fn plan_encoder(
     options: &KernelOptions,
     device: &DeviceOptions,
@@ -318,7 +319,8 @@ pub(crate) fn plan_encoder(
     if precision != "f32" {
         return EncoderPlan::default();
     }
-    let projections = match projection_kernels(device, CpuFeatures { amx: false, ..cpu }) {
+    let uses_bf16 = device.is_cpu && device.inference_precision == "bf16";
+    let projections = match projection_kernels(device, CpuFeatures { amx: cpu.amx && uses_bf16, ..cpu }) {
         ProjectionKernels::Native(isa) => Some(NativeProjections {
             isa,
             products: ProductPrecision::new(isa, options.activation_precision),
@@ -326,7 +328,6 @@ pub(crate) fn plan_encoder(
         }),
         ProjectionKernels::Plugin => None,
     };
-    let uses_bf16 = device.is_cpu && device.inference_precision == "bf16";
     EncoderPlan { projections, attention: cpu.bf16_attention().filter(|_| uses_bf16) }
 }
 

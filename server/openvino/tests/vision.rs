@@ -39,6 +39,9 @@ const NOISE_MAX: f64 = 5e-4;
 /// The same if the native attention multiplies in bf16. If everything is computed in bf16, these models have a noise of up to 9e-3.
 const BF16_ATTENTION_NOISE_MAX: f64 = 2e-3;
 
+/// The same if the native projections also multiply in bf16, with AMX.
+const BF16_NOISE_MAX: f64 = 9e-3;
+
 /// The length of the longest sequence in tokens. It does not exceed the original context length of any of the models.
 const MODEL_LEN_MAX: u32 = 2048;
 
@@ -327,9 +330,12 @@ fn check_integer_weights(folder: &Path, cases: &[Case]) {
         }
     }
     let noise = (noise / squares).sqrt();
-    let attention = &native.report().attention;
-    let is_bf16 = ["bf16", "amx"].iter().any(|precision| attention.contains(precision));
-    let noise_max = if is_bf16 { BF16_ATTENTION_NOISE_MAX } else { NOISE_MAX };
+    let is_bf16 = |kernels: &str| ["bf16", "amx"].iter().any(|precision| kernels.contains(precision));
+    let noise_max = match native.report() {
+        report if is_bf16(&report.projections) => BF16_NOISE_MAX,
+        report if is_bf16(&report.attention) => BF16_ATTENTION_NOISE_MAX,
+        _ => NOISE_MAX,
+    };
     assert!(noise < noise_max, "the noise is {noise:e}");
     eprintln!("noise with weights of 8 bits: {noise:e}");
 }

@@ -59,11 +59,21 @@ std::shared_ptr<ov::Node> ExpertsOp::clone_with_new_inputs(const ov::OutputVecto
 bool ExpertsOp::visit_attributes(ov::AttributeVisitor& visitor) {
     auto& [count, used, has_biases, gate_up, down] = experts_;
     // All attributes but these follow from them.
-    std::vector<int64_t> all{
-        int64_t(count),         int64_t(used),         int64_t(gate_up.K),         int64_t(down.K),
-        int64_t(gate_up.terms), int64_t(gate_up.bits), int64_t(gate_up.group),     bits_of(gate_up.scale_factor),
-        int64_t(down.bits),     int64_t(down.group),   bits_of(down.scale_factor), int64_t(gate_up.epilogue),
-        has_biases ? 1 : 0};
+    std::vector<int64_t> all{int64_t(count),
+                             int64_t(used),
+                             int64_t(gate_up.K),
+                             int64_t(down.K),
+                             int64_t(gate_up.terms),
+                             int64_t(gate_up.bits),
+                             int64_t(gate_up.group),
+                             bits_of(gate_up.scale_factor),
+                             int64_t(down.bits),
+                             int64_t(down.group),
+                             bits_of(down.scale_factor),
+                             int64_t(gate_up.epilogue),
+                             has_biases ? 1 : 0,
+                             gate_up.per_channel ? 1 : 0,
+                             down.per_channel ? 1 : 0};
     const size_t expected = all.size();
     visit_isa(visitor, isa_);
     visitor.on_attribute("experts", all);
@@ -77,6 +87,7 @@ bool ExpertsOp::visit_attributes(ov::AttributeVisitor& visitor) {
     down.bits = size_t(all[8]), down.group = size_t(all[9]), down.scale_factor = float_of(all[10]);
     gate_up.epilogue = projection::Epilogue(all[11]);
     has_biases = all[12] != 0;
+    gate_up.per_channel = all[13] != 0, down.per_channel = all[14] != 0;
     return true;
 }
 

@@ -10,7 +10,7 @@ namespace ovfleet::projection {
 namespace {
 
 // The number of attributes of a stage.
-constexpr size_t STAGE_NUMBERS = 12;
+constexpr size_t STAGE_NUMBERS = 13;
 // The largest numbers of stages of an operation, of adapters of a stage, and of the adapters' bytes. They are far above
 // those of any model, and far too small to cause overflows.
 constexpr size_t STAGES_MAX = 64, ADAPTERS_MAX = 1 << 16, ADAPTER_BYTES_MAX = size_t(1) << 40;
@@ -139,8 +139,8 @@ std::shared_ptr<ov::Node> Projection::clone_with_new_inputs(const ov::OutputVect
 template <typename Visit>
 void Projection::each_number(Visit visit) {
     for (auto& [matmul, has_norm, has_bias, adapter_bytes] : stages_) {
-        visit(matmul.K), visit(matmul.N), visit(matmul.bits), visit(matmul.group), visit(matmul.terms);
-        visit(matmul.scale_factor), visit(matmul.epilogue), visit(matmul.epsilon), visit(has_norm);
+        visit(matmul.K), visit(matmul.N), visit(matmul.bits), visit(matmul.group), visit(matmul.per_channel);
+        visit(matmul.terms), visit(matmul.scale_factor), visit(matmul.epilogue), visit(matmul.epsilon), visit(has_norm);
         visit(has_bias), visit(matmul.adapter_count), visit(adapter_bytes);
     }
 }

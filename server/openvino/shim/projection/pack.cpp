@@ -214,6 +214,13 @@ void describe_form(const std::vector<const GraphWeight*>& weights, Matmul& matmu
     };
     const bool is_supported = matmul.group != SUPER_GROUP || all(scales_are_super_scaled);
     if (matmul.bits == 8 && is_supported && all(quants_fit_six_bits)) matmul.bits = SIX_BITS;
+    // Zero points of the same type have the same range, so that the differences of quants and zero points have at most 8 bits
+    // and a sign.
+    const auto is_per_channel = [](const GraphWeight& weight) {
+        const bool has_zeros_of_type = weight.zeros && weight.zeros->get_element_type() == weight.quants->get_element_type();
+        return weight.group == weight.K && (!weight.zeros || has_zeros_of_type);
+    };
+    matmul.per_channel = (matmul.bits == 4 || matmul.bits == 8) && in_e2m1 == 0 && all(is_per_channel);
     const auto has_wide_groups = [](const GraphWeight& weight) { return weight.group % WIDE_GROUP == 0; };
     if ((matmul.bits == 4 || matmul.bits == 8) && all(has_wide_groups)) matmul.group = WIDE_GROUP;
 }

@@ -1,4 +1,7 @@
 // Runs the native projections without a graph, for tests.
+#include <algorithm>
+#include <cmath>
+
 #include "../shim.h"
 #include "adapters.hpp"
 #include "pack.hpp"
@@ -44,11 +47,15 @@ extern "C" int ovfleet_test_projection(const ovfleet_projection_test* test) {
         return std::make_shared<ov::op::v0::Constant>(ov::element::f32, ov::Shape{test->n, groups, 1}, values);
     };
     const bool has_zeros = test->bits != E2M1_BITS && !(test->bits == SIX_BITS && test->group == SUPER_GROUP);
-    const GraphWeight weight{integers(*test, {test->n, groups, test->group}),
-                             has_zeros ? floats(test->zeros) : nullptr,
-                             floats(test->scales),
-                             test->n,
-                             test->k,
+    const auto quants = integers(*test, {test->n, groups, test->group});
+    const std::vector<float> zeros(test->zeros, test->zeros + (has_zeros ? test->n * groups : 0));
+    const bool is_whole = std::all_of(zeros.begin(), zeros.end(), [](float zero) { return std::nearbyint(zero) == zero; });
+    // Integers as per-channel zero points have the type of the quants.
+    const auto zeros_constant = [&] {
+        if (!is_whole || groups != 1) return floats(test->zeros);
+        return ov::op::v0::Constant::create(quants->get_element_type(), {test->n, 1, 1}, zeros);
+    };
+    const GraphWeight weight{quants,     has_zeros ? zeros_constant() : nullptr, floats(test->scales), test->n, test->k,
                              test->group};
     Matmul matmul{};
     describe(weight, matmul);

@@ -59,7 +59,7 @@ impl Case {
 }
 
 #[test]
-fn an_image_encoder_has_native_projections_and_multiplies_only_attention_in_bf16() {
+fn an_image_encoder_has_native_projections_and_attention_and_computes_the_rest_in_f32() {
     // The precisions of the device and of the plugin's operations.
     let plan = |device: &str, plugin: &str, cpu| {
         let Case { options, device, .. } = Case::new(device, cpu, NATIVE);
@@ -71,7 +71,8 @@ fn an_image_encoder_has_native_projections_and_multiplies_only_attention_in_bf16
     assert_eq!(plan("f32", "f32", AMX), (native("avx512_vnni"), None));
     assert_eq!(plan("bf16", "f32", AVX512_BF16), (native("avx512_vnni"), Some(Isa::Avx512Bf16)));
     assert_eq!(plan("bf16", "f32", SLOW_BF16), (native("avx512_vnni"), None));
-    assert_eq!(plan("bf16", "f32", AMX), (native("avx512_vnni"), Some(Isa::Amx)));
+    let amx = Some("native amx_bf16, bf16 products, f32 activations".to_owned());
+    assert_eq!(plan("bf16", "f32", AMX), (amx, Some(Isa::Amx)));
     assert_eq!(plan("f32", "f32", NO_FEATURES), (None, None));
     assert_eq!(plan("bf16", "bf16", AMX), (None, None));
     let Case { options, device, .. } = Case::new("f32", AVX2, NATIVE);

@@ -12,7 +12,7 @@ use crate::runtime::{Core, Model};
 use crate::{Error, shim};
 
 /// The version of the graph rewriting. Graphs and compiled models of other versions are not read.
-pub(crate) const VERSION: u64 = 20;
+pub(crate) const VERSION: u64 = 21;
 
 /// The inputs on which a rewritten graph depends besides the content of the model's files.
 #[derive(Clone, Copy, Debug)]

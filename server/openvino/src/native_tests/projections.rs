@@ -268,6 +268,9 @@ impl Projection {
         let group = if is_possible { group } else { 32 };
         let is_signed = random.below(2) == 0;
         let groups = n * (k / group);
+        // Per-channel zero points may be integers in the range of the quants.
+        let zero_step = if group == k && random.below(2) == 0 { 1.0 } else { 0.25 };
+        let zeros = if bits == 4 { 8 } else { 64 };
         // In files, scales are f16, and may be very small.
         let step = random.pick(&[1.0, 0.001_953_125, 1.0 / 1_073_741_824.0]);
         Self {
@@ -280,7 +283,7 @@ impl Projection {
             epilogue,
             activations: FloatType::of(may_be_bf16 && random.below(2) == 0),
             quants: (0..n * k).map(|_| random_quant(random, bits, is_signed)).collect(),
-            zeros: (0..groups).map(|_| random.below(64) as f32 / 4.0).collect(),
+            zeros: (0..groups).map(|_| random.below(zeros) as f32 * zero_step).collect(),
             scales: (0..groups).map(|_| (random.below(15) + 1) as f32 / 16.0 * step).collect(),
             bias: (random.below(3) == 0).then(|| (0..n).map(|_| whole(random)).collect()),
             norm: (random.below(2) == 0).then(|| (0..k).map(|_| random.below(9) as f32 / 4.0).collect()),

@@ -101,10 +101,22 @@ inline Floats multiply_add(Floats a, Floats b, Floats sum) {
 #endif
 }
 
+// Returns the differences of quants and zero points, which are exact in bf16. `offset` is the result of `offset_of`.
+template <size_t BITS>
+inline Floats differences_at(Words lanes, int position, Floats offset) {
+    if constexpr (BITS == 8) return (Floats)((lanes >> position & 255) | 0x4b000000) - offset;
+    else return quants_at<BITS>(lanes, position) - offset;
+}
+// The quants of 8 bits become the lowest bits of floats from 2^23 on.
+template <size_t BITS>
+inline Floats offset_of(Floats zero) {
+    return BITS == 8 ? zero + 8388608.0f : zero;
+}
+
 // Dequantizes `COUNT` weights of a group for each column of a block, starting at the weight `first`. Each pair of weights of
-// each half of the columns becomes a row of a tile register.
-template <size_t BITS, size_t COUNT>
-inline void dequantize_group(const uint8_t* group, size_t first, uint8_t* to) {
+// each half of the columns becomes a row of a tile register. With per-channel scales, the weights are not multiplied by them.
+template <size_t BITS, size_t COUNT, bool PER_CHANNEL>
+inline void dequantize_group(const uint8_t* group, size_t first, uint8_t* to, Prefetch& prefetch) {
     constexpr size_t per_lane = 32 / stored_bits(BITS), half_bytes = TILE_ROWS * TILE_ROW_BYTES;
     // The bit positions of the weights of a lane, in the order of the weights: see the layout of `Matmul`.
     constexpr int positions[8] = {0, 8, 16, 24, 4, 12, 20, 28};
@@ -113,15 +125,21 @@ inline void dequantize_group(const uint8_t* group, size_t first, uint8_t* to) {
             const size_t column = half * TILE_ROWS + lane;
             const Floats scale = load((const f16*)group + column), zero = load((const f16*)group + N_BLOCK + column);
             // These products are exact in f32, so that a weight is rounded once.
-            const Floats offset = -(zero * scale);
+            const Floats offset = PER_CHANNEL ? offset_of<BITS>(zero) : -(zero * scale);
             const uint8_t* quants = group + N_BLOCK * 2 * sizeof(f16) + N_BLOCK * first * stored_bits(BITS) / 8 + column * 4;
             uint8_t* rows = to + half * half_bytes + lane * 4;
             for (size_t at = 0; at < COUNT; at += per_lane, quants += N_BLOCK * 4) {
+                prefetch.next();
                 const Words lanes = read<Words>(quants);
                 for (size_t i = 0; i < per_lane; i += 2, rows += TILE_ROW_BYTES) {
-                    const Floats even = multiply_add(quants_at<BITS>(lanes, positions[i]), scale, offset);
-                    const Floats odd = multiply_add(quants_at<BITS>(lanes, positions[i + 1]), scale, offset);
-                    const Words pairs = bf16_pairs(even, odd);
+                    Words pairs;
+                    if constexpr (PER_CHANNEL) {
+                        pairs = exact_bf16_pairs(differences_at<BITS>(lanes, positions[i], offset),
+                                                 differences_at<BITS>(lanes, positions[i + 1], offset));
+                    } else {
+                        pairs = bf16_pairs(multiply_add(quants_at<BITS>(lanes, positions[i]), scale, offset),
+                                           multiply_add(quants_at<BITS>(lanes, positions[i + 1]), scale, offset));
+                    }
                     std::memcpy(rows, &pairs, sizeof(pairs));
                 }
             }
@@ -130,7 +148,7 @@ inline void dequantize_group(const uint8_t* group, size_t first, uint8_t* to) {
 
 // Dequantizes a step of a block of columns whose weights have 6 bits.
 template <size_t GROUP>
-inline void dequantize_six_bits(const Matmul& matmul, const uint8_t* block, size_t step, uint8_t* to) {
+inline void dequantize_six_bits(const Matmul& matmul, const uint8_t* block, size_t step, uint8_t* to, Prefetch& prefetch) {
     const uint8_t* super_scales = block + super_scale_bytes(step * K_STEP);
     const uint8_t* groups = GROUP == SUPER_GROUP ? block + super_scale_bytes(matmul.K) : block;
     for (size_t column = 0; column < N_BLOCK; column += LANES) {
@@ -151,6 +169,7 @@ inline void dequantize_six_bits(const Matmul& matmul, const uint8_t* block, size
             // These products are exact in f32, so that a weight is rounded once.
             const Floats offset = -(zero * scale);
             for (size_t at = 0; at < 4; ++at) {
+                prefetch.next();
                 const Words four = six_bit_four(quants + column * 4, at);
                 for (int position = 0; position < 32; position += 16, rows += TILE_ROW_BYTES) {
                     const Floats even = multiply_add(quants_at<8>(four, position), scale, offset);
@@ -174,74 +193,96 @@ inline TileConfig config_for(size_t m_tile) {
     return config;
 }
 
-// Dequantizes several steps of a block of columns, starting at the step `first`.
-template <size_t BITS, size_t GROUP>
-void dequantize(const Matmul& matmul, const uint8_t* block, size_t first, size_t steps, uint8_t* to, TileRegisters& registers,
-                Prefetch& prefetch) {
-    for (size_t step = 0; step < steps; ++step, to += STEP_BYTES) {
-        prefetch.next();
-        if constexpr (BITS == SIX_BITS) {
-            dequantize_six_bits<GROUP>(matmul, block, first + step, to);
-        } else {
-            constexpr size_t bytes = N_BLOCK * 2 * sizeof(f16) + N_BLOCK * GROUP * stored_bits(BITS) / 8;
-            constexpr size_t count = GROUP < K_STEP ? GROUP : K_STEP;
-            for (size_t at = 0; at < K_STEP; at += count) {
-                const size_t column = (first + step) * K_STEP + at;
-                dequantize_group<BITS, count>(block + column / GROUP * bytes, column % GROUP, to + at / 2 * TILE_ROW_BYTES);
-            }
+// The number of vectors of quants that are loaded for a step, with each of which a part of the next block is prefetched.
+template <size_t BITS>
+constexpr size_t LOADS_PER_STEP = N_BLOCK / LANES * K_STEP / (BITS == SIX_BITS ? 4 : 32 / stored_bits(BITS));
+
+// Dequantizes a step of a block of columns.
+template <size_t BITS, size_t GROUP, bool PER_CHANNEL>
+inline void dequantize(const Matmul& matmul, const uint8_t* block, size_t step, uint8_t* to, Prefetch& prefetch) {
+    if constexpr (BITS == SIX_BITS) {
+        dequantize_six_bits<GROUP>(matmul, block, step, to, prefetch);
+    } else {
+        constexpr size_t bytes = N_BLOCK * 2 * sizeof(f16) + N_BLOCK * GROUP * stored_bits(BITS) / 8;
+        constexpr size_t count = GROUP < K_STEP ? GROUP : K_STEP;
+        for (size_t at = 0; at < K_STEP; at += count) {
+            const size_t column = step * K_STEP + at;
+            dequantize_group<BITS, count, PER_CHANNEL>(block + column / GROUP * bytes, column % GROUP,
+                                                       to + at / 2 * TILE_ROW_BYTES, prefetch);
         }
-        if (step % STEPS_FEW == STEPS_FEW - 1) registers.keep_storing();
     }
 }
 
-// The initial values of the sums of a tile, and whether the sums are stored.
+// The initial values of the sums of a tile.
 struct Sums {
-    enum Begin { zero, stored, in_registers } begin;
-    bool is_stored;
+    enum Begin { zero, stored } begin;
     float* at;
 };
 
-// Adds the products of a tile of the source, which occupies one or two registers, with dequantized weights.
+// Begins the sums of a tile of the source, which occupies one or two registers.
 template <size_t REGISTERS>
-inline void multiply_steps(TileRegisters& registers, const uint8_t* rows, size_t m_tile, const uint8_t* weights, size_t steps,
-                           const Sums& sums) {
+inline void begin_sums(TileRegisters& registers, const Sums& sums) {
     auto& tiles = registers.tiles;
-    float *first = sums.at, *second = sums.at + TILE_ROWS * N_BLOCK;
+    const float *first = sums.at, *second = sums.at + TILE_ROWS * N_BLOCK;
     if (sums.begin == Sums::zero) {
         tiles.zero<SUMS_00>(), tiles.zero<SUMS_01>();
         if constexpr (REGISTERS == 2) tiles.zero<SUMS_10>(), tiles.zero<SUMS_11>();
-    } else if (sums.begin == Sums::stored) {
+    } else {
         tiles.load<SUMS_00>(first, SUM_BYTES), tiles.load<SUMS_01>(first + TILE_ROWS, SUM_BYTES);
         if constexpr (REGISTERS == 2)
             tiles.load<SUMS_10>(second, SUM_BYTES), tiles.load<SUMS_11>(second + TILE_ROWS, SUM_BYTES);
     }
-    for (size_t step = 0; step < steps; ++step, rows += m_tile * STEP_ROW_BYTES, weights += STEP_BYTES) {
-        tiles.load<ROWS_0>(rows, STEP_ROW_BYTES);
-        tiles.load<COLUMNS_0>(weights, TILE_ROW_BYTES);
-        tiles.load<COLUMNS_1>(weights + STEP_BYTES / 2, TILE_ROW_BYTES);
-        if constexpr (REGISTERS == 2) tiles.load<ROWS_1>(rows + TILE_ROWS * STEP_ROW_BYTES, STEP_ROW_BYTES);
-        tiles.multiply<SUMS_00, ROWS_0, COLUMNS_0>();
-        tiles.multiply<SUMS_01, ROWS_0, COLUMNS_1>();
-        if constexpr (REGISTERS == 2) {
-            tiles.multiply<SUMS_10, ROWS_1, COLUMNS_0>();
-            tiles.multiply<SUMS_11, ROWS_1, COLUMNS_1>();
-        }
-        if (step % STEPS_FEW == STEPS_FEW - 1) registers.keep_storing();
+}
+
+// Adds the products of a step of a tile with dequantized weights.
+template <size_t REGISTERS>
+inline void multiply_step(TileRegisters& registers, const uint8_t* rows, const uint8_t* weights) {
+    auto& tiles = registers.tiles;
+    tiles.load<ROWS_0>(rows, STEP_ROW_BYTES);
+    tiles.load<COLUMNS_0>(weights, TILE_ROW_BYTES);
+    tiles.load<COLUMNS_1>(weights + STEP_BYTES / 2, TILE_ROW_BYTES);
+    if constexpr (REGISTERS == 2) tiles.load<ROWS_1>(rows + TILE_ROWS * STEP_ROW_BYTES, STEP_ROW_BYTES);
+    tiles.multiply<SUMS_00, ROWS_0, COLUMNS_0>();
+    tiles.multiply<SUMS_01, ROWS_0, COLUMNS_1>();
+    if constexpr (REGISTERS == 2) {
+        tiles.multiply<SUMS_10, ROWS_1, COLUMNS_0>();
+        tiles.multiply<SUMS_11, ROWS_1, COLUMNS_1>();
     }
-    if (!sums.is_stored) return;
-    tiles.store<SUMS_00>(first, SUM_BYTES), tiles.store<SUMS_01>(first + TILE_ROWS, SUM_BYTES);
+}
+
+template <size_t REGISTERS>
+inline void store_sums(TileRegisters& registers, float* sums) {
+    auto& tiles = registers.tiles;
+    float* second = sums + TILE_ROWS * N_BLOCK;
+    tiles.store<SUMS_00>(sums, SUM_BYTES), tiles.store<SUMS_01>(sums + TILE_ROWS, SUM_BYTES);
     if constexpr (REGISTERS == 2) tiles.store<SUMS_10>(second, SUM_BYTES), tiles.store<SUMS_11>(second + TILE_ROWS, SUM_BYTES);
 }
 
-// Applies adapters and the epilogue to the sums of `R` rows.
+// Adds the products of a tile with the weights of several steps, which are dequantized.
+template <size_t REGISTERS>
+inline void multiply_steps(TileRegisters& registers, const uint8_t* rows, size_t m_tile, const uint8_t* weights, size_t steps,
+                           const Sums& sums) {
+    begin_sums<REGISTERS>(registers, sums);
+    for (size_t step = 0; step < steps; ++step, rows += m_tile * STEP_ROW_BYTES, weights += STEP_BYTES) {
+        multiply_step<REGISTERS>(registers, rows, weights);
+        if (step % STEPS_FEW == STEPS_FEW - 1) registers.keep_storing();
+    }
+    store_sums<REGISTERS>(registers, sums.at);
+}
+
+// Applies scales, adapters and the epilogue to the sums of `R` rows.
 template <size_t R>
 inline void finish_rows(const Matmul& matmul, const float* sums, size_t block, size_t row, const LoraDown* lora,
                         FloatData residual, FloatData dst) {
+    const auto* channel_scales = (const f16*)(matmul.weights + block * n_block_bytes(matmul));
     for (size_t pair = 0; pair < PAIRS; ++pair) {
+        Floats scales[2] = {broadcast(matmul.scale_factor), broadcast(matmul.scale_factor)};
+        for (size_t v = 0; v < 2 && matmul.per_channel; ++v)
+            scales[v] *= load(channel_scales + v * (N_BLOCK / 2) + pair * LANES);
         Floats total[R][2];
         for (size_t r = 0; r < R; ++r)
             for (size_t v = 0; v < 2; ++v)
-                total[r][v] = load(sums + r * N_BLOCK + v * (N_BLOCK / 2) + pair * LANES) * matmul.scale_factor;
+                total[r][v] = load(sums + r * N_BLOCK + v * (N_BLOCK / 2) + pair * LANES) * scales[v];
         if (lora) add_adapters<R>(matmul, block, pair, lora + row, total);
         for (size_t r = 0; r < R; ++r) store_dst(matmul, total[r], block, pair, row + r, residual, dst);
     }
@@ -255,9 +296,32 @@ void finish_tile(const Matmul& matmul, const PackedSrc& src, size_t tile, size_t
     for (; r + at_once <= rows; r += at_once)
         finish_rows<at_once>(matmul, sums + r * N_BLOCK, block, first + r, src.lora, residual, dst);
     for (; r < rows; ++r) finish_rows<1>(matmul, sums + r * N_BLOCK, block, first + r, src.lora, residual, dst);
+    // The destination of the tile is still in the first-level cache.
+    activate(matmul, src, {tile, tile + 1, block, block + 1, block}, dst);
 }
 
-template <size_t BITS, size_t GROUP>
+// Multiplies the only tile of a range by a block of columns. The weights of a step are dequantized while the processor computes
+// the products of the steps before it, which takes as long.
+template <size_t BITS, size_t GROUP, bool PER_CHANNEL, size_t REGISTERS>
+inline void multiply_only_tile(const Matmul& matmul, const uint8_t* block, const uint8_t* rows, size_t m_tile,
+                               TileRegisters& registers, Prefetch& prefetch, float* sums) {
+    constexpr size_t ahead = 2, buffers = ahead + 1;
+    alignas(64) uint8_t weights[buffers][STEP_BYTES];
+    const size_t steps = matmul.K / K_STEP;
+    const auto dequantize_step = [&](size_t step) {
+        if (step < steps) dequantize<BITS, GROUP, PER_CHANNEL>(matmul, block, step, weights[step % buffers], prefetch);
+    };
+    for (size_t step = 0; step < ahead; ++step) dequantize_step(step);
+    begin_sums<REGISTERS>(registers, {Sums::zero, sums});
+    for (size_t step = 0; step < steps; ++step, rows += m_tile * STEP_ROW_BYTES) {
+        dequantize_step(step + ahead);
+        multiply_step<REGISTERS>(registers, rows, weights[step % buffers]);
+        if (step % STEPS_FEW == STEPS_FEW - 1) registers.keep_storing();
+    }
+    store_sums<REGISTERS>(registers, sums);
+}
+
+template <size_t BITS, size_t GROUP, bool PER_CHANNEL = false>
 void multiply_as(const Matmul& matmul, const PackedSrc& src, const DstRange& range, FloatData residual, FloatData dst) {
     alignas(64) uint8_t weights[STEPS_MANY * STEP_BYTES];
     alignas(64) float stored[STORED_TILES][M_TILE_MAX * N_BLOCK];
@@ -268,40 +332,55 @@ void multiply_as(const Matmul& matmul, const PackedSrc& src, const DstRange& ran
     // The number of tiles for which the weights are dequantized once.
     const size_t tiles_at_once = is_whole ? tiles : STORED_TILES;
     const size_t times = steps * ((tiles + tiles_at_once - 1) / tiles_at_once);
-    for (size_t block = range.block_begin; block < range.block_end; ++block) {
-        const uint8_t* next = matmul.weights + (block + 1 < range.block_end ? block + 1 : range.next_block) * bytes;
-        Prefetch prefetch{next, next + bytes, (bytes / 64 + times - 1) / times};
+    for (size_t n_block = range.block_begin; n_block < range.block_end; ++n_block) {
+        const uint8_t* block = matmul.weights + n_block * bytes;
+        const uint8_t* next = matmul.weights + (n_block + 1 < range.block_end ? n_block + 1 : range.next_block) * bytes;
+        Prefetch prefetch(next, next + bytes, times * LOADS_PER_STEP<BITS>);
+        const auto rows_at = [&](size_t tile, size_t step) {
+            return src.data + (tile * matmul.K + step * K_STEP) * src.m_tile * sizeof(bf16);
+        };
+        const auto is_in_two = [&](size_t tile) { return rows_of(src, tile) > TILE_ROWS; };
+        if (tiles == 1) {
+            auto* multiply = is_in_two(range.tile_begin) ? multiply_only_tile<BITS, GROUP, PER_CHANNEL, 2>
+                                                         : multiply_only_tile<BITS, GROUP, PER_CHANNEL, 1>;
+            multiply(matmul, block, rows_at(range.tile_begin, 0), src.m_tile, registers, prefetch, stored[0]);
+            finish_tile(matmul, src, range.tile_begin, n_block, stored[0], residual, dst);
+            continue;
+        }
         for (size_t begin = range.tile_begin; begin < range.tile_end; begin += tiles_at_once) {
             const size_t end = least(begin + tiles_at_once, range.tile_end);
             for (size_t step = 0; step < steps; step += steps_at_once) {
                 const size_t count = least(steps_at_once, steps - step);
-                dequantize<BITS, GROUP>(matmul, matmul.weights + block * bytes, step, count, weights, registers, prefetch);
-                const bool is_last = step + count == steps, stays = end - begin == 1;
+                for (size_t i = 0; i < count; ++i) {
+                    dequantize<BITS, GROUP, PER_CHANNEL>(matmul, block, step + i, weights + i * STEP_BYTES, prefetch);
+                    if (i % STEPS_FEW == STEPS_FEW - 1) registers.keep_storing();
+                }
                 for (size_t tile = begin; tile < end; ++tile) {
-                    const Sums sums{step == 0 ? Sums::zero
-                                    : stays   ? Sums::in_registers
-                                              : Sums::stored,
-                                    is_last || !stays, stored[is_whole ? 0 : tile - begin]};
-                    const uint8_t* rows = src.data + (tile * matmul.K + step * K_STEP) * src.m_tile * sizeof(bf16);
-                    auto* multiply = rows_of(src, tile) > TILE_ROWS ? multiply_steps<2> : multiply_steps<1>;
-                    multiply(registers, rows, src.m_tile, weights, count, sums);
-                    if (is_last) finish_tile(matmul, src, tile, block, sums.at, residual, dst);
+                    const Sums sums{step == 0 ? Sums::zero : Sums::stored, stored[is_whole ? 0 : tile - begin]};
+                    auto* multiply = is_in_two(tile) ? multiply_steps<2> : multiply_steps<1>;
+                    multiply(registers, rows_at(tile, step), src.m_tile, weights, count, sums);
+                    if (step + count == steps) finish_tile(matmul, src, tile, n_block, sums.at, residual, dst);
                 }
             }
         }
     }
 }
 
+template <size_t BITS>
+auto* multiply_bits(const Matmul& matmul) {
+    if (matmul.per_channel) return has_wide_groups(matmul) ? multiply_as<BITS, WIDE_GROUP, true> : multiply_as<BITS, 32, true>;
+    return has_wide_groups(matmul) ? multiply_as<BITS, WIDE_GROUP>
+           : matmul.group == 16    ? multiply_as<BITS, 16>
+                                   : multiply_as<BITS, 32>;
+}
+
 void multiply(const Matmul& matmul, const PackedSrc& src, const DstRange& range, FloatData residual, FloatData dst) {
     auto* multiply = matmul.bits == E2M1_BITS ? multiply_as<E2M1_BITS, 32>
                      : matmul.bits == SIX_BITS
                          ? matmul.group == 16 ? multiply_as<SIX_BITS, SUPER_GROUP> : multiply_as<SIX_BITS, 32>
-                     : has_wide_groups(matmul) ? matmul.bits == 4 ? multiply_as<4, WIDE_GROUP> : multiply_as<8, WIDE_GROUP>
-                     : matmul.bits == 4        ? matmul.group == 16 ? multiply_as<4, 16> : multiply_as<4, 32>
-                     : matmul.group == 16      ? multiply_as<8, 16>
-                                               : multiply_as<8, 32>;
+                     : matmul.bits == 4 ? multiply_bits<4>(matmul)
+                                        : multiply_bits<8>(matmul);
     multiply(matmul, src, range, residual, dst);
-    activate(matmul, src, range, dst);
 }
 
 // Below 128 rows per thread, it takes longer to dequantize all weights in each thread than to read rows that other threads have

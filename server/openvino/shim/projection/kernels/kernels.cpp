@@ -295,7 +295,7 @@ void multiply_as(const Matmul& matmul, const QuantizedSrc& src, const DstRange& 
     const size_t times = (range.tile_end - range.tile_begin) * PAIRS * (matmul.K / PREFETCH_COLUMNS<GROUP>);
     for (size_t block = range.block_begin; block < range.block_end; ++block) {
         const uint8_t* next = matmul.weights + (block + 1 < range.block_end ? block + 1 : range.next_block) * bytes;
-        Prefetch prefetch{next, next + bytes, (bytes / 64 + times - 1) / times};
+        Prefetch prefetch(next, next + bytes, times);
         for (size_t tile = range.tile_begin; tile < range.tile_end; ++tile)
             for (size_t pair = 0; pair < PAIRS; ++pair) {
                 Floats total[R][2];
@@ -348,7 +348,7 @@ void continue_row(const Matmul& matmul, const QuantizedSrc& src, const KPart& pa
     const size_t bytes = n_block_bytes(matmul), part_bytes = bytes / matmul.K * (part.end - part.begin);
     const size_t times = PAIRS * ((part.end - part.begin) / PREFETCH_COLUMNS<GROUP>);
     const uint8_t* next = matmul.weights + part.next_block * bytes + bytes / matmul.K * part.begin;
-    Prefetch prefetch{next, next + part_bytes, (part_bytes / 64 + times - 1) / times};
+    Prefetch prefetch(next, next + part_bytes, times);
     for (size_t pair = 0; pair < PAIRS; ++pair, sums += LANES) {
         Floats total[1][2] = {{load(sums), load(sums + N_BLOCK / 2)}};
         multiply_tile<1, TERMS, BITS, GROUP, true>(matmul, matmul.weights + part.block * bytes, pair, tile, prefetch, total,

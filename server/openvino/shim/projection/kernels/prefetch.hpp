@@ -7,14 +7,21 @@ namespace {
 
 using namespace ovfleet::projection;
 
-// Prefetches the next block of weights, a few cache lines with each group of the current block, because the processor does not
-// predict these reads in time.
-struct Prefetch {
-    const uint8_t *at, *end;
-    size_t lines;
+// Prefetches the next block of weights while the current block is read, because the processor does not predict these reads in
+// time. Reads are spread evenly over the calls of `next`: a processor has buffers for only a few of them.
+class Prefetch {
+public:
+    // `calls` is the number of calls in which the memory from `begin` to `end` is prefetched.
+    Prefetch(const uint8_t* begin, const uint8_t* end, size_t calls)
+        : at_(begin), end_(end), bytes_(size_t(end - begin) / calls + 1) {}
     inline void next() {
-        for (size_t line = 0; line < lines && at < end; ++line, at += 64) __builtin_prefetch(at);
+        for (due_ += bytes_; due_ >= LINE && at_ < end_; due_ -= LINE, at_ += LINE) __builtin_prefetch(at_, 0, 2);
     }
+
+private:
+    static constexpr size_t LINE = 64;
+    const uint8_t *at_, *end_;
+    size_t bytes_, due_ = 0;
 };
 
 }  // namespace

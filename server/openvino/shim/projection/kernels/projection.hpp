@@ -116,6 +116,9 @@ struct Matmul {
     size_t bits;
     // The number of weights in a group: 16, 32 or `WIDE_GROUP`.
     size_t group;
+    // Whether all groups of a row of the weights have the same scale, and the same zero point, which is an integer in the range
+    // of the quants. Kernels may then multiply the differences of quants and zero points, and apply the scales to the sums.
+    bool per_channel;
     // The number of terms of the source. Kernels in bf16 ignore it.
     size_t terms;
     // A power of two that moves the scales into the range in which f16 has its full precision; 1 with super-scales.
@@ -172,6 +175,8 @@ static inline const char* unsupported(const Matmul& matmul) {
     if (matmul.bits != 4 && matmul.bits != E2M1_BITS && matmul.bits != SIX_BITS && matmul.bits != 8)
         return "weights must have 4, 5, 6 or 8 bits";
     if (matmul.group != 16 && matmul.group != 32 && !has_wide_groups(matmul)) return "groups must have 16, 32 or 128 weights";
+    if (matmul.per_channel && ((matmul.bits != 4 && matmul.bits != 8) || matmul.group == 16))
+        return "weights with per-channel scales must have 4 or 8 bits, in groups of 32 or 128";
     if (has_wide_groups(matmul) && (matmul.K % WIDE_GROUP != 0 || (matmul.bits != 4 && matmul.bits != 8)))
         return "with wide groups, K must be a multiple of 128, and weights must have 4 or 8 bits";
     if (matmul.bits == E2M1_BITS && matmul.group != 32) return "groups of weights in E2M1 must have 32 weights";
