@@ -82,7 +82,7 @@ impl ConnectionServer {
         Self::start(app.clone(), ListenerKind::Api, ShutdownSignals { stop, pressure: Arc::default() })
     }
 
-    /// Creates a server of this kind that runs until `shutdown`. Otherwise like [`Self::new`].
+    /// Creates a server of a kind that runs until `shutdown`. The requirements of [`Self::new`] apply.
     pub(super) fn start(app: App, kind: ListenerKind, shutdown: ShutdownSignals) -> Self {
         let service = Service::new(app.clone(), kind);
         let mut ticking = JoinSet::new();
