@@ -20,6 +20,7 @@ use crate::app::App;
 use crate::dispatch::{Pick, ScoredCandidate};
 use crate::error::Error;
 use crate::health::HealthState;
+use crate::proxy::fields::MODEL_SHOWN_MAX;
 use crate::replica::Replica;
 use crate::watch_replicas;
 
@@ -106,7 +107,7 @@ impl Admin {
             Some((_, id)) => {
                 let id = decoded(id);
                 if !served(&&id) {
-                    return Err(Error::UnknownModel(id));
+                    return Err(Error::UnknownModel(id.chars().take(MODEL_SHOWN_MAX).collect()));
                 }
                 describe(&id)
             }
@@ -278,7 +279,18 @@ fn unix_seconds(time: SystemTime) -> f64 {
 
 #[cfg(test)]
 mod tests {
+    use clap::Parser as _;
+
     use super::*;
+    use crate::args::Args;
+
+    #[test]
+    fn an_error_repeats_only_the_beginning_of_a_long_name() {
+        let app = App::new(Args::try_parse_from(["router"]).unwrap(), None);
+        let path = format!("/v3/models/{}", "x".repeat(1000));
+        let error = Admin::new(app.clone()).models(&app, &path).unwrap_err();
+        assert_eq!(error, Error::UnknownModel("x".repeat(MODEL_SHOWN_MAX)));
+    }
 
     #[test]
     fn percent_encoding_in_paths_is_decoded_if_it_is_valid() {

@@ -17,6 +17,7 @@ use std::time::Duration;
 use tokio::sync::{mpsc, watch};
 use tokio::task::{AbortHandle, JoinSet};
 
+mod client;
 mod names;
 mod replica;
 pub mod slices;
@@ -117,8 +118,9 @@ fn publish(
 ) {
     let mut union: Vec<DiscoveredReplica> =
         running.values().flat_map(|(_, replicas)| replicas.clone()).collect();
-    union.sort();
-    // Two sources can list the same address, which is still a single replica.
+    // Two sources can list the same address, which is still a single replica. A source may lack the address of its load
+    // reports or its pod, which must not hide them.
+    union.sort_by_key(|replica| (replica.http, replica.grpc.is_none(), replica.pod.is_none()));
     union.dedup_by_key(|replica| replica.http);
     discovered.send_if_modified(|present| {
         let differs = *present != union;
@@ -265,6 +267,19 @@ mod tests {
         sources_sender.send(Sources { dns, dns_interval, ..sources(&["127.0.0.1:1"]) }).unwrap();
         discovered.changed().await.unwrap();
         assert_eq!(discovered.borrow_and_update().len(), all.len() + 1);
+    }
+
+    #[tokio::test]
+    async fn a_source_without_the_address_of_load_reports_does_not_hide_that_of_another() {
+        let (_sources, receiver) = watch::channel(sources(&["127.0.0.1:2", "127.0.0.1:2/3"]));
+        let (sender, mut discovered) = watch::channel(Vec::new());
+        let mut tasks = JoinSet::new();
+        tasks.spawn(run(receiver, sender));
+        let has_reports = |discovered: &Vec<DiscoveredReplica>| {
+            discovered.iter().any(|replica| replica.grpc.is_some_and(|grpc| grpc.port() == 3))
+        };
+        let discovered = tokio::time::timeout(Duration::from_secs(30), discovered.wait_for(has_reports));
+        assert_eq!(discovered.await.expect("the replica reports its load").unwrap().len(), 1);
     }
 
     #[tokio::test(start_paused = true)]

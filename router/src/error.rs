@@ -71,6 +71,11 @@ pub(crate) enum Error {
          changed stored objects"
     )]
     OutcomeUnknown,
+    /// No answer arrived in time for a request that may still change stored objects.
+    #[error(
+        "the replica did not answer in time; the request is not retried, because it may change stored objects"
+    )]
+    UnknownAfterTimeout,
     #[error("the request has passed this router before: the address of a replica leads back to the router")]
     Loop,
     #[error("no replica answered in time (attempts: {attempts})")]
@@ -147,7 +152,9 @@ impl Error {
             Self::BrokeReplicas(_) => (StatusCode::BAD_GATEWAY, SERVER, "replicas_failed", None),
             Self::OutcomeUnknown => (StatusCode::BAD_GATEWAY, SERVER, "outcome_unknown", None),
             Self::Loop => (StatusCode::LOOP_DETECTED, SERVER, "loop_detected", None),
-            Self::AllTimedOut { .. } => (StatusCode::GATEWAY_TIMEOUT, SERVER, "replicas_timed_out", None),
+            Self::UnknownAfterTimeout | Self::AllTimedOut { .. } => {
+                (StatusCode::GATEWAY_TIMEOUT, SERVER, "replicas_timed_out", None)
+            }
         }
     }
 
@@ -179,7 +186,7 @@ impl Error {
             Self::BrokeReplicas(_) => "broke_replicas",
             Self::OutcomeUnknown => "outcome_unknown",
             Self::Loop => "loop_detected",
-            Self::AllTimedOut { .. } => "replicas_timed_out",
+            Self::UnknownAfterTimeout | Self::AllTimedOut { .. } => "replicas_timed_out",
         }
     }
 
@@ -189,7 +196,7 @@ impl Error {
 
     /// Whether a retry could do harm: it could crash another replica, or store an object twice.
     fn is_final(&self) -> bool {
-        matches!(self, Self::BrokeReplicas(_) | Self::OutcomeUnknown | Self::Loop)
+        matches!(self, Self::BrokeReplicas(_) | Self::OutcomeUnknown | Self::UnknownAfterTimeout | Self::Loop)
     }
 
     fn retry_after(&self) -> Option<Duration> {

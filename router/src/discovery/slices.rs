@@ -14,6 +14,7 @@ use kube::runtime::WatchStreamExt as _;
 use kube::runtime::watcher::{self, Event};
 use kube::{Api, Client};
 
+use super::client::with_request_timeout;
 use super::names::{PortNames, ServiceName};
 use super::replica::{DiscoveredReplica, Pod};
 
@@ -36,13 +37,14 @@ pub(super) async fn watch<F: Future<Output = ()>>(
     }
 }
 
-/// Watches the slices with `client` until the watch ends.
+/// Watches the slices with `client`, whose requests get a time limit, until the watch ends.
 pub async fn follow<F: Future<Output = ()>>(
     client: Client,
     service: &ServiceName,
     ports: &PortNames,
     on_change: impl Fn(Vec<DiscoveredReplica>) -> F,
 ) {
+    let client = with_request_timeout(client);
     let slices: Api<EndpointSlice> = match &service.namespace {
         Some(namespace) => Api::namespaced(client, namespace),
         None => Api::default_namespaced(client),

@@ -7,6 +7,7 @@ use rand::rngs::StdRng;
 use rand::{RngExt as _, SeedableRng as _};
 
 use super::backfill::{BACKFILL_MAX, RESERVE_AFTER, RESERVE_AGAINST_ALL_AFTER};
+use super::dispatcher::SAVED_RETRIES_MAX;
 use super::picker::EXAMINED;
 use super::*;
 use crate::app::App;

@@ -49,6 +49,10 @@ pub(super) async fn attempt(
     }
     let status = parts.status;
     let is_events = is_event_stream(&parts.headers);
+    if is_events {
+        // The length changes if the router adds an error event or removes the usage.
+        parts.headers.remove(header::CONTENT_LENGTH);
+    }
     let is_small = !is_events && connection.body_bytes().is_some_and(|size| size <= WHOLE_BYTES_MAX);
     if is_small || is_failure(status) {
         let Ok(bytes) = monitor.wait(receive_whole(&mut connection)).await? else { return Err(broken) };

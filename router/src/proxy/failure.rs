@@ -68,6 +68,9 @@ impl Failure {
     ) -> Result<Response<Bytes>, Error> {
         match self {
             Self::Busy(answer) | Self::Status(answer) => Ok(answer),
+            Self::TimedOut | Self::Hung if retry_safety == RetrySafety::Unsafe => {
+                Err(Error::UnknownAfterTimeout)
+            }
             Self::TimedOut | Self::Hung => Err(Error::AllTimedOut { attempts }),
             Self::Broken { .. } if retry_safety == RetrySafety::Unsafe => Err(Error::OutcomeUnknown),
             Self::Connect | Self::Unauthenticated | Self::Broken { .. } => {

@@ -139,7 +139,7 @@ impl Events {
         let mut event = Vec::new();
         let written = if self.endpoint == Endpoint::Responses {
             event.extend_from_slice(b"event: error\ndata: ");
-            let sequence_number = self.sequence_number.map_or(0, |number| number + 1);
+            let sequence_number = self.sequence_number.map_or(0, |number| number.saturating_add(1));
             let body =
                 ResponsesError { r#type: "error", code: CODE, message, param: None, sequence_number, error };
             serde_json::to_writer(&mut event, &body)
@@ -351,5 +351,9 @@ mod tests {
         let responses = std::str::from_utf8(&responses).unwrap();
         assert!(responses.starts_with("event: error\ndata: {\"type\":\"error\""), "{responses}");
         assert!(responses.contains("\"sequence_number\":42") && !responses.contains("[DONE]"), "{responses}");
+        // An answer repeats parts of the request, which can contain any number.
+        events.forward(Bytes::from(format!("data: {{\"sequence_number\":{}}}\n\n", u64::MAX)));
+        let responses = events.error_events("m");
+        assert!(memmem::find(&responses, u64::MAX.to_string().as_bytes()).is_some(), "{responses:?}");
     }
 }

@@ -243,6 +243,19 @@ fn a_stream_whose_replica_dies_ends_with_an_error_event() {
 }
 
 #[test]
+fn a_stream_of_announced_length_ends_with_an_error_event_too() {
+    let upstream = Upstream::start("m", |_, stream| {
+        let head = STREAM.replace("transfer-encoding: chunked", "content-length: 1000");
+        send_and_close(stream, &format!("{head}data: 1\n\n"))
+    });
+    let router = Router::start(&[&upstream], &[]);
+    let answer = router.post(CHAT, &chat("m", true));
+    assert!(answer.status == 200 && answer.is_complete, "{answer:?}");
+    assert!(answer.body.starts_with("data: 1\n\ndata: {\"error\":"), "{answer:?}");
+    assert!(answer.body.ends_with("data: [DONE]\n\n"), "{answer:?}");
+}
+
+#[test]
 fn a_stream_that_falls_silent_ends_with_an_error_event() {
     let upstream = Upstream::start("m", |_, stream| {
         use std::io::Read as _;

@@ -95,6 +95,25 @@ fn a_stored_write_runs_once_and_a_read_is_repeated() {
 }
 
 #[test]
+fn a_client_does_not_repeat_a_write_that_a_replica_may_still_store() {
+    let silent = Upstream::start("m", |_, stream| {
+        use std::io::Read as _;
+        // Wait until the router closes the connection.
+        let _ = stream.read(&mut [0; 1]);
+        false
+    });
+    let router = Router::start(&[&silent], &["--answer-timeout=100ms", "--attempts=1"]);
+    let answer = router.post("/v3/responses", r#"{"model":"m","input":"x"}"#);
+    assert_eq!(answer.status, 504, "{answer:?}");
+    assert!(answer.body.contains("\"replicas_timed_out\""), "{answer:?}");
+    assert_eq!((answer.header("x-should-retry"), answer.header("retry-after")), (Some("false"), None));
+    let answer = router.post(CHAT, &chat("m", false));
+    assert_eq!(answer.status, 504, "{answer:?}");
+    assert_eq!((answer.header("x-should-retry"), answer.header("retry-after")), (None, Some("1")));
+    assert_eq!(silent.seen().len(), 2);
+}
+
+#[test]
 fn a_stored_write_does_not_fail_because_the_replica_closes_idle_connections() {
     // Each connection serves one request, and the replica closes it after the answer.
     let replica = Upstream::with_store(TcpListener::bind("127.0.0.1:0").unwrap(), "m", 1, |_, stream| {

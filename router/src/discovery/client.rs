@@ -1,0 +1,95 @@
+//! Limits the time of requests to the API server: without a limit, a connection that has lost its peer would delay a
+//! request by 15 minutes, or forever, and the router would not notice new replicas.
+
+use std::time::Duration;
+
+use http::{Request, Response};
+use kube::Client;
+use kube::client::Body;
+use tokio::time::timeout;
+
+/// Time within which the API server must have answered a request of the router, or must have begun the stream of a
+/// watch.
+///
+/// If exceeded: the request fails, and the router tries again later.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// Returns a client that sends its requests with `client`, and limits their time.
+pub(super) fn with_request_timeout(client: Client) -> Client {
+    let namespace = client.default_namespace().to_owned();
+    Client::new(tower::service_fn(move |request| send_in_time(client.clone(), request)), namespace)
+}
+
+async fn send_in_time(client: Client, request: Request<Body>) -> kube::Result<Response<Body>> {
+    let outcome = timeout(REQUEST_TIMEOUT, send(client, request)).await;
+    outcome.unwrap_or_else(|_| {
+        let message = format!("the API server did not respond within {REQUEST_TIMEOUT:?}");
+        Err(kube::Error::Service(message.into()))
+    })
+}
+
+/// Sends a request, and receives the body of the response unless it is the stream of a watch.
+async fn send(client: Client, request: Request<Body>) -> kube::Result<Response<Body>> {
+    let mut parameters = request.uri().query().unwrap_or_default().split('&');
+    let is_watch = parameters.any(|parameter| parameter == "watch=true");
+    let response = client.send(request).await?;
+    // A watcher itself detects that its stream has been silent for too long.
+    if is_watch && response.status().is_success() {
+        return Ok(response);
+    }
+    let (head, body) = response.into_parts();
+    Ok(Response::from_parts(head, Body::from(body.collect_bytes().await?)))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::convert::Infallible;
+    use std::future::pending;
+
+    use futures_util::{StreamExt as _, stream};
+    use k8s_openapi::api::discovery::v1::EndpointSlice;
+    use kube::ResourceExt as _;
+    use kube::api::{Api, WatchEvent, WatchParams};
+    use serde_json::json;
+
+    use super::*;
+
+    /// Responds like an API server that does not answer a request for the object `silent`, answers other requests
+    /// without ever sending a body, and sends the event of a watch after the time limit of requests.
+    async fn respond(request: Request<Body>) -> Result<Response<axum::body::Body>, Infallible> {
+        if request.uri().path().ends_with("/silent") {
+            pending::<()>().await;
+        }
+        let is_watch = request.uri().query().is_some_and(|query| query.contains("watch=true"));
+        let body = async move {
+            if !is_watch {
+                pending::<()>().await;
+            }
+            tokio::time::sleep(2 * REQUEST_TIMEOUT).await;
+            let slice = json!({
+                "apiVersion": "discovery.k8s.io/v1",
+                "kind": "EndpointSlice",
+                "metadata": {"name": "late"},
+                "addressType": "IPv4",
+                "endpoints": [],
+            });
+            Ok::<_, Infallible>(format!("{}\n", json!({"type": "ADDED", "object": slice})))
+        };
+        Ok(Response::new(axum::body::Body::from_stream(stream::once(body))))
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_time_of_requests_is_limited_and_that_of_watches_is_not() {
+        let client = with_request_timeout(Client::new(tower::service_fn(respond), "models"));
+        let slices: Api<EndpointSlice> = Api::default_namespaced(client);
+        for name in ["silent", "stalled"] {
+            let error = slices.get(name).await.unwrap_err().to_string();
+            assert!(error.contains("did not respond within 30s"), "{name}: {error}");
+        }
+        let mut events = slices.watch(&WatchParams::default(), "1").await.unwrap().boxed();
+        match events.next().await.unwrap().unwrap() {
+            WatchEvent::Added(slice) => assert_eq!(slice.name_any(), "late"),
+            other => panic!("{other:?}"),
+        }
+    }
+}

@@ -1,0 +1,34 @@
+//! The time until which a request waits: a timeout of the router, or that of the client if it is shorter.
+
+use std::time::{Duration, Instant};
+
+use super::error::{PlacementError, WaitTarget};
+use crate::queue::QueuedRequest;
+
+/// The time until which a request waits.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Deadline {
+    pub(super) at: Instant,
+    /// Whether the timeout of the client ends the wait, and not a timeout of the router.
+    pub(super) is_set_by_client: bool,
+}
+
+impl Deadline {
+    /// The deadline of a request that begins to wait now and has this timeout.
+    pub(super) fn after(timeout: Duration, queued: QueuedRequest) -> Self {
+        Self::at(Instant::now() + timeout, queued)
+    }
+
+    /// The deadline of a request that waits until `latest`, or until its client does not wait any longer.
+    pub(super) fn at(latest: Instant, queued: QueuedRequest) -> Self {
+        match queued.deadline {
+            Some(deadline) if deadline <= latest => Self { at: deadline, is_set_by_client: true },
+            _ => Self { at: latest, is_set_by_client: false },
+        }
+    }
+
+    /// The error of a request for which no replica was available until the deadline.
+    pub(super) fn no_replica(self, target: WaitTarget) -> PlacementError {
+        if self.is_set_by_client { PlacementError::ClientTimeout(target) } else { PlacementError::NoReplica }
+    }
+}

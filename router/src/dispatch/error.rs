@@ -1,0 +1,33 @@
+//! The reasons why a request got no replica.
+
+use std::time::Duration;
+
+/// The reason why a request got no replica.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PlacementError {
+    /// The queue is full.
+    QueueFull {
+        /// The time after which a replica is expected to have room.
+        retry_after: Duration,
+    },
+    /// The request has waited for room until its timeout.
+    QueueTimeout {
+        /// The time after which a replica is expected to have room.
+        retry_after: Duration,
+    },
+    /// The model has no replica, and either none appeared in time or the waiting room is full.
+    NoReplica,
+    /// No replica became available within the time that the client has set.
+    ClientTimeout(WaitTarget),
+    /// The only replica that could answer the request is gone, or does not serve the model.
+    ReplicaGone,
+}
+
+/// The replicas that a request without a replica waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WaitTarget {
+    /// The replicas of the model.
+    Model,
+    /// The replica that has the stored object.
+    StoredObject,
+}

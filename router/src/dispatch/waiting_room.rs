@@ -1,0 +1,106 @@
+//! The waiting room: counts and limits the requests that wait until a replica appears, or until the replicas have
+//! reported their models and stores.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use tokio::time::timeout_at;
+
+use super::deadline::Deadline;
+use super::dispatcher::Dispatcher;
+use super::error::{PlacementError, WaitTarget};
+use crate::queue::QueuedRequest;
+use crate::replica::Replica;
+use crate::replicas::Replicas;
+use crate::served_model::ServedModel;
+
+impl Dispatcher {
+    /// Waits until a replica serves `model`. Returns `None` if none serves it once every replica has reported its
+    /// models, or if only some have reported them within the timeout of the waiting room: a replica that cannot start
+    /// must not make every wrong name wait for it.
+    ///
+    /// # Errors
+    /// No replica has reported its models in time, or the waiting room is full and none has. If the client has set a
+    /// shorter timeout, some replicas may have reported their models: another may still serve this one.
+    pub async fn await_model(
+        &self,
+        model: Option<&str>,
+        queued: QueuedRequest,
+    ) -> Result<Option<Arc<ServedModel>>, PlacementError> {
+        let find = |replicas: &Replicas| match model {
+            Some(model) => replicas.served_model(model),
+            None => replicas.only_served_model(),
+        };
+        if let Some(served_model) = find(&self.replicas) {
+            return Ok(Some(served_model));
+        }
+        let deadline = Deadline::after(self.settings().load().waiting_room_timeout, queued);
+        match self.await_known(WaitTarget::Model, deadline, find).await {
+            Err(PlacementError::NoReplica)
+                if !deadline.is_set_by_client && self.replicas.has_any_reported() =>
+            {
+                Ok(None)
+            }
+            result => result,
+        }
+    }
+
+    /// Waits until a replica reports that it has the store with this number. Returns `None` once every replica has
+    /// reported its store and none has this one.
+    ///
+    /// # Errors
+    /// Not every replica has reported its store in time, or the waiting room is full.
+    pub async fn await_store(
+        &self,
+        store_id: u64,
+        queued: QueuedRequest,
+    ) -> Result<Option<Arc<Replica>>, PlacementError> {
+        let deadline = Deadline::after(self.settings().load().waiting_room_timeout, queued);
+        self.await_known(WaitTarget::StoredObject, deadline, |replicas| replicas.by_store(store_id)).await
+    }
+
+    /// Waits until `find` returns a result, or every replica has reported.
+    ///
+    /// # Errors
+    /// Not every replica has reported by the deadline, or the waiting room is full.
+    async fn await_known<T>(
+        &self,
+        target: WaitTarget,
+        deadline: Deadline,
+        find: impl Fn(&Replicas) -> Option<T>,
+    ) -> Result<Option<T>, PlacementError> {
+        let mut changes = self.replicas.changes();
+        let mut room = None;
+        loop {
+            if let Some(result) = find(&self.replicas) {
+                return Ok(Some(result));
+            }
+            if self.replicas.have_all_reported() {
+                return Ok(None);
+            }
+            if room.is_none() {
+                room = Some(self.enter_waiting_room()?);
+            }
+            if timeout_at(deadline.at.into(), changes.changed()).await.is_err() {
+                return Err(deadline.no_replica(target));
+            }
+        }
+    }
+
+    /// Counts a request as waiting for a replica, unless the waiting room is full.
+    pub(super) fn enter_waiting_room(&self) -> Result<WaitingRoomGuard<'_>, PlacementError> {
+        let guard = WaitingRoomGuard(&self.in_waiting_room);
+        let before = self.in_waiting_room.fetch_add(1, Ordering::Relaxed);
+        let limit = self.settings().load().waiting_room as usize;
+        if before >= limit { Err(PlacementError::NoReplica) } else { Ok(guard) }
+    }
+}
+
+/// A request in the waiting room. Dropping it makes room for another request.
+pub(super) struct WaitingRoomGuard<'a>(&'a AtomicUsize);
+
+impl Drop for WaitingRoomGuard<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
