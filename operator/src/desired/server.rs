@@ -12,8 +12,9 @@ use super::pod::{
 };
 use super::replica_token;
 use super::template::{PodTemplate, RenderedDeployment};
-use crate::manifest::{Kind, quantity, to_json};
+use crate::manifest::{Kind, to_json};
 use crate::names::{Component, ROUTABLE};
+use crate::quantity::QuantityValue;
 use crate::source::MODEL_PATH;
 use crate::valid_deployment::{ServerSettings, ValidDeployment};
 
@@ -118,6 +119,7 @@ fn container(valid: &ValidDeployment, model_path: &str) -> Value {
 /// Time within which a server must start: enough to read as many bytes as its memory limit allows.
 fn start_time(server: &ServerSettings) -> Duration {
     let limit = server.resources.limits.as_ref().and_then(|limits| limits.get("memory"));
-    let bytes = limit.and_then(|limit| quantity(&limit.0)).and_then(|limit| u64::try_from(limit / 1000).ok());
+    let value = limit.and_then(|limit| limit.0.parse::<QuantityValue>().ok());
+    let bytes = value.and_then(|value| u64::try_from(value.units()).ok());
     START_TIME_MIN + Duration::from_secs(bytes.unwrap_or(MODEL_BYTES) / READ_BYTES_PER_SECOND)
 }

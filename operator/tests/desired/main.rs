@@ -544,6 +544,27 @@ fn invalid_resources_are_rejected_with_the_field() {
     );
 }
 
+/// Checks the sizes in `fixtures/sizes.yaml`.
+#[test]
+fn sizes_are_whole_numbers_of_bytes_of_at_least_one() {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/sizes.yaml");
+    let sizes: Value = serde_yaml::from_str(&std::fs::read_to_string(path).unwrap()).unwrap();
+    let bytes_of = |size: &str| {
+        let mut object = fixture("small");
+        object.spec.engine.kv_cache.size = Some(Quantity(size.to_owned()));
+        let valid = validate(&object, &ObservedState::default(), &Defaults::with_images("", ""));
+        valid.map(|valid| valid.server.engine.kv_cache_size).map_err(|error| error.to_string())
+    };
+    for (size, bytes) in sizes["valid"].as_object().unwrap() {
+        assert_eq!(bytes_of(size), Ok(bytes.as_u64()), "{size}");
+    }
+    for size in sizes["invalid"].as_array().unwrap() {
+        let size = size.as_str().unwrap();
+        let error = bytes_of(size).unwrap_err();
+        assert!(error.starts_with(&format!("engine.kvCache.size: {size:?} is not a ")), "{error}");
+    }
+}
+
 #[test]
 fn sources_of_images_that_the_server_refuses_are_rejected() {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/media-sources.yaml");
