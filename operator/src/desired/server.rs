@@ -24,6 +24,9 @@ use crate::valid_deployment::{ServerSettings, ValidDeployment};
 const EXIT_TIME: Duration = Duration::from_secs(15);
 /// Time within which a server must start, in addition to the time for reading its model.
 const START_TIME_MIN: Duration = Duration::from_secs(120);
+/// The longest time within which a server must start. A memory limit may be any quantity, and Kubernetes counts seconds in 32
+/// bits.
+const START_TIME_MAX: Duration = Duration::from_secs(7 * 24 * 3600);
 /// The lowest read speed in bytes per second at which a start succeeds.
 const READ_BYTES_PER_SECOND: u64 = 50_000_000;
 /// The assumed size of a model in bytes if no memory limit bounds it.
@@ -121,5 +124,6 @@ fn start_time(server: &ServerSettings) -> Duration {
     let limit = server.resources.limits.as_ref().and_then(|limits| limits.get("memory"));
     let value = limit.and_then(|limit| limit.0.parse::<QuantityValue>().ok());
     let bytes = value.and_then(|value| u64::try_from(value.units()).ok());
-    START_TIME_MIN + Duration::from_secs(bytes.unwrap_or(MODEL_BYTES) / READ_BYTES_PER_SECOND)
+    let read_time = Duration::from_secs(bytes.unwrap_or(MODEL_BYTES) / READ_BYTES_PER_SECOND);
+    (START_TIME_MIN + read_time).min(START_TIME_MAX)
 }

@@ -421,6 +421,24 @@ fn the_platform_can_assign_the_user() {
 }
 
 #[test]
+fn the_time_to_start_follows_the_memory_limit_and_fits_into_the_fields_of_kubernetes() {
+    let times = |memory: &str| {
+        let mut object = fixture("small");
+        object.spec.resources.limits =
+            Some(BTreeMap::from([("memory".to_owned(), Quantity(memory.to_owned()))]));
+        let resources = render(&object, &ObservedState::default());
+        let server = &deployment(&resources, "small-server")["spec"];
+        let probe = &server["template"]["spec"]["containers"][0]["startupProbe"];
+        (probe["failureThreshold"].as_i64().unwrap(), server["progressDeadlineSeconds"].as_i64().unwrap())
+    };
+    assert_eq!(times("5G").0, 120 + 100);
+    assert_eq!(times("+5000000k"), times("5G"));
+    let (threshold, deadline) = times("1E");
+    assert_eq!(threshold, 7 * 24 * 3600);
+    assert!(i32::try_from(deadline).is_ok(), "{deadline}");
+}
+
+#[test]
 fn pods_restart_only_if_their_settings_change() {
     let object = fixture("small");
     let hash = |change: fn(&mut LlmDeployment)| {
