@@ -109,9 +109,9 @@ impl Stores {
         caches.owned.values().flat_map(BTreeMap::values).map(|compact| compact.owner.clone()).collect()
     }
 
-    /// Stores an object, and returns its owner.
+    /// Stores an object, and returns its owner. An object without an owner is removed, and its former owner is returned.
     pub fn insert(&self, kind: Kind, object: DynamicObject) -> Option<ObjectRef<LlmDeployment>> {
-        let (owner, uid) = owner(&object)?;
+        let Some((owner, uid)) = owner(&object) else { return self.remove(kind, &object) };
         let name = object.name_any();
         let compact = CompactObject::new(owner.clone(), object)?;
         self.caches().owned.entry(uid).or_default().insert((kind, name), compact);
@@ -120,8 +120,12 @@ impl Stores {
 
     /// Removes an object, and returns its owner.
     pub fn remove(&self, kind: Kind, object: &DynamicObject) -> Option<ObjectRef<LlmDeployment>> {
-        let (owner, uid) = owner(object)?;
         let mut caches = self.caches();
+        let (owner, uid) = match owner(object) {
+            Some(found) => found,
+            // A user may remove the owner reference of an object, and `kubectl delete --cascade=orphan` does.
+            None => caches.former_owner(kind, object)?,
+        };
         let owned = caches.owned.get_mut(&uid)?;
         owned.remove(&(kind, object.name_any()));
         if owned.is_empty() {
@@ -223,6 +227,16 @@ impl Stores {
 }
 
 impl Caches {
+    /// The resource that owned an object when it was stored, and the UID of that resource.
+    fn former_owner(&self, kind: Kind, object: &DynamicObject) -> Option<(ObjectRef<LlmDeployment>, String)> {
+        let key = (kind, object.name_any());
+        let namespace = object.namespace();
+        self.owned.iter().find_map(|(uid, owned)| {
+            let owner = &owned.get(&key)?.owner;
+            (owner.namespace == namespace).then(|| (owner.clone(), uid.clone()))
+        })
+    }
+
     /// The resource that a Job or a pod belongs to.
     fn owner_of(&self, namespace: &str, name: &str) -> Option<ObjectRef<LlmDeployment>> {
         let job = (Kind::Job, name.to_owned());
@@ -270,9 +284,8 @@ mod tests {
 
     use super::*;
 
-    #[test]
-    fn objects_are_stored_without_their_managed_fields() {
-        let stores = Stores::new(false);
+    /// A Service of the resource with the UID 7.
+    fn service() -> DynamicObject {
         let object = json!({
             "apiVersion": "v1",
             "kind": "Service",
@@ -290,11 +303,37 @@ mod tests {
             },
             "spec": {"clusterIP": "None"},
         });
-        stores.insert(Kind::Service, serde_json::from_value(object).unwrap()).unwrap();
+        serde_json::from_value(object).unwrap()
+    }
+
+    #[test]
+    fn objects_are_stored_without_their_managed_fields() {
+        let stores = Stores::new(false);
+        stores.insert(Kind::Service, service()).unwrap();
         let owned = stores.owned("7");
         let stored = &owned[&(Kind::Service, "chat".to_owned())];
         assert!(stored.managed_fields().is_empty(), "{stored:?}");
         assert_eq!(stored.data["spec"]["clusterIP"], "None");
+    }
+
+    #[test]
+    fn an_object_that_loses_its_owner_is_removed() {
+        let stores = Stores::new(false);
+        let owner = ObjectRef::<LlmDeployment>::new("chat").within("models");
+        let mut orphan = service();
+        orphan.metadata.owner_references = None;
+        let mut other = orphan.clone();
+        other.metadata.namespace = Some("others".to_owned());
+        let check = |remove: &dyn Fn(DynamicObject) -> Option<ObjectRef<LlmDeployment>>| {
+            assert_eq!(stores.insert(Kind::Service, service()), Some(owner.clone()));
+            assert_eq!(remove(other.clone()), None, "an object of another namespace");
+            assert_eq!(stores.owned("7").len(), 1);
+            assert_eq!(remove(orphan.clone()), Some(owner.clone()));
+            assert!(stores.owned("7").is_empty());
+            assert_eq!(remove(orphan.clone()), None);
+        };
+        check(&|object| stores.insert(Kind::Service, object));
+        check(&|object| stores.remove(Kind::Service, &object));
     }
 
     /// A pod of the resource `instance`. `name` is the value of the label with the name of the application.
