@@ -40,13 +40,16 @@ struct Caches {
 #[derive(Clone, Debug)]
 struct CompactObject {
     owner: ObjectRef<LlmDeployment>,
+    /// The version of the object, which increases with each change.
+    version: Option<u64>,
     text: Arc<str>,
 }
 
 impl CompactObject {
     fn new(owner: ObjectRef<LlmDeployment>, mut object: DynamicObject) -> Option<Self> {
         object.managed_fields_mut().clear();
-        Some(Self { owner, text: serde_json::to_string(&object).ok()?.into() })
+        let version = object.resource_version().and_then(|version| version.parse().ok());
+        Some(Self { owner, version, text: serde_json::to_string(&object).ok()?.into() })
     }
 
     fn parse(&self) -> Option<DynamicObject> {
@@ -116,6 +119,21 @@ impl Stores {
         let compact = CompactObject::new(owner.clone(), object)?;
         self.caches().owned.entry(uid).or_default().insert((kind, name), compact);
         Some(owner)
+    }
+
+    /// Stores an object that the API server has returned for an apply, unless its watch has already reported a later version.
+    /// That version would otherwise be hidden until the next change.
+    pub fn insert_applied(&self, kind: Kind, object: DynamicObject) {
+        let Some((owner, uid)) = owner(&object) else { return };
+        let key = (kind, object.name_any());
+        let Some(compact) = CompactObject::new(owner, object) else { return };
+        let mut caches = self.caches();
+        let owned = caches.owned.entry(uid).or_default();
+        let known = owned.get(&key).and_then(|known| known.version);
+        let is_outdated = known.zip(compact.version).is_some_and(|(known, applied)| known > applied);
+        if !is_outdated {
+            owned.insert(key, compact);
+        }
     }
 
     /// Removes an object, and returns its owner.
@@ -314,6 +332,27 @@ mod tests {
         let stored = &owned[&(Kind::Service, "chat".to_owned())];
         assert!(stored.managed_fields().is_empty(), "{stored:?}");
         assert_eq!(stored.data["spec"]["clusterIP"], "None");
+    }
+
+    #[test]
+    fn an_applied_object_does_not_replace_a_later_version() {
+        let stores = Stores::new(false);
+        let with_version = |version: &str| {
+            let mut object = service();
+            object.metadata.resource_version = Some(version.to_owned());
+            object
+        };
+        let stored = || stores.owned("7")[&(Kind::Service, "chat".to_owned())].resource_version().unwrap();
+        stores.insert_applied(Kind::Service, with_version("9"));
+        assert_eq!(stored(), "9");
+        stores.insert(Kind::Service, with_version("11"));
+        stores.insert_applied(Kind::Service, with_version("10"));
+        assert_eq!(stored(), "11");
+        stores.insert_applied(Kind::Service, with_version("12"));
+        assert_eq!(stored(), "12");
+        // The watch reports the state of the cluster, even if that was restored from a backup.
+        stores.insert(Kind::Service, with_version("3"));
+        assert_eq!(stored(), "3");
     }
 
     #[test]
