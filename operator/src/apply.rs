@@ -205,7 +205,7 @@ impl Applier {
         let mut object = api.patch(&manifest.name, &parameters, &Patch::Apply(&manifest.body)).await?;
         tracing::debug!(kind = manifest.kind.name(), name = manifest.name, "applied");
         object.managed_fields_mut().clear();
-        self.stores.insert(manifest.kind, object.clone());
+        self.stores.insert_applied(manifest.kind, object.clone());
         Ok(Some(Arc::new(object)))
     }
 

@@ -133,7 +133,9 @@ impl Election {
                 Ok(true)
             }
             // Another operator acquired the Lease first.
-            Err(kube::Error::Api(status)) if status.code == 409 => Ok(false),
+            Err(kube::Error::Api(status)) if status.code == 409 && !is_own => Ok(false),
+            // The Lease of this process may have been changed by an earlier request that it no longer waited for. The next
+            // attempt reads who holds the Lease.
             Err(error) => Err(error).context("failed to write the lease"),
         }
     }
@@ -170,12 +172,12 @@ impl Election {
 
     fn renewed(&self, before: &LeaseSpec, is_own: bool) -> LeaseSpec {
         let now = MicroTime(Timestamp::now());
+        // The Lease must not expire before the deadline of the leader, which is not rounded.
+        let seconds = self.config.duration.as_millis().div_ceil(1000);
         let transitions = before.lease_transitions.unwrap_or(0);
         LeaseSpec {
             holder_identity: Some(self.config.identity.clone()),
-            lease_duration_seconds: Some(
-                i32::try_from(self.config.duration.as_secs()).unwrap_or(i32::MAX).max(1),
-            ),
+            lease_duration_seconds: Some(i32::try_from(seconds).unwrap_or(i32::MAX).max(1)),
             acquire_time: before.acquire_time.clone().filter(|_| is_own).or(Some(now.clone())),
             renew_time: Some(now),
             lease_transitions: Some(if is_own { transitions } else { transitions + 1 }),
@@ -194,6 +196,59 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+
+    /// The time within which a test must have reached its end.
+    const LIMIT: Duration = Duration::from_secs(60);
+
+    fn config(duration: Duration) -> Config {
+        Config {
+            namespace: "models".to_owned(),
+            name: "operator".to_owned(),
+            identity: "one".to_owned(),
+            duration,
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_conflict_does_not_end_the_leader_and_another_holder_does() {
+        // The API server rejects the first renewal because of a conflict. The fifth request shows another holder.
+        let requests = Arc::new(AtomicUsize::new(0));
+        let counter = requests.clone();
+        let respond = move |request: Request<kube::client::Body>| {
+            let number = counter.fetch_add(1, Ordering::Relaxed);
+            let holder = if number < 4 { "one" } else { "two" };
+            let lease = json!({
+                "apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": {"name": "operator"},
+                "spec": {"holderIdentity": holder, "leaseDurationSeconds": 15},
+            });
+            let conflict = json!({"kind": "Status", "status": "Failure", "reason": "Conflict", "code": 409});
+            let (status, body) = match (request.method(), number) {
+                (&Method::PUT, 1) => (StatusCode::CONFLICT, conflict),
+                _ => (StatusCode::OK, lease),
+            };
+            async move { Response::builder().status(status).body(Body::from(body.to_string())) }
+        };
+        let client = Client::new(tower::service_fn(respond), "models");
+        let mut election = Election::new(&client, config(Duration::from_secs(15)));
+        let ended = timeout(LIMIT, election.hold()).await.expect("the lease is lost");
+        assert_eq!(ended.unwrap_err().to_string(), "another operator has acquired the lease");
+        // Two renewals with two requests each, and the request that shows the other holder.
+        assert_eq!(requests.load(Ordering::Relaxed), 5);
+    }
+
+    #[tokio::test]
+    async fn the_lease_does_not_expire_before_the_leader_stops() {
+        let respond = |_: Request<kube::client::Body>| async { Response::builder().body(Body::empty()) };
+        let client = Client::new(tower::service_fn(respond), "models");
+        for milliseconds in [1000, 1499, 1900, 2500, 15_000] {
+            let duration = Duration::from_millis(milliseconds);
+            let election = Election::new(&client, config(duration));
+            let lease = election.renewed(&LeaseSpec::default(), false);
+            let seconds = u64::try_from(lease.lease_duration_seconds.unwrap()).unwrap();
+            let expiry = Duration::from_secs(seconds);
+            assert!(expiry >= duration && expiry > election.config.renew_deadline(), "{duration:?}");
+        }
+    }
 
     #[tokio::test(start_paused = true)]
     async fn the_lease_is_acquired_after_a_request_that_the_api_server_does_not_answer() {
@@ -217,15 +272,9 @@ mod tests {
                 Response::builder().status(status).body(Body::from(body.to_string()))
             }
         };
-        let config = Config {
-            namespace: "models".to_owned(),
-            name: "operator".to_owned(),
-            identity: "one".to_owned(),
-            duration: Duration::from_secs(15),
-        };
         let client = Client::new(tower::service_fn(respond), "models");
-        let limit = Duration::from_secs(60);
-        timeout(limit, Election::new(&client, config).acquire()).await.expect("the second attempt succeeds");
+        let mut election = Election::new(&client, config(Duration::from_secs(15)));
+        timeout(LIMIT, election.acquire()).await.expect("the second attempt succeeds");
         // The unanswered request, a request for the Lease, and its creation.
         assert_eq!(requests.load(Ordering::Relaxed), 3);
     }

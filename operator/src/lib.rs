@@ -27,6 +27,7 @@ pub mod observe;
 pub mod pod;
 pub mod pod_reports;
 pub mod ports;
+pub mod quantity;
 pub mod run;
 pub mod source;
 pub mod status;

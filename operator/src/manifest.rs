@@ -4,6 +4,8 @@
 use kube::core::{ApiResource, GroupVersionKind};
 use serde_json::Value;
 
+use crate::quantity::QuantityValue;
+
 /// A kind of object that the operator creates. Kinds are in the order in which they are applied: objects that others
 /// refer to come first, and objects that start pods come last.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -132,7 +134,7 @@ pub fn digest(value: &Value) -> String {
 
 /// Whether the object `live` has every field of `desired` with the same value. Additional fields of `live` are ignored:
 /// they are defaults, or belong to other field managers. Quantities are compared by value, because the API server
-/// rewrites `1000m` to `1`.
+/// rewrites `1000m` to `1` and rounds `0.1m` up to `1m`.
 #[must_use]
 pub fn covers(live: &Value, desired: &Value) -> bool {
     match (live, desired) {
@@ -144,10 +146,16 @@ pub fn covers(live: &Value, desired: &Value) -> bool {
                 && live.iter().zip(desired).all(|(live, desired)| covers(live, desired))
         }
         (Value::String(live), Value::String(desired)) => {
-            live == desired || matches!((quantity(live), quantity(desired)), (Some(a), Some(b)) if a == b)
+            live == desired || are_equal_quantities(live, desired)
         }
         (live, desired) => live == desired,
     }
+}
+
+/// Whether both texts are quantities and the API server stores them as the same value.
+fn are_equal_quantities(a: &str, b: &str) -> bool {
+    let thousandths = |text: &str| text.parse::<QuantityValue>().map(QuantityValue::thousandths);
+    matches!((thousandths(a), thousandths(b)), (Ok(a), Ok(b)) if a == b)
 }
 
 /// Returns the JSON form of a type of the Kubernetes API.
@@ -169,82 +177,11 @@ pub(crate) fn is_empty(value: &Value) -> bool {
     }
 }
 
-/// Parses a Kubernetes quantity and returns it in thousandths. `None` if `text` is not a quantity.
-#[must_use]
-pub fn quantity(text: &str) -> Option<i128> {
-    const SUFFIXES: [(&str, i128); 13] = [
-        ("Ki", 1 << 10),
-        ("Mi", 1 << 20),
-        ("Gi", 1 << 30),
-        ("Ti", 1 << 40),
-        ("Pi", 1 << 50),
-        ("Ei", 1 << 60),
-        ("k", 1_000),
-        ("M", 1_000_000),
-        ("G", 1_000_000_000),
-        ("T", 1_000_000_000_000),
-        ("P", 1_000_000_000_000_000),
-        ("E", 1_000_000_000_000_000_000),
-        ("", 1),
-    ];
-    if let Some((number, exponent)) = text.split_once(['e', 'E'])
-        && let Ok(exponent) = exponent.parse::<i8>()
-    {
-        let (whole, thousandths) = decimal(number)?;
-        let factor = 10_i128.checked_pow(exponent.unsigned_abs().into())?;
-        let thousandths = whole * 1000 + thousandths;
-        return if exponent < 0 { Some(thousandths / factor) } else { thousandths.checked_mul(factor) };
-    }
-    if let Some(number) = text.strip_suffix('m') {
-        return decimal(number).map(|(whole, thousandths)| (whole * 1000 + thousandths) / 1000);
-    }
-    let (suffix, factor) = SUFFIXES.iter().find(|(suffix, _)| text.ends_with(suffix))?;
-    let (whole, thousandths) = decimal(&text[..text.len() - suffix.len()])?;
-    Some((whole * 1000 + thousandths) * factor)
-}
-
-/// Parses a decimal number into its whole part and its thousandths.
-fn decimal(text: &str) -> Option<(i128, i128)> {
-    /// Longer numbers are implausible, and their product with a factor could overflow.
-    const DIGITS_MAX: usize = 16;
-    let (whole, fraction) = text.split_once('.').unwrap_or((text, ""));
-    let digits = |text: &str| text.len() <= DIGITS_MAX && text.bytes().all(|byte| byte.is_ascii_digit());
-    if whole.is_empty() || !digits(whole) || !digits(fraction) {
-        return None;
-    }
-    let thousandths = format!("{fraction:0<3}");
-    Some((whole.parse().ok()?, thousandths[..3].parse().ok()?))
-}
-
 #[cfg(test)]
 mod tests {
     use serde_json::json;
 
     use super::*;
-
-    #[test]
-    fn quantities_with_suffixes_and_exponents_are_parsed() {
-        for (text, thousandths) in [
-            ("1", 1000),
-            ("1000m", 1000),
-            ("500m", 500),
-            ("1.5", 1500),
-            ("1Ki", 1_024_000),
-            ("1.5Ki", 1_536_000),
-            ("2k", 2_000_000),
-            ("1E", 1_000_000_000_000_000_000_000),
-            ("8e9", 8_000_000_000_000),
-            ("1.5E+3", 1_500_000),
-            ("2000e-3", 2000),
-        ] {
-            assert_eq!(quantity(text), Some(thousandths), "{text}");
-        }
-        for text in
-            ["", "Gi", "one", "1x", "-1", "1.2.3", "99999999999999999999", "e9", "1e", "1e99", "1e9Gi"]
-        {
-            assert_eq!(quantity(text), None, "{text}");
-        }
-    }
 
     #[test]
     fn added_fields_are_no_drift_and_changed_fields_are() {
@@ -258,6 +195,19 @@ mod tests {
             json!({"list": [{"name": "x"}]}),
         ] {
             assert!(!covers(&drifted, &desired), "{drifted}");
+        }
+    }
+
+    #[test]
+    fn quantities_are_equal_if_the_api_server_stores_the_same_value() {
+        let is_same = |live: &str, desired: &str| covers(&json!([live]), &json!([desired]));
+        for (live, desired) in
+            [("512Mi", ".5Gi"), ("8Gi", "+8Gi"), ("5", "5."), ("2", "2000m"), ("1m", "100u"), ("8e9", "8G")]
+        {
+            assert!(is_same(live, desired), "{live} {desired}");
+        }
+        for (live, desired) in [("8Gi", "8G"), ("1", "-1"), ("0", "Gi"), ("1", "one"), ("", "0")] {
+            assert!(!is_same(live, desired), "{live} {desired}");
         }
     }
 

@@ -5,6 +5,10 @@ use serde_json::{Value, json};
 
 use crate::manifest::{Kind, Manifest, digest};
 
+/// The label with the name of the application that an object belongs to.
+pub const NAME: &str = "app.kubernetes.io/name";
+/// The value of [`NAME`] on every object of an LLMDeployment.
+pub const OVFLEET: &str = "ovfleet";
 /// The label with the name of the resource that an object belongs to.
 pub const INSTANCE: &str = "app.kubernetes.io/instance";
 /// The label that names the program that manages an object.
@@ -117,7 +121,7 @@ impl Owner {
     #[must_use]
     pub fn selector(&self, component: Component) -> Value {
         json!({
-            "app.kubernetes.io/name": "ovfleet",
+            NAME: OVFLEET,
             INSTANCE: self.name,
             COMPONENT: component.name(),
         })
@@ -126,7 +130,7 @@ impl Owner {
     /// Returns [`Self::selector`] in the text form of `kubectl --selector`.
     #[must_use]
     pub fn selector_text(&self, component: Component) -> String {
-        format!("app.kubernetes.io/name=ovfleet,{INSTANCE}={},{COMPONENT}={}", self.name, component.name())
+        format!("{NAME}={OVFLEET},{INSTANCE}={},{COMPONENT}={}", self.name, component.name())
     }
 
     /// Returns the labels of the objects of a component.

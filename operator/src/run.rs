@@ -2,6 +2,7 @@
 //! and then runs the controllers, one for each namespace or one for all namespaces, until a termination signal or
 //! until it loses the Lease.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -239,11 +240,7 @@ async fn run_controllers(
         has_service_monitors(client).await.context("failed to list the kinds of the Prometheus operator")?;
     let mut config = config.clone();
     config.controller.defaults.pod_user = pod_user(client).await?;
-    let scopes: Vec<Option<String>> = if config.namespaces.is_empty() {
-        vec![None]
-    } else {
-        config.namespaces.iter().cloned().map(Some).collect()
-    };
+    let scopes = scopes(&config.namespaces);
     let upgrades = UpgradeLimiter::new(usize::from(config.controller.max_concurrent_upgrades), scopes.len());
     let mut controllers = JoinSet::new();
     let mut lists = Vec::new();
@@ -275,6 +272,16 @@ async fn run_controllers(
     Ok(())
 }
 
+/// Returns the namespaces of the controllers: each of `namespaces` once, because two controllers would interfere with each
+/// other, or `None` for one controller of all namespaces.
+fn scopes(namespaces: &[String]) -> Vec<Option<String>> {
+    if namespaces.is_empty() {
+        return vec![None];
+    }
+    let unique: BTreeSet<&String> = namespaces.iter().collect();
+    unique.into_iter().cloned().map(Some).collect()
+}
+
 /// Waits until the API server lists LLMDeployments, which requires that their definition is established.
 ///
 /// Every error is retried, because the API server may be unavailable when this process starts. A process that exits
@@ -297,4 +304,20 @@ async fn pod_user(client: &Client) -> anyhow::Result<PodUser> {
     let groups = client.list_api_groups().await.context("failed to list the API groups of the cluster")?;
     let is_openshift = groups.groups.iter().any(|group| group.name == "security.openshift.io");
     Ok(if is_openshift { PodUser::Platform } else { PodUser::Fixed })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::scopes;
+
+    #[test]
+    fn each_namespace_has_one_controller() {
+        let scopes_of = |namespaces: &[&str]| {
+            let namespaces: Vec<String> = namespaces.iter().map(|&name| name.to_owned()).collect();
+            scopes(&namespaces)
+        };
+        assert_eq!(scopes_of(&[]), [None]);
+        let expected = ["a", "b"].map(|name| Some(name.to_owned()));
+        assert_eq!(scopes_of(&["b", "a", "b"]), expected);
+    }
 }

@@ -7,8 +7,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use futures_util::FutureExt as _;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
-use kube::ResourceExt as _;
 use kube::runtime::reflector::Store;
+use kube::{Resource as _, ResourceExt as _};
 use operator_api::UpgradeState;
 use operator_api::conditions::ACCEPTED;
 
@@ -51,8 +51,9 @@ impl UpgradeLimiter {
     pub fn acquire(&self, uid: &str) -> bool {
         let mut slots = self.slots();
         let objects: Vec<_> = slots.stores.iter().flat_map(Store::state).collect();
-        let present: HashSet<String> = objects.iter().filter_map(|object| object.uid()).collect();
-        slots.holders.retain(|holder| present.contains(holder));
+        let upgradable = objects.iter().filter(|object| is_upgradable(object));
+        let upgradable: HashSet<String> = upgradable.filter_map(|object| object.uid()).collect();
+        slots.holders.retain(|holder| upgradable.contains(holder));
         let rolling = objects.iter().filter(|object| is_rolling(object)).filter_map(|object| object.uid());
         let mut upgrading: HashSet<String> = rolling.collect();
         upgrading.extend(slots.holders.iter().cloned());
@@ -85,21 +86,31 @@ impl Slots {
     }
 }
 
+/// Whether the operator changes the objects of a resource. It does not if the resource is being deleted, which can take long,
+/// or cannot be decoded: such a resource would never release a slot.
+fn is_upgradable(object: &StoredDeployment) -> bool {
+    object.0.is_ok() && object.meta().deletion_timestamp.is_none()
+}
+
 /// Whether a resource is being upgraded. An invalid resource is not: its objects are not changed until it is corrected.
 fn is_rolling(object: &StoredDeployment) -> bool {
     let status = object.0.as_ref().ok().and_then(|object| object.status.as_ref());
     let is_invalid = |condition: &Condition| {
         condition.type_ == ACCEPTED && condition.status == "False" && condition.reason != REFUSED_BY_CLUSTER
     };
-    status.is_some_and(|status| {
-        let release = status.release.as_ref();
-        release.is_some_and(|release| release.state == UpgradeState::Rolling)
-            && !status.conditions.iter().any(is_invalid)
-    })
+    is_upgradable(object)
+        && status.is_some_and(|status| {
+            let release = status.release.as_ref();
+            release.is_some_and(|release| release.state == UpgradeState::Rolling)
+                && !status.conditions.iter().any(is_invalid)
+        })
 }
 
 #[cfg(test)]
 mod tests {
+    use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+    use kube::core::DeserializeGuard;
+    use kube::core::error_boundary::InvalidObject;
     use kube::runtime::reflector::store::Writer;
     use kube::runtime::{reflector, watcher};
     use operator_api::{LlmDeployment, LlmDeploymentStatus, ReleaseStatus};
@@ -116,7 +127,7 @@ mod tests {
         .unwrap();
         let release = Some(ReleaseStatus { state, ..ReleaseStatus::default() });
         object.status = Some(LlmDeploymentStatus { release, ..LlmDeploymentStatus::default() });
-        kube::core::DeserializeGuard(Ok(object))
+        DeserializeGuard(Ok(object))
     }
 
     fn listed(
@@ -176,6 +187,35 @@ mod tests {
         assert!(!limiter.acquire("b") && limiter.are_listed());
         writer.apply_watcher_event(&watcher::Event::Apply(object("c", UpgradeState::Current)));
         assert!(limiter.acquire("b"));
+    }
+
+    #[test]
+    fn a_resource_whose_objects_are_not_changed_any_more_holds_no_slot() {
+        let deleted = |uid: &str| {
+            let mut object = object(uid, UpgradeState::Rolling);
+            let now = Time(jiff::Timestamp::UNIX_EPOCH);
+            object.0.as_mut().unwrap().metadata.deletion_timestamp = Some(now);
+            object
+        };
+        let undecodable = |uid: &str| {
+            let metadata = object(uid, UpgradeState::Rolling).meta().clone();
+            DeserializeGuard(Err(InvalidObject { error: "too large".to_owned(), metadata }))
+        };
+        for stopped in [deleted("a"), undecodable("a")] {
+            // The slot was acquired by this process.
+            let (store, mut writer) = listed(["a", "b"].map(|uid| object(uid, UpgradeState::Waiting)));
+            let limiter = UpgradeLimiter::new(1, 1);
+            limiter.register(store);
+            assert_eq!(["a", "b"].map(|uid| limiter.acquire(uid)), [true, false]);
+            writer.apply_watcher_event(&watcher::Event::Apply(stopped.clone()));
+            assert!(limiter.acquire("b"));
+
+            // The status of the resource says that the upgrade began before this process.
+            let (store, _writer) = listed([stopped, object("b", UpgradeState::Waiting)]);
+            let limiter = UpgradeLimiter::new(1, 1);
+            limiter.register(store);
+            assert!(limiter.acquire("b"));
+        }
     }
 
     #[test]

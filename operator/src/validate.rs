@@ -13,9 +13,10 @@ use operator_api::{
 };
 use serde_json::json;
 
-use crate::manifest::{digest, quantity, to_json};
+use crate::manifest::{digest, to_json};
 use crate::names::Owner;
 use crate::observe::ObservedState;
+use crate::quantity::QuantityValue;
 use crate::valid_deployment::{
     CacheVolume, DataKey, DisruptionLimit, EngineSettings, FetchContainer, FetchedModel, ModelCache,
     ModelFiles, ModelSource, MountedModel, PodPlacement, Revision, RouterSettings, SecuritySettings,
@@ -349,12 +350,12 @@ fn cache(model: &Model) -> Result<ModelCache, ValidationError> {
     }
 }
 
+/// Returns a size as a whole number of bytes, rounded up.
 fn bytes(field: &'static str, size: &Quantity) -> Result<u64, ValidationError> {
-    let bytes = quantity(&size.0).and_then(|thousandths| u64::try_from(thousandths / 1000).ok());
-    bytes.filter(|bytes| *bytes > 0).ok_or_else(|| ValidationError::Field {
-        field,
-        problem: format!("{:?} is not a positive number of bytes, such as 8Gi", size.0),
-    })
+    let invalid = |problem| ValidationError::Field { field, problem };
+    let value = size.0.parse::<QuantityValue>().map_err(|error| invalid(error.to_string()))?;
+    let bytes = u64::try_from(value.units()).ok().filter(|_| value >= QuantityValue::ONE);
+    bytes.ok_or_else(|| invalid(format!("{:?} is not a positive number of bytes, such as 8Gi", size.0)))
 }
 
 fn duration(field: &'static str, period: &Period) -> Result<Duration, ValidationError> {

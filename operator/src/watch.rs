@@ -224,7 +224,9 @@ impl Follower {
                 Ok(Event::Init) => seen.clear(),
                 Ok(Event::InitApply(pod)) => {
                     seen.insert((pod.namespace().unwrap_or_default(), pod.name_any()));
-                    self.send(self.stores.insert_pod(&pod)).await;
+                    for owner in self.stores.insert_pod(&pod) {
+                        self.send(Some(owner)).await;
+                    }
                 }
                 Ok(Event::InitDone) => {
                     for owner in self.stores.retain_pods(self.namespace.as_deref(), &seen) {
@@ -232,7 +234,11 @@ impl Follower {
                     }
                     self.count_ready(&mut is_first);
                 }
-                Ok(Event::Apply(pod)) => self.send(self.stores.insert_pod(&pod)).await,
+                Ok(Event::Apply(pod)) => {
+                    for owner in self.stores.insert_pod(&pod) {
+                        self.send(Some(owner)).await;
+                    }
+                }
                 Ok(Event::Delete(pod)) => self.send(self.stores.remove_pod(&pod)).await,
                 Err(error) => record_failure(&self.metrics, "Pod", &error),
             }

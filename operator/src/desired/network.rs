@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use crate::manifest::{Kind, Manifest};
-use crate::names::{Component, OPERATOR};
+use crate::names::{Component, NAME, OPERATOR};
 use crate::ports::{ADMIN_PORT, GRPC_PORT, HTTP_PORT, PROGRESS_PORT};
 use crate::valid_deployment::ValidDeployment;
 
@@ -72,7 +72,7 @@ fn operator(to: u16) -> Value {
     json!({
         "from": [{
             "namespaceSelector": {},
-            "podSelector": {"matchLabels": {"app.kubernetes.io/name": OPERATOR}},
+            "podSelector": {"matchLabels": {NAME: OPERATOR}},
         }],
         "ports": [port(to)],
     })

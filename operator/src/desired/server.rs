@@ -12,8 +12,9 @@ use super::pod::{
 };
 use super::replica_token;
 use super::template::{PodTemplate, RenderedDeployment};
-use crate::manifest::{Kind, quantity, to_json};
+use crate::manifest::{Kind, to_json};
 use crate::names::{Component, ROUTABLE};
+use crate::quantity::QuantityValue;
 use crate::source::MODEL_PATH;
 use crate::valid_deployment::{ServerSettings, ValidDeployment};
 
@@ -23,6 +24,9 @@ use crate::valid_deployment::{ServerSettings, ValidDeployment};
 const EXIT_TIME: Duration = Duration::from_secs(15);
 /// Time within which a server must start, in addition to the time for reading its model.
 const START_TIME_MIN: Duration = Duration::from_secs(120);
+/// The longest time within which a server must start. A memory limit may be any quantity, and Kubernetes counts seconds in 32
+/// bits.
+const START_TIME_MAX: Duration = Duration::from_secs(7 * 24 * 3600);
 /// The lowest read speed in bytes per second at which a start succeeds.
 const READ_BYTES_PER_SECOND: u64 = 50_000_000;
 /// The assumed size of a model in bytes if no memory limit bounds it.
@@ -118,6 +122,8 @@ fn container(valid: &ValidDeployment, model_path: &str) -> Value {
 /// Time within which a server must start: enough to read as many bytes as its memory limit allows.
 fn start_time(server: &ServerSettings) -> Duration {
     let limit = server.resources.limits.as_ref().and_then(|limits| limits.get("memory"));
-    let bytes = limit.and_then(|limit| quantity(&limit.0)).and_then(|limit| u64::try_from(limit / 1000).ok());
-    START_TIME_MIN + Duration::from_secs(bytes.unwrap_or(MODEL_BYTES) / READ_BYTES_PER_SECOND)
+    let value = limit.and_then(|limit| limit.0.parse::<QuantityValue>().ok());
+    let bytes = value.and_then(|value| u64::try_from(value.units()).ok());
+    let read_time = Duration::from_secs(bytes.unwrap_or(MODEL_BYTES) / READ_BYTES_PER_SECOND);
+    (START_TIME_MIN + read_time).min(START_TIME_MAX)
 }

@@ -5,7 +5,7 @@ use serde_json::json;
 use super::flags::time;
 use super::merge::merge;
 use crate::manifest::{Kind, Manifest};
-use crate::names::{Component, INSTANCE};
+use crate::names::{Component, INSTANCE, NAME, OVFLEET};
 use crate::valid_deployment::ValidDeployment;
 
 /// The label of metrics with the name of their LLMDeployment. Alerts and dashboards group by it.
@@ -16,7 +16,7 @@ pub(super) fn manifest(valid: &ValidDeployment) -> Option<Manifest> {
     let monitor = valid.service_monitor.as_ref()?;
     let owner = &valid.owner;
     let content = json!({"spec": {
-        "selector": {"matchLabels": {"app.kubernetes.io/name": "ovfleet", INSTANCE: owner.name}},
+        "selector": {"matchLabels": {NAME: OVFLEET, INSTANCE: owner.name}},
         "endpoints": [{
             "port": "admin",
             "path": "/metrics",

@@ -142,8 +142,8 @@ impl<'a> Processes<'a> {
         let args = &self.installation.args;
         let options = ProcessOptions::in_child_process(args.host, self.port);
         let config = config.display().to_string();
-        let api_keys = args.api_keys.as_deref().and_then(Path::to_str);
-        let files = RouterFiles { config: &config, api_keys };
+        let api_keys = args.api_keys.as_ref().map(|path| path.display().to_string());
+        let files = RouterFiles { config: &config, api_keys: api_keys.as_deref() };
         flags::router(&self.valid.router, files, options, self.valid.server.drain_timeout)
     }
 
@@ -271,4 +271,57 @@ fn write_atomically(path: &Path, text: &str) -> anyhow::Result<()> {
     std::fs::write(&part, text)
         .and_then(|()| std::fs::rename(&part, path))
         .with_context(|| format!("failed to write {}", path.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::ffi::OsStr;
+    use std::os::unix::ffi::OsStrExt as _;
+
+    use operator_api::LlmDeployment;
+
+    use super::*;
+    use crate::args::LocalArgs;
+    use crate::observe::ObservedState;
+    use crate::validate::{Defaults, validate};
+
+    /// Without the flag, the router would answer requests that have no key.
+    #[test]
+    fn the_router_gets_the_file_of_keys_even_if_its_path_is_not_utf8() {
+        let args = LocalArgs {
+            file: "chat.yaml".into(),
+            model: None,
+            replicas: None,
+            settings: Vec::new(),
+            host: Ipv4Addr::LOCALHOST.into(),
+            port: 0,
+            cache: None,
+            credentials: None,
+            api_keys: Some(OsStr::from_bytes(b"keys-\xff").into()),
+            server: None,
+            router: None,
+        };
+        let directory = tempfile::tempdir().unwrap();
+        let installation = Installation { args, server: "server".into(), router: "router".into(), directory };
+        let object = json!({
+            "apiVersion": "ovfleet.dev/v1alpha1",
+            "kind": "LLMDeployment",
+            "metadata": {"name": "chat"},
+            "spec": {"model": {"source": {"pvc": {"claim": "models"}}}},
+        });
+        let object: LlmDeployment = serde_json::from_value(object).unwrap();
+        let defaults = Defaults::with_images("", "");
+        let valid = validate(&object, &ObservedState::default(), &defaults).unwrap();
+        let processes = Processes {
+            installation: &installation,
+            valid: &valid,
+            servers: Vec::new(),
+            router: None,
+            port: 0,
+            configured: Vec::new(),
+            report: None,
+        };
+        let flags = processes.router_flags(Path::new("router.yaml"));
+        assert!(flags.iter().any(|flag| flag.starts_with("--api-keys=keys-")), "{flags:?}");
+    }
 }

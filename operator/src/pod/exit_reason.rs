@@ -29,6 +29,20 @@ pub(crate) fn exit_reason(output: &str) -> String {
     lines.iter().rev().find(is_reason).map(|line| message(line)).unwrap_or_default()
 }
 
+/// The reason why a container has exited, from its last output and its exit code.
+pub(super) fn exit_message(output: &str, code: i32) -> String {
+    /// Length of the last output of a container in a condition, in characters.
+    ///
+    /// If exceeded: the text is truncated.
+    const LENGTH_MAX: usize = 400;
+    let reason: String = exit_reason(output).chars().take(LENGTH_MAX).collect();
+    if reason.is_empty() {
+        format!("exited with code {code}")
+    } else {
+        format!("{reason} (exit code {code})")
+    }
+}
+
 /// The message of a line of a log, which may be a JSON object.
 fn message(line: &str) -> String {
     let Ok(entry) = serde_json::from_str::<Value>(line) else { return line.to_owned() };

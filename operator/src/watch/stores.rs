@@ -13,7 +13,7 @@ use operator_api::LlmDeployment;
 
 use super::failures::{Failure, FailureKind};
 use crate::manifest::Kind;
-use crate::names::INSTANCE;
+use crate::names::{INSTANCE, NAME, OVFLEET};
 use crate::pod::{PodState, Problem, pod_state};
 
 /// The caches of the watches of one scope. They may lag behind the API server.
@@ -29,6 +29,8 @@ struct Caches {
     owned: HashMap<String, BTreeMap<(Kind, String), CompactObject>>,
     /// Pods, by the namespace and name of the resource that they belong to.
     pods: HashMap<(String, String), BTreeMap<String, PodState>>,
+    /// The name of the resource that each pod in `pods` belongs to, by the namespace and name of the pod.
+    instances: HashMap<(String, String), String>,
     /// The failures of Jobs and pods, by the namespace and name of the Job or pod.
     failures: HashMap<(String, String), Failure>,
 }
@@ -38,13 +40,16 @@ struct Caches {
 #[derive(Clone, Debug)]
 struct CompactObject {
     owner: ObjectRef<LlmDeployment>,
+    /// The version of the object, which increases with each change.
+    version: Option<u64>,
     text: Arc<str>,
 }
 
 impl CompactObject {
     fn new(owner: ObjectRef<LlmDeployment>, mut object: DynamicObject) -> Option<Self> {
         object.managed_fields_mut().clear();
-        Some(Self { owner, text: serde_json::to_string(&object).ok()?.into() })
+        let version = object.resource_version().and_then(|version| version.parse().ok());
+        Some(Self { owner, version, text: serde_json::to_string(&object).ok()?.into() })
     }
 
     fn parse(&self) -> Option<DynamicObject> {
@@ -107,19 +112,38 @@ impl Stores {
         caches.owned.values().flat_map(BTreeMap::values).map(|compact| compact.owner.clone()).collect()
     }
 
-    /// Stores an object, and returns its owner.
+    /// Stores an object, and returns its owner. An object without an owner is removed, and its former owner is returned.
     pub fn insert(&self, kind: Kind, object: DynamicObject) -> Option<ObjectRef<LlmDeployment>> {
-        let (owner, uid) = owner(&object)?;
+        let Some((owner, uid)) = owner(&object) else { return self.remove(kind, &object) };
         let name = object.name_any();
         let compact = CompactObject::new(owner.clone(), object)?;
         self.caches().owned.entry(uid).or_default().insert((kind, name), compact);
         Some(owner)
     }
 
+    /// Stores an object that the API server has returned for an apply, unless its watch has already reported a later version.
+    /// That version would otherwise be hidden until the next change.
+    pub fn insert_applied(&self, kind: Kind, object: DynamicObject) {
+        let Some((owner, uid)) = owner(&object) else { return };
+        let key = (kind, object.name_any());
+        let Some(compact) = CompactObject::new(owner, object) else { return };
+        let mut caches = self.caches();
+        let owned = caches.owned.entry(uid).or_default();
+        let known = owned.get(&key).and_then(|known| known.version);
+        let is_outdated = known.zip(compact.version).is_some_and(|(known, applied)| known > applied);
+        if !is_outdated {
+            owned.insert(key, compact);
+        }
+    }
+
     /// Removes an object, and returns its owner.
     pub fn remove(&self, kind: Kind, object: &DynamicObject) -> Option<ObjectRef<LlmDeployment>> {
-        let (owner, uid) = owner(object)?;
         let mut caches = self.caches();
+        let (owner, uid) = match owner(object) {
+            Some(found) => found,
+            // A user may remove the owner reference of an object, and `kubectl delete --cascade=orphan` does.
+            None => caches.former_owner(kind, object)?,
+        };
         let owned = caches.owned.get_mut(&uid)?;
         owned.remove(&(kind, object.name_any()));
         if owned.is_empty() {
@@ -151,29 +175,31 @@ impl Stores {
         owners
     }
 
-    /// Stores the state of a pod, and returns its resource if the state has changed.
-    pub(super) fn insert_pod(&self, pod: &Pod) -> Option<ObjectRef<LlmDeployment>> {
-        let key = pod_key(pod)?;
-        let state = pod_state(pod);
+    /// Stores the state of a pod, and returns the resources whose pods have changed. These are two if the pod now belongs to
+    /// another resource.
+    pub(super) fn insert_pod(&self, pod: &Pod) -> Vec<ObjectRef<LlmDeployment>> {
+        let Some(namespace) = pod.namespace() else { return Vec::new() };
+        let (instance, state) = (instance(pod), pod_state(pod));
         let mut caches = self.caches();
-        let pods = caches.pods.entry(key.clone()).or_default();
-        if pods.get(&state.name) == Some(&state) {
-            return None;
+        let mut changed = Vec::new();
+        // A user may change the labels of a pod, for example to examine a replica that its Deployment has replaced.
+        let former = caches.instances.get(&(namespace.clone(), state.name.clone()));
+        if former.map(String::as_str) != instance {
+            changed.extend(caches.remove_pod(&namespace, &state.name));
         }
-        pods.insert(state.name.clone(), state);
-        Some(ObjectRef::new(&key.1).within(&key.0))
+        let Some(instance) = instance else { return changed };
+        caches.instances.insert((namespace.clone(), state.name.clone()), instance.to_owned());
+        let pods = caches.pods.entry((namespace.clone(), instance.to_owned())).or_default();
+        if pods.get(&state.name) != Some(&state) {
+            pods.insert(state.name.clone(), state);
+            changed.push(ObjectRef::new(instance).within(&namespace));
+        }
+        changed
     }
 
     /// Removes a pod, and returns its resource.
     pub(super) fn remove_pod(&self, pod: &Pod) -> Option<ObjectRef<LlmDeployment>> {
-        let key = pod_key(pod)?;
-        let mut caches = self.caches();
-        let pods = caches.pods.get_mut(&key)?;
-        pods.remove(&pod.name_any());
-        if pods.is_empty() {
-            caches.pods.remove(&key);
-        }
-        Some(ObjectRef::new(&key.1).within(&key.0))
+        self.caches().remove_pod(&pod.namespace()?, &pod.name_any())
     }
 
     /// Removes all pods of a namespace that are not in `seen`, and returns their resources.
@@ -182,19 +208,12 @@ impl Stores {
         namespace: Option<&str>,
         seen: &HashSet<(String, String)>,
     ) -> Vec<ObjectRef<LlmDeployment>> {
-        let mut owners = Vec::new();
-        self.caches().pods.retain(|(of, instance), pods| {
-            if namespace.is_some_and(|namespace| namespace != of) {
-                return true;
-            }
-            let before = pods.len();
-            pods.retain(|name, _| seen.contains(&(of.clone(), name.clone())));
-            if pods.len() != before {
-                owners.push(ObjectRef::new(instance).within(of));
-            }
-            !pods.is_empty()
-        });
-        owners
+        let mut caches = self.caches();
+        let is_gone = |pod: &&(String, String)| {
+            namespace.is_none_or(|namespace| namespace == pod.0) && !seen.contains(*pod)
+        };
+        let gone: Vec<(String, String)> = caches.instances.keys().filter(is_gone).cloned().collect();
+        gone.iter().filter_map(|(namespace, name)| caches.remove_pod(namespace, name)).collect()
     }
 
     /// Stores the failure that an event reports, and returns the resource that it concerns if the failure is new.
@@ -226,6 +245,16 @@ impl Stores {
 }
 
 impl Caches {
+    /// The resource that owned an object when it was stored, and the UID of that resource.
+    fn former_owner(&self, kind: Kind, object: &DynamicObject) -> Option<(ObjectRef<LlmDeployment>, String)> {
+        let key = (kind, object.name_any());
+        let namespace = object.namespace();
+        self.owned.iter().find_map(|(uid, owned)| {
+            let owner = &owned.get(&key)?.owner;
+            (owner.namespace == namespace).then(|| (owner.clone(), uid.clone()))
+        })
+    }
+
     /// The resource that a Job or a pod belongs to.
     fn owner_of(&self, namespace: &str, name: &str) -> Option<ObjectRef<LlmDeployment>> {
         let job = (Kind::Job, name.to_owned());
@@ -233,9 +262,21 @@ impl Caches {
         if let Some(owner) = owners.find(|owner| owner.namespace.as_deref() == Some(namespace)) {
             return Some(owner.clone());
         }
-        let mut pods = self.pods.iter();
-        let (key, _) = pods.find(|((of, _), pods)| of == namespace && pods.contains_key(name))?;
-        Some(ObjectRef::new(&key.1).within(&key.0))
+        let instance = self.instances.get(&(namespace.to_owned(), name.to_owned()))?;
+        Some(ObjectRef::new(instance).within(namespace))
+    }
+
+    /// Removes a pod, and returns the resource that it belonged to.
+    fn remove_pod(&mut self, namespace: &str, name: &str) -> Option<ObjectRef<LlmDeployment>> {
+        let instance = self.instances.remove(&(namespace.to_owned(), name.to_owned()))?;
+        let owner = ObjectRef::new(&instance).within(namespace);
+        let key = (namespace.to_owned(), instance);
+        let pods = self.pods.get_mut(&key)?;
+        pods.remove(name);
+        if pods.is_empty() {
+            self.pods.remove(&key);
+        }
+        Some(owner)
     }
 }
 
@@ -249,8 +290,10 @@ pub(super) fn owner(object: &DynamicObject) -> Option<(ObjectRef<LlmDeployment>,
     Some((ObjectRef::new(&owner.name).within(&object.namespace()?), owner.uid.clone()))
 }
 
-fn pod_key(pod: &Pod) -> Option<(String, String)> {
-    Some((pod.namespace()?, pod.labels().get(INSTANCE)?.clone()))
+/// The name of the resource that a pod belongs to; `None` if the pod lacks the labels that the pods of resources have.
+fn instance(pod: &Pod) -> Option<&str> {
+    let labels = pod.labels();
+    labels.get(INSTANCE).filter(|_| labels.get(NAME).is_some_and(|name| name == OVFLEET)).map(String::as_str)
 }
 
 #[cfg(test)]
@@ -259,9 +302,8 @@ mod tests {
 
     use super::*;
 
-    #[test]
-    fn objects_are_stored_without_their_managed_fields() {
-        let stores = Stores::new(false);
+    /// A Service of the resource with the UID 7.
+    fn service() -> DynamicObject {
         let object = json!({
             "apiVersion": "v1",
             "kind": "Service",
@@ -279,11 +321,87 @@ mod tests {
             },
             "spec": {"clusterIP": "None"},
         });
-        stores.insert(Kind::Service, serde_json::from_value(object).unwrap()).unwrap();
+        serde_json::from_value(object).unwrap()
+    }
+
+    #[test]
+    fn objects_are_stored_without_their_managed_fields() {
+        let stores = Stores::new(false);
+        stores.insert(Kind::Service, service()).unwrap();
         let owned = stores.owned("7");
         let stored = &owned[&(Kind::Service, "chat".to_owned())];
         assert!(stored.managed_fields().is_empty(), "{stored:?}");
         assert_eq!(stored.data["spec"]["clusterIP"], "None");
+    }
+
+    #[test]
+    fn an_applied_object_does_not_replace_a_later_version() {
+        let stores = Stores::new(false);
+        let with_version = |version: &str| {
+            let mut object = service();
+            object.metadata.resource_version = Some(version.to_owned());
+            object
+        };
+        let stored = || stores.owned("7")[&(Kind::Service, "chat".to_owned())].resource_version().unwrap();
+        stores.insert_applied(Kind::Service, with_version("9"));
+        assert_eq!(stored(), "9");
+        stores.insert(Kind::Service, with_version("11"));
+        stores.insert_applied(Kind::Service, with_version("10"));
+        assert_eq!(stored(), "11");
+        stores.insert_applied(Kind::Service, with_version("12"));
+        assert_eq!(stored(), "12");
+        // The watch reports the state of the cluster, even if that was restored from a backup.
+        stores.insert(Kind::Service, with_version("3"));
+        assert_eq!(stored(), "3");
+    }
+
+    #[test]
+    fn an_object_that_loses_its_owner_is_removed() {
+        let stores = Stores::new(false);
+        let owner = ObjectRef::<LlmDeployment>::new("chat").within("models");
+        let mut orphan = service();
+        orphan.metadata.owner_references = None;
+        let mut other = orphan.clone();
+        other.metadata.namespace = Some("others".to_owned());
+        let check = |remove: &dyn Fn(DynamicObject) -> Option<ObjectRef<LlmDeployment>>| {
+            assert_eq!(stores.insert(Kind::Service, service()), Some(owner.clone()));
+            assert_eq!(remove(other.clone()), None, "an object of another namespace");
+            assert_eq!(stores.owned("7").len(), 1);
+            assert_eq!(remove(orphan.clone()), Some(owner.clone()));
+            assert!(stores.owned("7").is_empty());
+            assert_eq!(remove(orphan.clone()), None);
+        };
+        check(&|object| stores.insert(Kind::Service, object));
+        check(&|object| stores.remove(Kind::Service, &object));
+    }
+
+    /// A pod of the resource `instance`. `name` is the value of the label with the name of the application.
+    fn pod(instance: &str, name: &str) -> Pod {
+        let labels = json!({INSTANCE: instance, NAME: name});
+        let pod = json!({"metadata": {"name": "a", "namespace": "models", "labels": labels}});
+        serde_json::from_value(pod).unwrap()
+    }
+
+    #[test]
+    fn a_pod_whose_labels_change_belongs_to_the_resource_of_its_current_labels() {
+        let stores = Stores::new(false);
+        let resource = |name: &str| ObjectRef::<LlmDeployment>::new(name).within("models");
+        let pods = |name: &str| stores.pods("models", name).len();
+        assert_eq!(stores.insert_pod(&pod("chat", OVFLEET)), [resource("chat")]);
+        assert!(stores.insert_pod(&pod("chat", OVFLEET)).is_empty(), "the state has not changed");
+        assert_eq!(stores.insert_pod(&pod("debug", OVFLEET)), [resource("chat"), resource("debug")]);
+        assert_eq!((pods("chat"), pods("debug")), (0, 1));
+        assert_eq!(stores.insert_pod(&pod("debug", "mine")), [resource("debug")]);
+        assert_eq!(pods("debug"), 0);
+        assert_eq!(stores.remove_pod(&pod("debug", "mine")), None);
+
+        assert_eq!(stores.insert_pod(&pod("chat", OVFLEET)), [resource("chat")]);
+        assert!(stores.retain_pods(Some("others"), &HashSet::new()).is_empty());
+        assert_eq!(stores.retain_pods(Some("models"), &HashSet::new()), [resource("chat")]);
+        assert_eq!(stores.insert_pod(&pod("chat", OVFLEET)), [resource("chat")]);
+        // The event of a deletion has the last labels of the pod.
+        assert_eq!(stores.remove_pod(&pod("debug", "mine")), Some(resource("chat")));
+        assert_eq!(pods("chat"), 0);
     }
 
     #[test]

@@ -67,6 +67,33 @@ async fn valid_values_are_accepted_and_invalid_ones_rejected_with_a_message() {
     drop(api);
 }
 
+/// Checks the sizes in `fixtures/sizes.yaml`. The operator would refuse a resource with a size that only the API server
+/// accepts.
+#[tokio::test]
+async fn the_sizes_that_the_operator_accepts_are_accepted_and_no_others() {
+    let client = cluster().await.client().await.unwrap();
+    let namespace = tests::cluster::namespace(&client, "sizes").await.unwrap();
+    let api: Api<LlmDeployment> = Api::namespaced(client, &namespace);
+    let dry = PostParams { dry_run: true, ..PostParams::default() };
+    let create = async |size: &str| {
+        let object = json!({
+            "apiVersion": "ovfleet.dev/v1alpha1", "kind": "LLMDeployment", "metadata": {"name": "chat"},
+            "spec": with(&[("engine.kvCache", json!({"size": size}))]),
+        });
+        let object = serde_json::from_value(object).unwrap();
+        api.create(&dry, &object).await.map(drop).map_err(|error| error.to_string())
+    };
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/sizes.yaml");
+    let sizes: Value = serde_yaml::from_str(&std::fs::read_to_string(path).unwrap()).unwrap();
+    for size in sizes["valid"].as_object().unwrap().keys() {
+        assert_eq!(create(size).await, Ok(()), "{size}");
+    }
+    for size in sizes["invalid"].as_array().unwrap() {
+        let error = create(size.as_str().unwrap()).await.expect_err("the size is invalid");
+        assert!(error.contains("engine.kvCache.size must be a positive number of bytes"), "{size}: {error}");
+    }
+}
+
 /// The operator cannot manage a resource that it cannot decode, so the schema must reject it.
 #[tokio::test]
 async fn every_value_that_the_schema_accepts_can_be_decoded() {

@@ -421,6 +421,24 @@ fn the_platform_can_assign_the_user() {
 }
 
 #[test]
+fn the_time_to_start_follows_the_memory_limit_and_fits_into_the_fields_of_kubernetes() {
+    let times = |memory: &str| {
+        let mut object = fixture("small");
+        object.spec.resources.limits =
+            Some(BTreeMap::from([("memory".to_owned(), Quantity(memory.to_owned()))]));
+        let resources = render(&object, &ObservedState::default());
+        let server = &deployment(&resources, "small-server")["spec"];
+        let probe = &server["template"]["spec"]["containers"][0]["startupProbe"];
+        (probe["failureThreshold"].as_i64().unwrap(), server["progressDeadlineSeconds"].as_i64().unwrap())
+    };
+    assert_eq!(times("5G").0, 120 + 100);
+    assert_eq!(times("+5000000k"), times("5G"));
+    let (threshold, deadline) = times("1E");
+    assert_eq!(threshold, 7 * 24 * 3600);
+    assert!(i32::try_from(deadline).is_ok(), "{deadline}");
+}
+
+#[test]
 fn pods_restart_only_if_their_settings_change() {
     let object = fixture("small");
     let hash = |change: fn(&mut LlmDeployment)| {
@@ -542,6 +560,27 @@ fn invalid_resources_are_rejected_with_the_field() {
         message,
         "engine.media.allowedNetworks: \"10.0.0.1/8\" has bits set after its prefix of 8 bits: use 10.0.0.0/8"
     );
+}
+
+/// Checks the sizes in `fixtures/sizes.yaml`.
+#[test]
+fn sizes_are_whole_numbers_of_bytes_of_at_least_one() {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/sizes.yaml");
+    let sizes: Value = serde_yaml::from_str(&std::fs::read_to_string(path).unwrap()).unwrap();
+    let bytes_of = |size: &str| {
+        let mut object = fixture("small");
+        object.spec.engine.kv_cache.size = Some(Quantity(size.to_owned()));
+        let valid = validate(&object, &ObservedState::default(), &Defaults::with_images("", ""));
+        valid.map(|valid| valid.server.engine.kv_cache_size).map_err(|error| error.to_string())
+    };
+    for (size, bytes) in sizes["valid"].as_object().unwrap() {
+        assert_eq!(bytes_of(size), Ok(bytes.as_u64()), "{size}");
+    }
+    for size in sizes["invalid"].as_array().unwrap() {
+        let size = size.as_str().unwrap();
+        let error = bytes_of(size).unwrap_err();
+        assert!(error.starts_with(&format!("engine.kvCache.size: {size:?} is not a ")), "{error}");
+    }
 }
 
 #[test]
