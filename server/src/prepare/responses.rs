@@ -334,12 +334,16 @@ fn prepare_fitting(
         Err(error) if is_too_long(&error) => Ok(None),
         Err(error) => Err(error),
     })?;
-    let cut = fitting.as_ref().map_or(cuts.last(), |(at, _)| cuts.get(*at));
+    let cut = fitting.as_ref().map_or(cuts.last(), |(at, _)| cuts.get(*at)).copied();
     match (tokens_max, cut) {
         (Some(_), _) | (_, None) => fitting.map(|(_, prepared)| prepared).ok_or(too_long),
         // The answer may fill the context length. The last turn alone may leave less room than the fraction that is
         // otherwise left.
-        (None, Some(&cut)) => prepare(rest(cut), None).map_err(|_| too_long),
+        (None, Some(cut)) => {
+            // Release the memory of the images before they are read again.
+            drop(fitting);
+            prepare(rest(cut), None).map_err(|error| if is_too_long(&error) { too_long } else { error })
+        }
     }
 }
 
