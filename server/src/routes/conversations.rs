@@ -244,7 +244,7 @@ fn page_of(stored: &StoredRecord, page: &Page) -> Result<(Vec<Item>, bool), Erro
     let (mut selection, mut data) = (Selection::new(page), Vec::new());
     for item in items {
         match selection.add(&item.id, item.bytes()) {
-            PagePosition::Before => {}
+            PagePosition::Skipped => {}
             PagePosition::OnPage => data.push(item.parse().map_err(damaged)?),
             PagePosition::After => break,
         }
@@ -261,5 +261,48 @@ fn no_item(id: &str) -> Error {
         code: "item_not_found",
         param: Some("item_id".to_owned()),
         message: format!("the item {id:?} is not stored; it may have been deleted"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Map, json};
+
+    use super::*;
+    use crate::store::{Store, StoreConfig};
+
+    /// Earlier versions did not check that the items of a conversation have different IDs.
+    #[test]
+    fn a_conversation_that_was_stored_with_duplicate_ids_is_listed_on_a_limited_number_of_pages() {
+        let item = |id: &str| {
+            let item = json!({"type": "message", "id": id, "status": "completed", "role": "user",
+                "content": [{"type": "input_text", "text": "x"}]});
+            Arc::new(serde_json::from_value::<Item>(item).unwrap())
+        };
+        let store = Store::open(&StoreConfig::default()).unwrap();
+        let (id, tenant) = (store.new_id(Kind::Conversation), Tenant::default());
+        let conversation = Conversation {
+            id: id.to_string(),
+            object: Object::Conversation,
+            created_at: 1,
+            metadata: Map::new(),
+        };
+        let items = ["msg_a", "msg_b", "msg_a", "msg_c", "msg_b"].map(item).into();
+        store
+            .put_conversation(&ConversationRecord { conversation, items, generated_ids: 0 }, tenant)
+            .unwrap();
+        let stored = store.get(id, tenant).unwrap().unwrap();
+        for (order, expected) in [("asc", ["msg_a", "msg_b", "msg_c"]), ("desc", ["msg_b", "msg_c", "msg_a"])]
+        {
+            let (mut listed, mut after) = (Vec::new(), String::new());
+            for number in 1..=expected.len() {
+                let uri = format!("/v1/x?order={order}&limit=1{after}").parse().unwrap();
+                let (data, has_more) = page_of(&stored, &Page::of(&uri).unwrap()).unwrap();
+                assert_eq!(has_more, number < expected.len(), "{order}, page {number}");
+                after = format!("&after={}", data[0].id());
+                listed.push(data[0].id().to_owned());
+            }
+            assert_eq!(listed, expected);
+        }
     }
 }
