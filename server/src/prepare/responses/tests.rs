@@ -4,6 +4,7 @@ use serde_json::json;
 use server_engine::{EngineLimits, RequestLimits};
 use tokio_util::sync::CancellationToken;
 
+use super::references::REFERENCES_MAX;
 use super::*;
 use crate::backend::built_in_model_with_images;
 use crate::limits::ByteBudget;
