@@ -6,29 +6,19 @@ use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
 use anyhow::Context as _;
-use axum::body::Bytes;
-use futures_util::{StreamExt as _, stream};
 use server_engine::{EngineHandle, mix};
 
 use crate::dispatches::Dispatches;
-use crate::error::{Error, MediaReference, Resource};
+use crate::error::{Error, Resource};
 use crate::lifecycle::{Lifecycle, Phase};
 use crate::limits::{
-    Admission, BudgetExhausted, ByteBudget, ByteReservation, HttpLimits, PreparationSlots,
-    STORED_OBJECT_REQUESTS_MAX, UNREAD_ANSWER_BYTES_MAX,
+    Admission, ByteBudget, HttpLimits, PreparationSlots, STORED_OBJECT_REQUESTS_MAX, UNREAD_ANSWER_BYTES_MAX,
 };
-use crate::media::{FETCHES_MAX, MediaError, MediaFetcher, MediaPolicy};
+use crate::media::{FETCHES_MAX, MediaFetcher, MediaPolicy};
 use crate::metrics::{Metrics, ProcessState};
 use crate::model::Model;
-use crate::prepare::Media;
 use crate::responses::BackgroundResponses;
 use crate::store::{Store, StoreConfig};
-use crate::tenant::Tenant;
-
-/// Number of images that are fetched at the same time for one request.
-///
-/// If exceeded: further images of the request are fetched afterward.
-const REQUEST_FETCHES_MAX: usize = 4;
 
 /// The state of the server. Clones share the same state.
 #[derive(Clone, Debug)]
@@ -40,7 +30,7 @@ struct Inner {
     requests: AtomicU64,
     limits: HttpLimits,
     admission: Admission,
-    /// The budget for the bytes of all request bodies in memory.
+    /// The budget for the bytes of all request bodies, and of their images, in memory.
     body_bytes: Arc<ByteBudget>,
     preparation_slots: PreparationSlots,
     stored_objects: Admission,
@@ -65,18 +55,6 @@ pub struct ServedModel {
     pub max_num_seqs: u32,
     /// Number of tokens in a block of the KV cache, for the load report.
     pub block_tokens: u32,
-}
-
-/// Bytes that count toward the buffer for request bodies.
-struct ReservedBytes {
-    bytes: Bytes,
-    _reservation: ByteReservation,
-}
-
-impl AsRef<[u8]> for ReservedBytes {
-    fn as_ref(&self) -> &[u8] {
-        &self.bytes
-    }
 }
 
 impl App {
@@ -197,53 +175,9 @@ impl App {
         Error::Overloaded { resource, limit, retry_after }
     }
 
-    /// Fetches media for a request, and adds them to those that it already has. They count toward the buffer for request
-    /// bodies until they are dropped.
-    ///
-    /// # Errors
-    /// A medium is not allowed, cannot be fetched, or does not fit into the buffer.
-    pub(crate) async fn fetch_media(
-        &self,
-        references: Vec<MediaReference>,
-        tenant: Tenant,
-        media: &mut Media,
-    ) -> Result<(), Error> {
-        let fetches = references.into_iter().map(|reference| self.fetch_medium(reference, tenant));
-        let mut fetched = stream::iter(fetches).buffer_unordered(REQUEST_FETCHES_MAX);
-        while let Some(medium) = fetched.next().await {
-            let (MediaReference { url, param }, bytes) = medium?;
-            let bytes_max = self.body_bytes().large_bytes_max();
-            if media.bytes() + bytes.len() > bytes_max {
-                let problem = format!(
-                    "the fetched images of the request have more than {bytes_max} bytes (--max-buffered-body-bytes)"
-                );
-                return Err(Error::coded("array_above_max_length", param, problem));
-            }
-            let mut reservation = self.body_bytes().empty_reservation();
-            reservation
-                .grow_to(bytes.len())
-                .map_err(|BudgetExhausted| self.overloaded(Resource::BodyBytes))?;
-            media.insert(url, Bytes::from_owner(ReservedBytes { bytes, _reservation: reservation }));
-        }
-        Ok(())
-    }
-
-    /// Returns a medium with its reference.
-    async fn fetch_medium(
-        &self,
-        reference: MediaReference,
-        tenant: Tenant,
-    ) -> Result<(MediaReference, Bytes), Error> {
-        match self.0.media.fetch(&reference.url, tenant).await {
-            Ok(bytes) => Ok((reference, bytes)),
-            Err(error) => {
-                tracing::debug!(error = &error as &dyn std::error::Error, "failed to fetch an image");
-                Err(match error {
-                    MediaError::Busy => self.overloaded(Resource::ImageFetches),
-                    error => Error::coded("invalid_image_url", reference.param, error),
-                })
-            }
-        }
+    /// Returns the fetcher of the media that requests refer to.
+    pub(crate) fn media(&self) -> &MediaFetcher {
+        &self.0.media
     }
 
     /// Returns the budget of the answers about tokens and stored objects that clients have not read yet.

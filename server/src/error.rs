@@ -147,6 +147,13 @@ impl Error {
         Self::coded(MISSING, param, "is missing")
     }
 
+    /// Returns the error for a request whose images do not fit into the buffer for request bodies, which has `bytes_max`
+    /// bytes. There is room again when other requests have been prepared, which takes less than a second for most.
+    pub(crate) fn body_buffer_full(bytes_max: usize) -> Self {
+        let limit = format!("{bytes_max} bytes");
+        Self::Overloaded { resource: Resource::BodyBytes, limit, retry_after: RETRY_AFTER_MIN }
+    }
+
     /// Returns the status, the class, the code and the parameter of the error.
     fn parts(&self) -> (StatusCode, &'static str, Option<&'static str>, Option<&str>) {
         const REQUEST: &str = "invalid_request_error";

@@ -181,7 +181,7 @@ impl Metrics {
                 .zero("blocks_evictable", "Blocks of the KV cache that only the prefix cache uses"),
             blocks_total: metrics.zero("blocks_total", "Total number of blocks in the KV cache"),
             sleeping: metrics
-                .zero("sleeping", "1 if the engine is asleep; the next request wakes it"),
+                .zero("sleeping", "1 if the engine is sleeping; the next request wakes it"),
             ready: metrics.zero("ready", "1 if the server is ready to receive requests"),
             spill: SpillMetrics::new(&mut metrics),
             registry: metrics.0,

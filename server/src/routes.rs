@@ -7,6 +7,7 @@ mod conversations;
 mod counted;
 mod generate;
 mod health;
+mod media;
 mod models;
 mod openapi;
 mod preparation;

@@ -1,8 +1,9 @@
 //! Runs the process from start to end. It binds the ports first, so that errors are reported immediately. It loads the
 //! model while it already answers probes, serves requests until a signal, and then finishes the remaining requests.
 
-use std::convert::Infallible;
-use std::path::PathBuf;
+mod services;
+mod settings;
+
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
@@ -11,33 +12,26 @@ use axum::Router;
 use process::logs;
 use process::signals::EndSignals;
 use proto::replica_token::ReplicaTokenFile;
-use proto::v1alpha1::replica_server::ReplicaServer;
 use server_engine::{Engine, EngineHandle};
 use tokio::net::TcpListener;
-use tokio::sync::{oneshot, watch};
+use tokio::sync::oneshot;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
-use tonic::service::Routes;
-use tonic::service::interceptor::InterceptedService;
-use tonic_health::ServingStatus;
-use tonic_health::server::HealthReporter;
 
 use crate::api_rules::ApiRules;
 use crate::app::{App, ServedModel};
 use crate::args::{Args, Command, SleepArgs};
-use crate::authentication::{RequireToken, authenticated, follow};
-use crate::backend::{BackendConfig, KvSpill, OpenVinoConfig};
+use crate::authentication::authenticated;
+use crate::backend::BackendConfig;
 use crate::compat::ovms_api;
 use crate::lifecycle::Phase;
 use crate::limits::{HttpLimits, InvalidGrammar, run_trial};
-use crate::listen::{GRPC_REQUEST_BYTES_MAX, serve_grpc};
-use crate::load::{ReplicaService, publish};
-use crate::media::MediaPolicy;
 use crate::metrics::Metrics;
 use crate::routes::{SleepApi, admin_router, router_with};
 use crate::sleep::{level, sleep_when_idle};
-use crate::store::StoreConfig;
 use crate::{allocator, backend, fetch, listen, numa};
+use services::{service_error, spawn_services};
+use settings::Settings;
 
 /// Time in which clients receive their errors after the engine has died.
 const ERROR_DELIVERY_TIMEOUT: Duration = Duration::from_secs(1);
@@ -85,115 +79,6 @@ impl Args {
         runtime.shutdown_background();
         outcome
     }
-
-    fn into_settings(self) -> Settings {
-        let Self {
-            command: _,
-            model,
-            model_names,
-            adapters,
-            tool_parser,
-            reasoning_parser,
-            host,
-            port,
-            grpc_port,
-            admin_port,
-            replica_token_file,
-            backend,
-            device,
-            numa_node: _,
-            tensor_parallel_size,
-            kv_cache_size,
-            image_cache_size,
-            kv_cache_precision,
-            activation_precision,
-            cache_dir,
-            plugin_config,
-            max_num_seqs,
-            max_num_batched_tokens,
-            max_chunk_tokens,
-            max_itl,
-            sparse_attention,
-            kv_eviction_tokens,
-            max_model_len,
-            no_prefix_caching,
-            prompt_lookup,
-            draft_model,
-            ovms_compat,
-            log: _,
-            log_format: _,
-            limits,
-            media,
-            spill,
-            store,
-            sleep,
-            sim,
-        } = self;
-        Settings {
-            host,
-            ports: Ports { http: port, grpc: grpc_port, admin: admin_port },
-            replica_token_file,
-            drain_timeout: limits.drain_timeout,
-            limits: limits.http(),
-            sleep,
-            store: store.config(),
-            media,
-            backend: BackendConfig {
-                backend,
-                model,
-                model_names,
-                adapters,
-                tool_parser: tool_parser.given(),
-                reasoning_parser: reasoning_parser.given(),
-                openvino: OpenVinoConfig {
-                    device,
-                    kv_cache_size: kv_cache_size.map(|size| size.0),
-                    kv_cache_precision,
-                    activation_precision,
-                    cache_dir,
-                    plugin_config,
-                    tensor_parallel_size,
-                    sparse_attention,
-                },
-                sim,
-                max_num_seqs,
-                max_num_batched_tokens,
-                max_chunk_tokens,
-                max_itl,
-                max_queue: limits.max_queue,
-                max_model_len,
-                prefix_caching: !no_prefix_caching,
-                kv_eviction_tokens,
-                prompt_lookup,
-                api_rules: if ovms_compat { ApiRules::Ovms } else { ApiRules::OpenAi },
-                draft_model,
-                kv_spill: spill.kv_spill_dir.map(|dir| KvSpill { dir, bytes: spill.kv_spill_bytes.0 }),
-                max_tokenizer_memory: limits.max_tokenizer_memory.to_usize(),
-                max_image_memory: limits.max_image_memory.to_usize(),
-                image_cache_size: image_cache_size.0,
-            },
-        }
-    }
-}
-
-struct Settings {
-    host: std::net::IpAddr,
-    ports: Ports,
-    replica_token_file: Option<PathBuf>,
-    drain_timeout: Duration,
-    limits: HttpLimits,
-    sleep: SleepArgs,
-    store: StoreConfig,
-    media: MediaPolicy,
-    backend: BackendConfig,
-}
-
-/// The ports to listen on.
-struct Ports {
-    http: u16,
-    grpc: u16,
-    /// The additional port of metrics and probes.
-    admin: Option<u16>,
 }
 
 async fn run(args: Args) -> anyhow::Result<()> {
@@ -290,60 +175,6 @@ fn load(
         })
         .context("failed to start a thread")?;
     Ok(receiver)
-}
-
-/// Spawns the services that run as long as the process.
-async fn spawn_services(
-    services: &mut JoinSet<anyhow::Result<Infallible>>,
-    app: &App,
-    grpc: TcpListener,
-    token: Option<ReplicaTokenFile>,
-) {
-    if let Some(token) = token.clone() {
-        tracing::info!("the server accepts only requests with the replica token");
-        services.spawn(follow(token));
-    }
-    let (reports, receiver) = watch::channel(proto::v1alpha1::Load::default());
-    let (health, health_service) = tonic_health::server::health_reporter();
-    // Set the status before the port is served, because a new reporter reports that the service is healthy.
-    set_health(&health, app.lifecycle().phase()).await;
-    let service = ReplicaService::new(app.clone(), receiver);
-    let replica = ReplicaServer::new(service).max_decoding_message_size(GRPC_REQUEST_BYTES_MAX);
-    let replica = InterceptedService::new(replica, RequireToken(token));
-    let health_service = health_service.max_decoding_message_size(GRPC_REQUEST_BYTES_MAX);
-    let grpc_services = Routes::new(health_service).add_service(replica).prepare();
-    let publisher = app.clone();
-    services.spawn(async move {
-        publish(publisher, reports).await;
-        bail!("the task that publishes load reports has ended")
-    });
-    services.spawn(async move { Ok(serve_grpc(grpc, grpc_services).await) });
-    services.spawn(allocator::trim_excess());
-    let app = app.clone();
-    services.spawn(async move {
-        let mut phase = app.lifecycle().watch();
-        loop {
-            let current = *phase.borrow_and_update();
-            set_health(&health, current).await;
-            phase.changed().await.context("the lifecycle task has ended")?;
-        }
-    });
-}
-
-/// Sets the status of the gRPC health service.
-async fn set_health(health: &HealthReporter, phase: Phase) {
-    let status = if phase == Phase::Serving { ServingStatus::Serving } else { ServingStatus::NotServing };
-    for service in ["", "ovfleet.v1alpha1.Replica"] {
-        health.set_service_status(service, status).await;
-    }
-}
-
-fn service_error(ended: Result<anyhow::Result<Infallible>, tokio::task::JoinError>) -> anyhow::Error {
-    match ended {
-        Ok(Ok(never)) => match never {},
-        Ok(Err(error)) => error,
-        Err(error) => anyhow!(error).context("a service of the server panicked"),
-    }
 }
 
 /// The listener of the API, which can be stopped.

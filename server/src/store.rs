@@ -74,6 +74,9 @@ pub(crate) struct Store(Arc<Inner>);
 #[derive(Debug)]
 struct Inner {
     store_id: u64,
+    /// The limits of the index. The index stays locked while files are renamed and removed, and threads that serve
+    /// connections must not wait for that.
+    bounds: Bounds,
     /// Two secret keys, so that IDs cannot be guessed.
     random: [RandomState; 2],
     /// Number of IDs that have been generated.
@@ -124,6 +127,7 @@ impl Store {
         }
         Ok(Self(Arc::new(Inner {
             store_id,
+            bounds,
             ids: AtomicU64::new(0),
             random,
             folder,
@@ -145,7 +149,7 @@ impl Store {
 
     /// Whether the store can contain any records.
     pub(crate) fn is_enabled(&self) -> bool {
-        self.index().bounds().entries_max > 0
+        self.0.bounds.entries_max > 0
     }
 
     /// Runs `work` on a thread that may block, on at most [`WORKERS_MAX`] threads at the same time.
@@ -354,7 +358,7 @@ impl Store {
     }
 
     fn check_size(&self, bytes: u64, limit: u64) -> Result<(), Error> {
-        let bytes_max = self.index().bounds().bytes_max.min(limit);
+        let bytes_max = self.0.bounds.bytes_max.min(limit);
         if bytes > bytes_max { Err(Error::TooLarge { bytes, bytes_max }) } else { Ok(()) }
     }
 

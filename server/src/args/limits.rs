@@ -40,12 +40,12 @@ pub struct LimitArgs {
     pub max_body_bytes: ByteSize,
 
     /// Maximum total size of the request bodies and of their JSON values in memory, from their arrival until the
-    /// requests are prepared. Fetched images count as well. The parts of a request that its response repeats, and the items to be stored with the
-    /// response, count until the response is complete. An eighth of the total is reserved for bodies of up to 64
-    /// KiB.
+    /// requests are prepared. The files of images count as well, whether they are fetched or decoded from data: URLs. The
+    /// parts of a request that its response repeats, and the items to be stored with the response, count until the
+    /// response is complete. An eighth of the total is reserved for bodies of up to 64 KiB.
     ///
-    /// If exceeded: further requests get 429, `body_buffer_full`, with `Retry-After`; a request whose fetched images alone
-    /// need more gets 400, `array_above_max_length`.
+    /// If exceeded: further requests get 429, `body_buffer_full`, with `Retry-After`; a request whose images alone need
+    /// more gets 400, `array_above_max_length`.
     #[arg(long, value_name = "SIZE", default_value = "256MiB")]
     pub max_buffered_body_bytes: ByteSize,
 

@@ -3,6 +3,8 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use axum::body::Bytes;
+
 /// Size up to which a reservation may use all of the budget. Larger reservations leave a part to smaller ones, so that
 /// clients with small requests, which are the majority, are served while others send as much as they can.
 const SMALL_RESERVATION_BYTES: usize = 64 << 10;
@@ -70,11 +72,28 @@ impl ByteReservation {
         self.bytes += more;
         Ok(())
     }
+
+    /// Returns `bytes`, which hold the reservation until their last clone is dropped.
+    pub(crate) fn hold(self, bytes: impl AsRef<[u8]> + Send + 'static) -> Bytes {
+        Bytes::from_owner(ReservedBytes { bytes, _reservation: self })
+    }
 }
 
 impl Drop for ByteReservation {
     fn drop(&mut self) {
         self.budget.reserved.fetch_sub(self.bytes, Ordering::Relaxed);
+    }
+}
+
+/// Bytes that count toward the budget as long as they exist.
+struct ReservedBytes<T> {
+    bytes: T,
+    _reservation: ByteReservation,
+}
+
+impl<T: AsRef<[u8]>> AsRef<[u8]> for ReservedBytes<T> {
+    fn as_ref(&self) -> &[u8] {
+        self.bytes.as_ref()
     }
 }
 
@@ -95,6 +114,19 @@ mod tests {
         assert_eq!(second.grow_to(100), Ok(()));
         drop(second);
         assert_eq!(budget.reserved.load(Ordering::Relaxed), 0);
+    }
+
+    #[test]
+    fn bytes_hold_their_reservation_until_their_last_clone_is_dropped() {
+        let budget = ByteBudget::new(100, 100);
+        let mut reservation = budget.empty_reservation();
+        reservation.grow_to(100).unwrap();
+        let bytes = reservation.hold(vec![7_u8; 90]);
+        let clone = bytes.slice(10..);
+        drop(bytes);
+        assert_eq!(budget.empty_reservation().grow_to(1), Err(BudgetExhausted));
+        drop(clone);
+        assert_eq!(budget.empty_reservation().grow_to(100), Ok(()));
     }
 
     #[test]

@@ -59,12 +59,22 @@ impl FairSlots {
 
 impl Queue {
     fn push(&mut self, tenant: Tenant) -> oneshot::Receiver<FairSlot> {
+        self.remove_canceled();
         let (sender, receiver) = oneshot::channel();
         match self.tenants.iter_mut().find(|(other, _)| *other == tenant) {
             Some((_, requests)) => requests.push_back(sender),
             None => self.tenants.push_back((tenant, VecDeque::from([sender]))),
         }
         receiver
+    }
+
+    /// Removes the requests that were canceled. They would accumulate while no slot becomes free, for example if the file
+    /// system hangs from which all slots read.
+    fn remove_canceled(&mut self) {
+        self.tenants.retain_mut(|(_, requests)| {
+            requests.retain(|request| !request.is_closed());
+            !requests.is_empty()
+        });
     }
 
     /// Removes the request whose turn is next and moves its tenant behind the others. Canceled requests do not use a turn.
@@ -140,5 +150,18 @@ mod tests {
         assert_eq!(order, ["a1", "b1", "c1", "a3", "b2", "a4"]);
         drop(slot);
         slots.slot(tenant(1), WAIT_MAX).now_or_never().expect("a slot is free").unwrap();
+    }
+
+    #[tokio::test]
+    async fn canceled_requests_do_not_accumulate_while_no_slot_becomes_free() {
+        let slots = FairSlots::new(1);
+        let _slot = slots.slot(tenant(1), WAIT_MAX).await.unwrap();
+        let mut waiting = Box::pin(slots.slot(tenant(1), WAIT_MAX));
+        assert!(waiting.as_mut().now_or_never().is_none());
+        for number in 0..100 {
+            assert!(slots.slot(tenant(1 + number % 3), WAIT_MAX).now_or_never().is_none());
+        }
+        let count: usize = lock(&slots.queue).tenants.iter().map(|(_, requests)| requests.len()).sum();
+        assert!(count <= 2, "{count} requests are in the queue, but one waits");
     }
 }

@@ -3,15 +3,15 @@
 //! The sizes of all images are known before the prompt is rendered, and the prompt is tokenized and checked before any
 //! image is decoded. The memory of the images after preprocessing follows from their sizes and is reserved before any of
 //! them is decoded. A request that is too long, or for whose images there is no memory, is therefore rejected at little
-//! cost.
+//! cost. The files of images in `data:` URLs reserve their memory before they are decoded from base64.
 
 use std::collections::HashMap;
 use std::sync::Arc;
 
 use axum::body::Bytes;
 use base64::Engine as _;
-use base64::alphabet;
 use base64::engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig};
+use base64::{alphabet, decoded_len_estimate};
 use server_engine::{
     ImageDigest, ImageInput, ImageSpan, PromptImages, PromptPositions, RequestImages, SpanAttention, TokenId,
 };
@@ -22,7 +22,7 @@ use server_images::{
 use server_openai::{Content, ContentPart, ImageUrl, Message};
 use tokio_util::sync::CancellationToken;
 
-use super::media::Media;
+use super::media::{Media, is_data};
 use crate::error::Error;
 use crate::image_reader::ImageReader;
 use crate::limits::{BudgetExhausted, ByteReservation};
@@ -83,6 +83,7 @@ pub(super) fn read(
         return Err(Error::coded("array_above_max_length", param, problem));
     }
     media.require(references.iter().map(|(image, param)| (image.url.as_str(), param.as_str())))?;
+    check_bytes(&references, media)?;
     let mut num_pixels = 0;
     let read = |(image, param): (&ImageUrl, String)| {
         let image = read_image(image, param, reader, media)?;
@@ -97,6 +98,28 @@ pub(super) fn read(
         Ok(image)
     };
     references.into_iter().map(read).collect()
+}
+
+/// Checks, before any of the images is decoded from base64, that their files can be in memory together with those that
+/// were fetched.
+///
+/// # Errors
+/// The files are larger than the buffer for request bodies, regardless of other requests.
+fn check_bytes(references: &[(&ImageUrl, String)], media: &Media) -> Result<(), Error> {
+    let bytes_max = media.bytes_max();
+    let mut bytes = media.bytes();
+    for (image, param) in references {
+        let text = base64_text(&image.url).filter(|_| is_data(&image.url));
+        bytes += text.map_or(0, |text| decoded_len_estimate(text.len()));
+        if bytes > bytes_max {
+            let problem = format!(
+                "the files of the images up to this one have {bytes} bytes (limit: {bytes_max} bytes, \
+                 --max-buffered-body-bytes)"
+            );
+            return Err(Error::coded("array_above_max_length", param, problem));
+        }
+    }
+    Ok(())
 }
 
 /// Returns no images, for a model that does not read any.
@@ -152,7 +175,7 @@ fn read_image(
     let detail = read_detail(image.detail.as_deref(), &param)?;
     let bytes = match media.get(&image.url) {
         Some(bytes) => bytes.clone(),
-        None => read_data_url(&image.url, &param)?,
+        None => read_data_url(&image.url, &param, media)?,
     };
     let refused = |error: ImageError| Error::invalid(param.clone(), error);
     let header = DecodeLimits::default().check(&bytes).map_err(refused)?;
@@ -176,20 +199,28 @@ pub(super) fn read_detail(detail: Option<&str>, at: &str) -> Result<Detail, Erro
     }
 }
 
-/// Returns the content of a `data:` URL.
-fn read_data_url(url: &str, param: &str) -> Result<Bytes, Error> {
+/// Returns the text of a URL whose content is in base64.
+fn base64_text(url: &str) -> Option<&str> {
+    url.split_once(',').filter(|(media_type, _)| media_type.ends_with(";base64")).map(|(_, text)| text)
+}
+
+/// Returns the content of a `data:` URL. Its memory is reserved until it is dropped.
+fn read_data_url(url: &str, param: &str, media: &Media) -> Result<Bytes, Error> {
     /// Some clients omit the padding.
     const BASE64: GeneralPurpose = GeneralPurpose::new(
         &alphabet::STANDARD,
         GeneralPurposeConfig::new().with_decode_padding_mode(DecodePaddingMode::Indifferent),
     );
-    let content = url.split_once(',').filter(|(media_type, _)| media_type.ends_with(";base64"));
-    let Some((_, text)) = content else {
+    let Some(text) = base64_text(url) else {
         let problem = "is not a data: URL in base64: it must begin with data:image/…;base64,";
         return Err(Error::invalid(param, problem));
     };
-    let bytes = BASE64.decode(text).map(Bytes::from);
-    bytes.map_err(|_| Error::invalid(param, "the content of the data: URL is not valid base64"))
+    // The decoder allocates exactly this number of bytes.
+    let reservation = media.reserve(decoded_len_estimate(text.len()))?;
+    let bytes = BASE64.decode(text);
+    let bytes =
+        bytes.map_err(|_| Error::invalid(param, "the content of the data: URL is not valid base64"))?;
+    Ok(reservation.hold(bytes))
 }
 
 /// Replaces the markers of images in a rendered prompt with the texts of the images.
@@ -228,8 +259,11 @@ pub(super) fn image_tokens_note(num_tokens: usize) -> String {
 pub(super) fn num_tokens_of(message: &Message, reader: &ImageReader, media: &Media) -> usize {
     let Some(Content::Parts(parts)) = &message.content else { return 0 };
     let images = parts.iter().filter_map(|part| part.image_url.as_ref());
-    let images = images.filter_map(|image| read_image(image, String::new(), reader, media).ok());
-    num_tokens(&images.collect::<Vec<_>>())
+    // Each image is dropped before the next one is read.
+    let num_tokens = |image: &ImageUrl| {
+        read_image(image, String::new(), reader, media).map_or(0, |image| image.layout.num_tokens)
+    };
+    images.map(num_tokens).sum()
 }
 
 /// Decodes the images and assigns positions of the prompt to them. `None` if there are no images. `param` is the

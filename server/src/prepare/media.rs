@@ -1,32 +1,61 @@
-//! The media of a request that are not in its body.
+//! The media of a request: those that are not in its body, and the budget for the bytes of those that its body contains.
 //!
 //! Preparing a request must not wait for the network. The preparation therefore reports which media it needs
 //! ([`Error::MediaNeeded`]), the caller fetches them, and the request is prepared again, until it needs no others.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 
 use axum::body::Bytes;
 
 use crate::error::{Error, MediaReference};
+#[cfg(test)]
+use crate::limits::HttpLimits;
+use crate::limits::{BudgetExhausted, ByteBudget, ByteReservation};
 
-/// The media that were fetched for a request.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Media(HashMap<String, Bytes>);
+/// The media that were fetched for a request, and the budget for the bytes of its media.
+#[derive(Clone, Debug)]
+pub(crate) struct Media {
+    fetched: HashMap<String, Bytes>,
+    /// The budget that the media of all requests share with the bodies of the requests.
+    budget: Arc<ByteBudget>,
+}
 
 impl Media {
+    /// Creates the media of a request for which none have been fetched.
+    pub(crate) fn new(budget: Arc<ByteBudget>) -> Self {
+        Self { fetched: HashMap::new(), budget }
+    }
+
     /// Adds a medium.
     pub(crate) fn insert(&mut self, url: String, bytes: Bytes) {
-        self.0.insert(url, bytes);
+        self.fetched.insert(url, bytes);
     }
 
     /// Returns the medium at a URL or path, unless the URL contains it.
     pub(crate) fn get(&self, url: &str) -> Option<&Bytes> {
-        self.0.get(url)
+        self.fetched.get(url)
     }
 
-    /// The total size of the media.
+    /// The total size of the media that were fetched.
     pub(crate) fn bytes(&self) -> usize {
-        self.0.values().map(Bytes::len).sum()
+        self.fetched.values().map(Bytes::len).sum()
+    }
+
+    /// The largest total size of the media of one request.
+    pub(super) fn bytes_max(&self) -> usize {
+        self.budget.large_bytes_max()
+    }
+
+    /// Reserves memory for the bytes of a medium that a URL contains.
+    ///
+    /// # Errors
+    /// Other requests use the memory.
+    pub(super) fn reserve(&self, bytes: usize) -> Result<ByteReservation, Error> {
+        let mut reservation = self.budget.empty_reservation();
+        let grown = reservation.grow_to(bytes);
+        grown.map_err(|BudgetExhausted| Error::body_buffer_full(self.budget.bytes_max()))?;
+        Ok(reservation)
     }
 
     /// Checks that all media have been fetched. The pairs are URLs and the parameters that contain them.
@@ -47,7 +76,16 @@ impl Media {
     }
 }
 
+/// Returns media with the default budget.
+#[cfg(test)]
+impl Default for Media {
+    fn default() -> Self {
+        let HttpLimits { max_buffered_body_bytes, max_body_bytes, .. } = HttpLimits::default();
+        Self::new(ByteBudget::new(max_buffered_body_bytes, max_body_bytes))
+    }
+}
+
 /// Whether a URL contains the medium.
-fn is_data(url: &str) -> bool {
+pub(super) fn is_data(url: &str) -> bool {
     url.get(..5).is_some_and(|scheme| scheme.eq_ignore_ascii_case("data:"))
 }

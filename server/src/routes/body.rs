@@ -115,19 +115,7 @@ impl Buffer {
     }
 
     fn finish(self) -> Bytes {
-        Bytes::from_owner(ReservedBytes { bytes: self.bytes, _reservation: self.reservation })
-    }
-}
-
-/// Bytes that count toward the budget as long as they exist.
-struct ReservedBytes<T> {
-    bytes: T,
-    _reservation: ByteReservation,
-}
-
-impl<T: AsRef<[u8]>> AsRef<[u8]> for ReservedBytes<T> {
-    fn as_ref(&self) -> &[u8] {
-        self.bytes.as_ref()
+        self.reservation.hold(self.bytes)
     }
 }
 
@@ -137,7 +125,7 @@ async fn whole(body: Body, mut buffer: Buffer) -> Result<Bytes, Refusal> {
     let mut second = next(&mut pieces).await?;
     if second.is_none() && first.len() <= buffer.bytes_max {
         buffer.reserve(&first, first.len())?;
-        return Ok(Bytes::from_owner(ReservedBytes { bytes: first, _reservation: buffer.reservation }));
+        return Ok(buffer.reservation.hold(first));
     }
     let (mut size, mut pushed) = (first.len(), buffer.push(&first));
     drop(first);

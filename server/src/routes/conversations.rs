@@ -76,6 +76,11 @@ pub(super) async fn update(State(app): State<App>, Path(id): Path<String>, reque
             let head: Conversation = stored.head().map_err(damaged)?;
             Ok::<_, Failure>(Conversation { metadata, ..head })
         });
+        let updated = updated.map_err(|failure| match failure {
+            // The items have not changed.
+            Failure::Store(error @ store::Error::TooLarge { .. }) => Error::invalid("metadata", error),
+            failure => failure.into(),
+        });
         updated?.ok_or_else(|| no_conversation(&id))
     })
     .await
@@ -244,7 +249,7 @@ fn page_of(stored: &StoredRecord, page: &Page) -> Result<(Vec<Item>, bool), Erro
     let (mut selection, mut data) = (Selection::new(page), Vec::new());
     for item in items {
         match selection.add(&item.id, item.bytes()) {
-            PagePosition::Before => {}
+            PagePosition::Skipped => {}
             PagePosition::OnPage => data.push(item.parse().map_err(damaged)?),
             PagePosition::After => break,
         }
@@ -261,5 +266,73 @@ fn no_item(id: &str) -> Error {
         code: "item_not_found",
         param: Some("item_id".to_owned()),
         message: format!("the item {id:?} is not stored; it may have been deleted"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use axum::body::{Body, to_bytes};
+    use serde_json::{Map, Value, json};
+
+    use super::*;
+    use crate::limits::HttpLimits;
+    use crate::metrics::Metrics;
+    use crate::store::StoreConfig;
+
+    /// Stores a conversation with these items.
+    fn put(app: &App, items: Vec<Arc<Item>>) -> Id {
+        let id = app.store().new_id(Kind::Conversation);
+        let conversation = Conversation {
+            id: id.to_string(),
+            object: Object::Conversation,
+            created_at: 1,
+            metadata: Map::new(),
+        };
+        let record = ConversationRecord { conversation, items, generated_ids: 0 };
+        app.store().put_conversation(&record, Tenant::default()).unwrap();
+        id
+    }
+
+    #[tokio::test]
+    async fn an_error_about_metadata_that_the_store_has_no_room_for_names_the_metadata() {
+        let config = StoreConfig { max_stored_bytes: 400, ..StoreConfig::default() };
+        let app = App::with_store(HttpLimits::default(), Metrics::new("m", "test"), &config).unwrap();
+        let id = put(&app, Vec::new()).to_string();
+        let status_and_param = async |length: usize| {
+            let body = json!({"metadata": {"a": "x".repeat(length)}}).to_string();
+            let request = axum::http::Request::post("/").body(Body::from(body)).unwrap();
+            let response = update(State(app.clone()), Path(id.clone()), request).await;
+            let status = response.status().as_u16();
+            let body = to_bytes(response.into_body(), usize::MAX).await.unwrap();
+            let answer: Value = serde_json::from_slice(&body).unwrap();
+            (status, answer["error"]["param"].clone())
+        };
+        assert_eq!(status_and_param(10).await, (200, Value::Null));
+        assert_eq!(status_and_param(500).await, (400, json!("metadata")));
+    }
+
+    /// Earlier versions did not check that the items of a conversation have different IDs.
+    #[test]
+    fn a_conversation_that_was_stored_with_duplicate_ids_is_listed_on_a_limited_number_of_pages() {
+        let item = |id: &str| {
+            let item = json!({"type": "message", "id": id, "status": "completed", "role": "user",
+                "content": [{"type": "input_text", "text": "x"}]});
+            Arc::new(serde_json::from_value::<Item>(item).unwrap())
+        };
+        let app = App::new(HttpLimits::default(), Metrics::new("m", "test"));
+        let id = put(&app, ["msg_a", "msg_b", "msg_a", "msg_c", "msg_b"].map(item).into());
+        let stored = app.store().get(id, Tenant::default()).unwrap().unwrap();
+        for (order, expected) in [("asc", ["msg_a", "msg_b", "msg_c"]), ("desc", ["msg_b", "msg_c", "msg_a"])]
+        {
+            let (mut listed, mut after) = (Vec::new(), String::new());
+            for number in 1..=expected.len() {
+                let uri = format!("/v1/x?order={order}&limit=1{after}").parse().unwrap();
+                let (data, has_more) = page_of(&stored, &Page::of(&uri).unwrap()).unwrap();
+                assert_eq!(has_more, number < expected.len(), "{order}, page {number}");
+                after = format!("&after={}", data[0].id());
+                listed.push(data[0].id().to_owned());
+            }
+            assert_eq!(listed, expected);
+        }
     }
 }

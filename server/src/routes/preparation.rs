@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use tokio_util::sync::CancellationToken;
 
+use super::media;
 use crate::app::App;
 use crate::error::{Error, Resource};
 use crate::limits::NoSlot;
@@ -43,13 +44,13 @@ pub(super) async fn with_media<T: Send + 'static>(
         let (work, canceled) = (Arc::clone(&work), canceled.clone());
         on_thread(app, tenant, move |app| work(app, &media, &canceled)).await
     };
-    let mut media = Arc::new(Media::default());
+    let mut media = Arc::new(Media::new(Arc::clone(app.body_bytes())));
     // Each time, at least one image is fetched. If a conversation is truncated, each attempt to shorten it can need further
     // images, but all attempts together need no more than a request may have.
     for _ in 0..prepare::IMAGES_MAX {
         match run(Arc::clone(&media)).await {
             Err(Error::MediaNeeded(references)) => {
-                app.fetch_media(references, tenant, Arc::make_mut(&mut media)).await?;
+                media::fetch(app, references, tenant, Arc::make_mut(&mut media)).await?;
             }
             result => return result,
         }

@@ -78,10 +78,6 @@ impl Index {
         }
     }
 
-    pub(super) fn bounds(&self) -> Bounds {
-        self.bounds
-    }
-
     /// Returns the record of this tenant under `key`, which then counts as used.
     pub(super) fn get(&mut self, key: Key, tenant: Tenant) -> Option<&mut Entry> {
         self.find(key, tenant)?;

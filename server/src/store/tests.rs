@@ -1,6 +1,7 @@
 use std::collections::BTreeSet;
 use std::path::Path;
-use std::sync::Barrier;
+use std::sync::{Barrier, mpsc};
+use std::time::Duration;
 
 use serde_json::{Map, json};
 use server_openai::responses::Object;
@@ -142,6 +143,20 @@ fn ids_contain_the_store_id_and_are_unique() {
     let store_id = format!("resp_{:016x}", store.store_id());
     assert!(names.iter().all(|name| name.starts_with(&store_id)));
     assert_ne!(Store::open(&config(None)).unwrap().store_id(), store.store_id());
+}
+
+#[test]
+fn whether_the_store_is_enabled_is_known_while_the_index_is_locked() {
+    let store = Store::open(&config(None)).unwrap();
+    std::thread::scope(|scope| {
+        let index = store.index();
+        let (sender, receiver) = mpsc::channel();
+        let store = &store;
+        scope.spawn(move || sender.send((store.is_enabled(), store.id_if_enabled())).unwrap());
+        let known = receiver.recv_timeout(Duration::from_secs(60));
+        drop(index);
+        assert_eq!(known, Ok((true, store.store_id())));
+    });
 }
 
 #[test]

@@ -1,7 +1,14 @@
+use base64::decoded_len_estimate;
 use expect_test::{Expect, expect};
 use serde_json::json;
+use server_engine::{EngineLimits, RequestLimits};
+use tokio_util::sync::CancellationToken;
 
+use super::references::REFERENCES_MAX;
 use super::*;
+use crate::backend::built_in_model_with_images;
+use crate::limits::ByteBudget;
+use crate::prepare::Media;
 use crate::store::{Store, StoreConfig};
 
 fn request(body: &Value) -> Request {
@@ -276,4 +283,37 @@ fn a_conversation_is_cut_at_messages_of_the_user_and_retains_the_system_message(
     assert_eq!(roles(messages::without(&all, 4)), ["system", "user", "assistant", "user"]);
     assert_eq!(messages::cuts(&all[1..]), [3, 5]);
     assert_eq!(messages::cuts(&all[..2]), [0; 0]);
+}
+
+/// A conversation that fits with the room for an answer is prepared once more, without this limit.
+#[test]
+fn a_truncated_conversation_needs_the_memory_of_its_images_only_once() {
+    const IMAGE: &str = "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9\
+                         awAAAABJRU5ErkJggg==";
+    let (model, _) = built_in_model_with_images(vec!["m".to_owned()], 1 << 20).unwrap();
+    let bytes = decoded_len_estimate(IMAGE.len() - IMAGE.find(',').unwrap() - 1);
+    let media = Media::new(ByteBudget::new(bytes, bytes));
+    let requests = RequestLimits {
+        block_tokens: 16,
+        blocks_total: 1024,
+        max_model_len: 200,
+        max_num_seqs: 16,
+        max_queue: 16,
+    };
+    let limits = EngineLimits { requests, vocabulary: 260, adapters: 0, reads_images: true };
+    let canceled = CancellationToken::new();
+    let target = Target { model: &model, limits, media: &media, canceled: &canceled, seed: 1 };
+    let body = json!({
+        "model": "m",
+        "input": [
+            {"role": "user", "content": "x".repeat(200)},
+            {"role": "user", "content": [{"type": "input_image", "image_url": IMAGE}]},
+        ],
+        "truncation": "auto",
+    });
+    let id = Store::open(&StoreConfig::default()).unwrap().new_id(Kind::Response);
+    let prepared = responses(&request(&body), Context::default(), id, target).unwrap().prepared;
+    let prompt = &prepared.prompts[0];
+    assert!(prompt.images.is_some());
+    assert_eq!(prompt.stop.max_tokens as usize, 200 - prompt.prompt.len(), "the answer may fill the context");
 }

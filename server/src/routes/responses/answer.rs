@@ -149,6 +149,8 @@ impl Encoder for ResponseEncoder {
         let conclude = move || {
             let sink = &mut |event: &Event<'_>| events.push_raw(&encode(event));
             self.assembly.fail(&error, sink);
+            // Only complete responses are stored.
+            self.assembly.set_stored(false);
             self.assembly.conclude(sink);
             events.done();
             events
@@ -324,5 +326,38 @@ fn response_usage(usage: Usage) -> ResponseUsage {
             reasoning_tokens: usage.completion_tokens_details.map_or(0, |details| details.reasoning_tokens),
         },
         total_tokens: usage.total_tokens,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::limits::HttpLimits;
+    use crate::metrics::Metrics;
+    use crate::prepare::responses::CallNames;
+    use crate::responses::NewResponse;
+    use crate::store::Kind;
+
+    #[tokio::test]
+    async fn a_streamed_response_that_fails_reports_that_it_is_not_stored() {
+        let app = App::new(HttpLimits::default(), Metrics::new("m", "test"));
+        let id = app.store().new_id(Kind::Response);
+        let response = json!({
+            "id": id.to_string(), "object": "response", "created_at": 1, "status": "in_progress", "background": false,
+            "model": "m", "output": [], "parallel_tool_calls": true, "reasoning": {}, "service_tier": "default",
+            "store": true, "temperature": 1.0, "text": {}, "tool_choice": "auto", "tools": [], "top_logprobs": 0,
+            "top_p": 1.0, "truncation": "disabled", "metadata": {},
+        });
+        let response: WireResponse = serde_json::from_value(response).unwrap();
+        let retained = RetainedRequest::new(app.body_bytes(), Vec::new(), &response).unwrap();
+        let call_names = CallNames::default();
+        let new = NewResponse { response, ids: id.items(), logprobs: None, choices: 1, call_names };
+        let assembly = Assembly::new(new);
+        let encoder = Box::new(ResponseEncoder { app, assembly, retained, tenant: Tenant::default() });
+        let mut events = encoder.fail(Error::Internal("broken".to_owned()), Events::default()).await;
+        let text = String::from_utf8(events.take().to_vec()).unwrap();
+        assert!(text.contains("\"store\":false") && !text.contains("\"store\":true"), "{text}");
     }
 }

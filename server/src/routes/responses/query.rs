@@ -1,4 +1,7 @@
-//! Parses query parameters.
+//! Parses query parameters, and selects the items of a page.
+
+use std::collections::HashSet;
+use std::hash::{BuildHasher as _, RandomState};
 
 use axum::extract::Query;
 use axum::http::Uri;
@@ -67,8 +70,16 @@ impl Page {
 const PAGE_BYTES_MAX: u64 = 1 << 20;
 
 /// Selects the items of a page. All items of the list are added to it in the order of the page.
+///
+/// No new item gets the ID of another one, but earlier versions stored such items. A page begins after the first item with
+/// a given ID. If an item that repeats an ID ended a page, the next page would begin before the end of this one, and a client
+/// would request pages forever. Such items are on no page.
 pub(crate) struct Selection<'a> {
     page: &'a Page,
+    /// The hashes of the IDs of all items so far. The IDs themselves would take too much memory for a long chain of
+    /// responses.
+    ids: HashSet<u64>,
+    hasher: RandomState,
     has_begun: bool,
     items: usize,
     bytes: u64,
@@ -78,8 +89,8 @@ pub(crate) struct Selection<'a> {
 /// The position of an item of a [`Selection`] with respect to the page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum PagePosition {
-    /// The item precedes the page.
-    Before,
+    /// The item precedes the page, or repeats the ID of an item before it.
+    Skipped,
     /// The item is on the page.
     OnPage,
     /// The item and all following ones come after the page.
@@ -88,14 +99,25 @@ pub(crate) enum PagePosition {
 
 impl<'a> Selection<'a> {
     pub(crate) fn new(page: &'a Page) -> Self {
-        Self { page, has_begun: page.after.is_none(), items: 0, bytes: 0, has_more: false }
+        Self {
+            page,
+            ids: HashSet::new(),
+            hasher: RandomState::new(),
+            has_begun: page.after.is_none(),
+            items: 0,
+            bytes: 0,
+            has_more: false,
+        }
     }
 
     /// Adds an item of `bytes` bytes, if it is on the page.
     pub(crate) fn add(&mut self, id: &str, bytes: u64) -> PagePosition {
+        if !self.ids.insert(self.hasher.hash_one(id)) {
+            return PagePosition::Skipped;
+        }
         if !self.has_begun {
             self.has_begun = self.page.after.as_deref() == Some(id);
-            return PagePosition::Before;
+            return PagePosition::Skipped;
         }
         let is_full = self.items == self.page.limit
             || (self.items > 0 && self.bytes.saturating_add(bytes) > PAGE_BYTES_MAX);
@@ -185,7 +207,7 @@ mod tests {
         }
         for (id, bytes) in items {
             match selection.add(id, *bytes) {
-                PagePosition::Before => {}
+                PagePosition::Skipped => {}
                 PagePosition::OnPage => selected.push(id.clone()),
                 PagePosition::After => break,
             }
@@ -213,6 +235,25 @@ mod tests {
                     seen.reverse();
                 }
                 assert_eq!(seen, all.iter().map(|(id, _)| id.clone()).collect::<Vec<_>>());
+            }
+        }
+    }
+
+    #[test]
+    fn pages_of_a_list_that_repeats_ids_have_each_id_once_and_end() {
+        let all: Vec<(String, u64)> = "abacbabad".chars().map(|id| (id.to_string(), 1)).collect();
+        for (order, expected) in [("asc", "abcd"), ("desc", "dabc")] {
+            for limit in 1..=5 {
+                let (mut seen, mut after, mut has_more) = (String::new(), String::new(), true);
+                while has_more {
+                    let page = page(&format!("limit={limit}&order={order}{after}")).unwrap();
+                    let (part, more) = select(&page, &all).unwrap();
+                    after = format!("&after={}", part.last().unwrap());
+                    seen.extend(part);
+                    assert!(seen.len() <= expected.len(), "{order} {limit}: {seen}");
+                    has_more = more;
+                }
+                assert_eq!(seen, expected, "{order} {limit}");
             }
         }
     }

@@ -145,7 +145,7 @@ fn page_of_input(
         }
         for item in items {
             match selection.add(item.id(), item.bytes()) {
-                PagePosition::Before => {}
+                PagePosition::Skipped => {}
                 PagePosition::OnPage => data.push(Arc::unwrap_or_clone(item.parse()?)),
                 PagePosition::After => break 'links,
             }

@@ -3,8 +3,8 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, mpsc};
 
-use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
+use base64::{Engine as _, decoded_len_estimate};
 use expect_test::{Expect, expect};
 use serde_json::{Value, json};
 use server_engine::{ImageSpan, SpanAttention};
@@ -16,7 +16,7 @@ use tokio_util::sync::CancellationToken;
 use crate::backend::built_in_text_with;
 use crate::error::Error;
 use crate::image_reader::ImageReader;
-use crate::limits::WaitingBudget;
+use crate::limits::{ByteBudget, WaitingBudget};
 use crate::model::Model;
 use crate::prepare::Media;
 use crate::prepare::conversation::Conversation;
@@ -265,6 +265,35 @@ fn the_pixels_of_all_images_of_a_request_are_limited() {
         "messages[0].content[8].image_url: the images up to this one have 441000000 pixels (limit: 400000000 pixels in all images of a request)"
     ]
     .assert_eq(&rendered(TEMPLATE, &messages).err().unwrap().to_string());
+}
+
+#[test]
+fn the_files_of_images_reserve_their_memory_before_they_are_decoded_from_base64() {
+    let bytes = IMAGES.map(|url| decoded_len_estimate(url.split_once(',').unwrap().1.len()));
+    let bytes_max = bytes[0] + bytes[1];
+    let budget = ByteBudget::new(bytes_max, bytes_max);
+    let read = |images: &[&str]| {
+        let parts: Vec<Value> = images.iter().copied().map(image).collect();
+        let request = json!({"messages": [{"role": "user", "content": parts}]});
+        let conversation = Conversation::of_chat(ChatRequest::read(&request).unwrap())?;
+        render(&conversation, &model(TEMPLATE), &Media::new(Arc::clone(&budget)), None)
+    };
+    let both = read(&IMAGES).unwrap();
+    let full = Some(Error::body_buffer_full(bytes_max));
+    assert_eq!(read(&IMAGES[..1]).err(), full);
+    // Decoding this text would fail.
+    let malformed = IMAGES[0].replace("iVBOR", "*****");
+    let malformed = malformed.as_str();
+    assert_eq!(read(&[malformed]).err(), full);
+    drop(both);
+    assert_eq!(read(&IMAGES).unwrap().images.len(), 2);
+    assert!(read(&[malformed]).err().unwrap().to_string().contains("is not valid base64"));
+    // The failed request has returned its memory. These images can never be in memory at the same time.
+    let error = read(&[IMAGES[0], IMAGES[1], malformed]).err().unwrap();
+    let Error::Invalid { code, param, message } = error else { panic!("{error}") };
+    assert_eq!((code, param.as_str()), ("array_above_max_length", "messages[0].content[2].image_url"));
+    assert!(message.contains("--max-buffered-body-bytes"), "{message}");
+    assert_eq!(read(&IMAGES).unwrap().images.len(), 2);
 }
 
 #[test]

@@ -1,0 +1,79 @@
+//! Removes the beginning of a conversation that does not fit, if the request allows it (`truncation`).
+
+use server_openai::responses::Request;
+use server_openai::{Generation, Message};
+
+use super::messages;
+use crate::error::Error;
+use crate::prepare::chat::{AnswerRequest, prepare_conversation};
+use crate::prepare::conversation::Conversation;
+use crate::prepare::fitting::{first_fitting, guess_cut};
+use crate::prepare::prepared::Target;
+use crate::prepare::resolved::{ANSWER_SHARE, LimitSource, TokensMax, UndecodedRequest};
+
+/// Prepares the conversation, or the longest end of it that fits if it may be truncated.
+///
+/// # Errors
+/// The request is invalid, or no end of the conversation fits.
+pub(super) fn prepare_fitting(
+    request: &Request,
+    generation: &Generation,
+    model: &str,
+    conversation: &Conversation,
+    target: Target<'_>,
+) -> Result<UndecodedRequest, Error> {
+    let limit = |tokens, source| TokensMax { param: "max_output_tokens", tokens, source };
+    let tokens_max = request.max_output_tokens.map(|tokens| limit(tokens, LimitSource::Request));
+    let prepare = |messages: Vec<Message>, tokens_max: Option<TokensMax>| {
+        let conversation = Conversation { messages, ..conversation.clone() };
+        let answer = AnswerRequest { model: model.to_owned(), logprobs: logprobs(request), tokens_max };
+        prepare_conversation(generation, &conversation, answer, target)
+    };
+    let too_long = match prepare(conversation.messages.clone(), tokens_max) {
+        Err(error) if is_too_long(&error) && request.truncation.as_deref() == Some("auto") => error,
+        other => return other,
+    };
+    let cuts = messages::cuts(&conversation.messages);
+    let rest = |cut: usize| messages::without(&conversation.messages, cut);
+    let room = target.limits.requests.max_model_len / ANSWER_SHARE;
+    let left = tokens_max.unwrap_or(limit(room.max(1), LimitSource::Room));
+    let tokens_max_of_prompt = target.limits.requests.max_model_len.saturating_sub(left.tokens);
+    let Target { model: served, media, .. } = target;
+    let guess = guess_cut(&conversation.messages, &cuts, served, media, tokens_max_of_prompt);
+    let fitting = first_fitting(cuts.len(), guess, |at| match prepare(rest(cuts[at]), Some(left)) {
+        Ok(prepared) => Ok(Some(prepared)),
+        Err(error) if is_too_long(&error) => Ok(None),
+        Err(error) => Err(error),
+    })?;
+    let cut = fitting.as_ref().map_or(cuts.last(), |(at, _)| cuts.get(*at)).copied();
+    match (tokens_max, cut) {
+        (Some(_), _) | (_, None) => fitting.map(|(_, prepared)| prepared).ok_or(too_long),
+        // The answer may fill the context length. The last turn alone may leave less room than the fraction that is
+        // otherwise left.
+        (None, Some(cut)) => {
+            // Release the memory of the images before they are read again.
+            drop(fitting);
+            prepare(rest(cut), None).map_err(|error| if is_too_long(&error) { too_long } else { error })
+        }
+    }
+}
+
+/// Whether shortening the conversation may avoid the error.
+fn is_too_long(error: &Error) -> bool {
+    match error {
+        Error::ContextLength { .. } => true,
+        // There are too many messages or images, or the images have too many pixels or bytes.
+        Error::Invalid { code, param, .. } => {
+            *code == "array_above_max_length" && (param == "input" || param.starts_with("input["))
+        }
+        _ => false,
+    }
+}
+
+/// Returns the number of most probable tokens with log probabilities, or `None` for no log probabilities.
+fn logprobs(request: &Request) -> Option<u32> {
+    let is_included = request.include.iter().flatten().any(|name| name == "message.output_text.logprobs");
+    let is_requested =
+        is_included || request.logprobs == Some(true) || request.top_logprobs.is_some_and(|top| top > 0);
+    is_requested.then(|| request.top_logprobs.unwrap_or(0))
+}
