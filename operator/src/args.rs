@@ -48,7 +48,7 @@ pub enum Command {
     Crd,
     /// Execute a program that the kernel kills when the parent process exits. `local` starts its processes this way.
     #[command(hide = true)]
-    Tether(TetherArgs),
+    DieWithParent(DieWithParentArgs),
 }
 
 /// The arguments of `ovfleet-operator run`.
@@ -202,9 +202,9 @@ pub struct LocalArgs {
     pub router: Option<PathBuf>,
 }
 
-/// The arguments of `ovfleet-operator tether`.
+/// The arguments of `ovfleet-operator die-with-parent`.
 #[derive(Clone, Debug, ClapArgs)]
-pub struct TetherArgs {
+pub struct DieWithParentArgs {
     /// The ID of the parent process.
     #[arg(long)]
     pub parent: i32,

@@ -37,4 +37,4 @@ pub mod valid_deployment;
 pub mod validate;
 pub mod watch;
 
-pub use args::{Args, Command, LocalArgs, LogFormat, RunArgs, TetherArgs};
+pub use args::{Args, Command, DieWithParentArgs, LocalArgs, LogFormat, RunArgs};

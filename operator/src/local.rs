@@ -23,17 +23,17 @@ use crate::validate::{Defaults, validate};
 
 mod child;
 mod console;
+mod die_with_parent;
 mod installation;
 mod numa;
 mod output;
 mod processes;
 mod resource;
-mod tether;
 
 use console::print;
+pub(crate) use die_with_parent::run as die_with_parent;
 use installation::Installation;
 use processes::Processes;
-pub(crate) use tether::run as tether;
 
 /// Time that a server or router of `ovfleet-operator local` has to exit after its drain timeout.
 ///

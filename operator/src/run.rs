@@ -48,7 +48,7 @@ impl Args {
         let Self { command, log, log_format } = self;
         let command = match command {
             Command::Crd => return print_crd(),
-            Command::Tether(args) => return local::tether(args),
+            Command::DieWithParent(args) => return local::die_with_parent(args),
             command => command,
         };
         process::logs::start(&log, log_format)?;
@@ -59,7 +59,7 @@ impl Args {
         match command {
             Command::Run(args) => runtime.block_on(run(args)),
             Command::Local(args) => runtime.block_on(local::run(args)),
-            Command::Crd | Command::Tether(_) => Ok(()),
+            Command::Crd | Command::DieWithParent(_) => Ok(()),
         }
     }
 }

@@ -224,7 +224,7 @@ fn describe(app: &App, replica: &Replica) -> Value {
             "decode_tokens_per_second": finite(load.decode_tokens_per_second),
             "unencoded_image_tokens": load.unencoded_image_tokens,
             "preemptions_total": load.preemptions_total,
-            "asleep": load.asleep,
+            "sleeping": load.sleeping,
         },
     })
 }

@@ -102,7 +102,7 @@ pub struct ReportedLoad {
     /// The measured speed of the image encoder, or 0 while it is unknown.
     pub image_tokens_per_second: f32,
     /// Whether the next request must wake the replica.
-    pub is_asleep: bool,
+    pub is_sleeping: bool,
 }
 
 /// The state of a replica at a point in time: its last report, and the requests that the report does not include.
@@ -457,7 +457,7 @@ impl ReportedLoad {
             decode_tokens_per_second: speed(load.decode_tokens_per_second),
             unencoded_image_tokens: load.unencoded_image_tokens.min(u64::from(u32::MAX)),
             image_tokens_per_second: speed(load.image_tokens_per_second),
-            is_asleep: load.asleep,
+            is_sleeping: load.sleeping,
         }
     }
 }

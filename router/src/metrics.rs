@@ -337,7 +337,7 @@ impl ReplicaGauges {
                 set(&self.blocks_active, reported.blocks_active.into());
                 set(&self.blocks_evictable, reported.blocks_evictable.into());
                 set(&self.blocks_free, empty.into());
-                set(&self.sleeping, reported.is_asleep.into());
+                set(&self.sleeping, reported.is_sleeping.into());
             }
             if let Some(age) = snapshot.report_age {
                 self.report_age.get_or_create(&labels).set(age.as_secs_f64());

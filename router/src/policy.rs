@@ -74,10 +74,10 @@ impl Policy {
         terms.clear();
         let awake_has_room = candidates
             .iter()
-            .any(|candidate| !candidate.is_asleep() && candidate.capacity(demand) == Capacity::Now);
+            .any(|candidate| !candidate.is_sleeping() && candidate.capacity(demand) == Capacity::Now);
         let is_eligible = |candidate: &Candidate| {
-            let stays_asleep = awake_has_room && candidate.is_asleep();
-            !stays_asleep && !candidate.is_reserved && candidate.capacity(demand) != Capacity::Never
+            let stays_sleeping = awake_has_room && candidate.is_sleeping();
+            !stays_sleeping && !candidate.is_reserved && candidate.capacity(demand) != Capacity::Never
         };
         match self {
             Self::Kv(config) => kv::score(config, demand, candidates, terms),

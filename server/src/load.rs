@@ -109,7 +109,7 @@ fn report(app: &App, engine: &EngineLoad, number: u64) -> Load {
         preemptions_total: load.preemptions_total,
         unencoded_image_tokens: load.unencoded_image_tokens,
         image_tokens_per_second: engine.image_tokens_per_second,
-        asleep: engine.sleep_level.is_some(),
+        sleeping: engine.sleep_level.is_some(),
         // The stream of each router adds the dispatches of that router.
         dispatches: None,
         store_id: app.store().id_if_enabled(),

@@ -89,10 +89,10 @@ impl Child {
     fn spawn(&mut self) -> anyhow::Result<()> {
         let Program { name, path, flags } = &self.program;
         let parent = format!("--parent={}", std::process::id());
-        let tether = ["tether".into(), parent.into(), "--".into(), path.clone().into_os_string()];
+        let wrapper = ["die-with-parent".into(), parent.into(), "--".into(), path.clone().into_os_string()];
         // This link points to the running program, even if its file has been replaced.
         let mut process = Command::new("/proc/self/exe")
-            .args(tether.into_iter().chain(flags.iter().map(OsString::from)))
+            .args(wrapper.into_iter().chain(flags.iter().map(OsString::from)))
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())

@@ -608,7 +608,7 @@ fn arbitrary_load(rng: &mut StdRng, router: u64) -> Load {
         unencoded_image_tokens: [0, u64::MAX, u64::from(arbitrary(rng))][rng.random_range(0..3)],
         image_tokens_per_second: [0.0, f32::NAN, -1.0, 5e3][rng.random_range(0..4)],
         store_id: rng.random(),
-        asleep: rng.random(),
+        sleeping: rng.random(),
     }
 }
 

@@ -166,9 +166,9 @@ impl Candidate {
     }
 
     /// Whether a request would have to wake the replica. A request in flight is already waking it.
-    pub(super) fn is_asleep(&self) -> bool {
+    pub(super) fn is_sleeping(&self) -> bool {
         self.snapshot.booked.in_flight == 0
-            && self.snapshot.reported.is_some_and(|reported| reported.is_asleep)
+            && self.snapshot.reported.is_some_and(|reported| reported.is_sleeping)
     }
 
     /// Whether the replica may get requests at all.

@@ -32,7 +32,7 @@ const REPORTED: ReportedLoad = ReportedLoad {
     decode_tokens_per_second: 100.0,
     unencoded_image_tokens: 0,
     image_tokens_per_second: 0.0,
-    is_asleep: false,
+    is_sleeping: false,
 };
 
 const DEMAND: Demand = Demand {
@@ -450,23 +450,23 @@ fn only_the_sessions_of_a_removed_replica_move() {
 
 #[test]
 fn one_sleeping_replica_is_woken_when_the_others_are_full() {
-    let asleep = |identity| reporting(identity, ReportedLoad { is_asleep: true, ..REPORTED });
+    let sleeping = |identity| reporting(identity, ReportedLoad { is_sleeping: true, ..REPORTED });
     let busy = |running| reporting(1, ReportedLoad { running, uncomputed_tokens: 50_000, ..REPORTED });
     for name in ALL {
         let policy: Policy = name.parse().unwrap();
         for seed in 0..20 {
             let demand = Demand { session: Some(seed), ..DEMAND };
             let pick = |candidates: &[Candidate]| pick_seeded(policy, &demand, candidates, seed);
-            assert_eq!(pick(&[asleep(2), busy(15), asleep(3)]), Ok(1), "{name}: there is room");
-            assert!(pick(&[asleep(2), asleep(3)]).is_ok(), "{name}: somebody has to");
+            assert_eq!(pick(&[sleeping(2), busy(15), sleeping(3)]), Ok(1), "{name}: there is room");
+            assert!(pick(&[sleeping(2), sleeping(3)]).is_ok(), "{name}: somebody has to");
             // A request to the replica is in flight already.
-            let mut waking = asleep(2);
+            let mut waking = sleeping(2);
             waking.snapshot.booked.in_flight = 1;
-            assert_eq!(pick(&[waking, asleep(3)]), Ok(0), "{name}");
+            assert_eq!(pick(&[waking, sleeping(3)]), Ok(0), "{name}");
         }
     }
     let full = ReportedLoad { running: 16, ..REPORTED };
-    assert_eq!(pick(KV, &DEMAND, &[reporting(1, full), asleep(2)]), Ok(1));
+    assert_eq!(pick(KV, &DEMAND, &[reporting(1, full), sleeping(2)]), Ok(1));
 }
 
 /// Checks with random figures that the picked candidate can accept the request, and that the pick depends only on the
@@ -495,7 +495,7 @@ fn random_picks_are_valid_and_repeatable() {
                     decode_tokens_per_second: speeds[any() as usize % 4],
                     unencoded_image_tokens: u64::from(any()),
                     image_tokens_per_second: any() as f32,
-                    is_asleep: any() < 100,
+                    is_sleeping: any() < 100,
                 };
                 let mut candidate = reporting(u64::from(identity), reported);
                 candidate.cached_tokens = any();

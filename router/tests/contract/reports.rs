@@ -79,7 +79,7 @@ fn report(rng: &mut StdRng, router: u64, number: u64) -> Load {
         prefill_tokens_per_second: speed(rng),
         decode_tokens_per_second: speed(rng),
         store_id: rng.random_range(0..2),
-        asleep: rng.random(),
+        sleeping: rng.random(),
         ..Load::default()
     }
 }

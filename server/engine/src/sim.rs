@@ -86,7 +86,7 @@ pub struct SimRunner {
     block_scores: Vec<f32>,
     logits: Vec<f32>,
     steps: u64,
-    is_asleep: bool,
+    is_sleeping: bool,
 }
 
 /// The digest of an empty sequence.
@@ -116,7 +116,7 @@ impl SimRunner {
             block_scores: Vec::new(),
             logits: Vec::new(),
             steps: 0,
-            is_asleep: false,
+            is_sleeping: false,
         }
     }
 
@@ -269,7 +269,7 @@ impl ModelRunner for SimRunner {
     }
 
     fn run_with_images(&mut self, batch: &Batch, images: &StepImages) -> Result<Logits<'_>, RunError> {
-        assert!(!self.is_asleep, "invariant: a runner that is asleep is not used");
+        assert!(!self.is_sleeping, "invariant: a runner that is asleep is not used");
         let fault = self.fault();
         self.steps += 1;
         self.clock.spend(self.cost(batch));
@@ -309,13 +309,13 @@ impl ModelRunner for SimRunner {
     /// Discards the cache, so that wrong assumptions about its content change the output.
     fn sleep(&mut self, _: SleepLevel) {
         (self.slots, self.tokens) = (Vec::new(), Vec::new());
-        self.is_asleep = true;
+        self.is_sleeping = true;
     }
 
     fn wake(&mut self) -> Result<(), RunError> {
         let slots = self.config.blocks_total as usize * self.config.block_tokens as usize;
         (self.slots, self.tokens) = (vec![0; slots], vec![0; slots]);
-        self.is_asleep = false;
+        self.is_sleeping = false;
         Ok(())
     }
 }

@@ -149,7 +149,7 @@ async fn an_idle_engine_sleeps_repeatedly_and_reports_it_to_routers() {
     tasks.spawn(sleep_when_idle(engine.clone(), Duration::from_millis(1), SleepLevel::Model));
     for _ in 0..3 {
         engine.load().wait_for(|load| load.sleep_level == Some(SleepLevel::Model)).await.unwrap();
-        let report = reports.wait_for(|report| report.asleep).await.unwrap().clone();
+        let report = reports.wait_for(|report| report.sleeping).await.unwrap().clone();
         assert_eq!((report.state(), report.blocks_free), (State::Serving, report.blocks_total));
         assert_eq!(server.post(PATH, chat(json!({}))).await.status, StatusCode::OK);
     }

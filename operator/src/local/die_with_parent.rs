@@ -7,14 +7,14 @@ use std::process::Command;
 use anyhow::{Context as _, ensure};
 use rustix::process::{Signal, getppid, set_parent_process_death_signal};
 
-use crate::args::TetherArgs;
+use crate::args::DieWithParentArgs;
 
 /// Replaces this process with the program. It returns only if that fails.
 ///
 /// # Errors
 /// The program does not exist, or the parent process has already exited.
-pub(crate) fn run(args: TetherArgs) -> anyhow::Result<()> {
-    let TetherArgs { parent, command } = args;
+pub(crate) fn run(args: DieWithParentArgs) -> anyhow::Result<()> {
+    let DieWithParentArgs { parent, command } = args;
     set_parent_process_death_signal(Some(Signal::KILL))
         .context("failed to set the signal for the exit of the parent process")?;
     // The parent may have exited before the signal was set.
