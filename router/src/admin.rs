@@ -177,7 +177,7 @@ async fn replicas(State(app): State<App>, headers: HeaderMap) -> Response {
         "policy": app.settings().policy.name(),
         "requests_in_flight": app.requests_in_flight(),
         "requests_queued": dispatcher.queued(),
-        "requests_without_replica": dispatcher.in_waiting_room(),
+        "requests_without_replica": dispatcher.requests_without_replica(),
         "replicas": replicas,
     }))
     .into_response()

@@ -104,7 +104,7 @@ impl App {
             is_ready: self.is_ready(),
             requests_in_flight: self.requests_in_flight(),
             requests_queued: dispatcher.queued(),
-            requests_without_replica: dispatcher.in_waiting_room(),
+            requests_without_replica: dispatcher.requests_without_replica(),
             replicas: &dispatcher.replicas.all(),
             health: &dispatcher.health(),
             report_ttl: self.settings().report_ttl,

@@ -142,7 +142,7 @@ pub struct Args {
 
     /// Time within which a replica must accept a connection.
     ///
-    /// If exceeded: the request goes to another replica; after `--waiting-room-timeout` without a connection the client
+    /// If exceeded: the request goes to another replica; after `--replica-wait-timeout` without a connection the client
     /// gets 502, `replicas_failed`, or 503, `no_replica`; after its own `x-ovfleet-timeout` it gets 504,
     /// `replicas_timed_out`.
     #[arg(long, value_name = "TIME", default_value = "1s", value_parser = duration, help_heading = "Routing")]
@@ -234,13 +234,13 @@ pub struct Args {
         value_parser = value_parser!(u32).range(0..=1_048_576),
         help_heading = "Queue"
     )]
-    pub waiting_room: u32,
+    pub replica_wait_requests: u32,
 
     /// Maximum time that a request waits for a replica to become available.
     ///
     /// If exceeded: the request gets 503, `no_replica`, with `Retry-After`.
     #[arg(long, value_name = "TIME", default_value = "10s", value_parser = duration, help_heading = "Queue")]
-    pub waiting_room_timeout: Duration,
+    pub replica_wait_timeout: Duration,
 
     /// A file with the API keys that clients must send, one per line, each optionally followed by a name for the logs.
     /// A # begins a comment. The file is reloaded when it changes. If the file contains no key, all requests are

@@ -8,10 +8,10 @@
 //!
 //! Requests that are waiting because all replicas are full and requests that are waiting because the model has no
 //! replica are in the same queue, so that a new replica serves the requests that have waited for it before newcomers.
-//! Requests of the second kind have a separate limit and timeout: those of the waiting room.
+//! Requests of the second kind have a separate limit and timeout: `--replica-wait-requests` and `--replica-wait-timeout`.
 //!
 //! `dispatcher` assigns room that appears to waiting requests: `backfill` decides which of them gets the room, and
-//! `picker` decides which replica a request gets. `queue_guard` and `waiting_room` count the requests that wait.
+//! `picker` decides which replica a request gets. `queue_guard` and `replica_wait` count the requests that wait.
 //! `placement` reports how the request of a booking has ended.
 
 use std::sync::Arc;
@@ -30,7 +30,7 @@ mod pick_log;
 mod picker;
 mod placement;
 mod queue_guard;
-mod waiting_room;
+mod replica_wait;
 
 use deadline::Deadline;
 pub use dispatcher::Dispatcher;
@@ -119,8 +119,8 @@ impl Dispatcher {
         queued: QueuedRequest,
     ) -> Result<Placement, PlacementError> {
         let entered = Instant::now();
-        let mut deadline = Deadline::after(self.settings().load().waiting_room_timeout, queued);
-        let room = self.enter_waiting_room()?;
+        let mut deadline = Deadline::after(self.settings().load().replica_wait_timeout, queued);
+        let room = self.begin_replica_wait()?;
         if !request.failed_replicas.is_empty() {
             // Only replicas that have just failed are left. Pause before they are tried again.
             let mut changes = self.replicas.changes();
@@ -128,7 +128,7 @@ impl Dispatcher {
             request.failed_replicas.clear();
         }
         let config = self.queue_config();
-        // The limit of the waiting room applies instead of the limits of the queue.
+        // `--replica-wait-requests` applies instead of the limits of the queue.
         let unlimited = QueueConfig { queue_requests: usize::MAX, queue_tokens: u64::MAX, ..config };
         let mut queue_guard =
             self.enqueue(served_model, request, queued, unlimited, WaitReason::NoReplica(room))?;

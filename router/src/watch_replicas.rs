@@ -106,7 +106,7 @@ fn snapshot(app: &App, now: Instant) -> RouterReplicas {
     RouterReplicas {
         router: dispatcher.replicas.router(),
         replicas: replicas.iter().map(|replica| describe(app, replica, now)).collect(),
-        requests_waiting: u32::try_from(dispatcher.queued() + dispatcher.in_waiting_room())
+        requests_waiting: u32::try_from(dispatcher.queued() + dispatcher.requests_without_replica())
             .unwrap_or(u32::MAX),
     }
 }

@@ -152,7 +152,7 @@ async fn kill_stop_and_restart(count: usize, clients_each: usize, arguments: &[&
     let names: Vec<String> = servers.iter().map(|server| server.server().address().to_owned()).collect();
     let mut all: Vec<String> = servers.iter().map(|server| replica(server.server())).collect();
     // These timeouts are long enough for a busy machine.
-    all.extend(["--hang-timeout=4s", "--waiting-room-timeout=60s", "--threads=1"].map(str::to_owned));
+    all.extend(["--hang-timeout=4s", "--replica-wait-timeout=60s", "--threads=1"].map(str::to_owned));
     let router = Router::start(&all).expect("the router starts");
     let models = http::get(&router.url("/v3/models")).await.expect("the models are listed");
     let model = models.body["data"][0]["id"].clone();

@@ -45,7 +45,7 @@ pub struct Dispatcher {
     /// The number of queued requests that wait for a replica to appear.
     pub(super) queued_without_replica: AtomicUsize,
     /// The number of requests that wait for a replica to appear, in a queue or because their model is not known yet.
-    pub(super) in_waiting_room: AtomicUsize,
+    pub(super) requests_without_replica: AtomicUsize,
 }
 
 impl Dispatcher {
@@ -63,7 +63,7 @@ impl Dispatcher {
             retries: Mutex::new(RetryBudget::new(retry_budget_percent, SAVED_RETRIES_MAX)),
             queued: AtomicUsize::new(0),
             queued_without_replica: AtomicUsize::new(0),
-            in_waiting_room: AtomicUsize::new(0),
+            requests_without_replica: AtomicUsize::new(0),
         })
     }
 
@@ -94,8 +94,8 @@ impl Dispatcher {
     }
 
     /// The number of requests that wait for a replica to appear.
-    pub fn in_waiting_room(&self) -> usize {
-        self.in_waiting_room.load(Ordering::Relaxed)
+    pub fn requests_without_replica(&self) -> usize {
+        self.requests_without_replica.load(Ordering::Relaxed)
     }
 
     /// Counts a request toward the retry budget.

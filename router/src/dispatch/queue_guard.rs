@@ -12,7 +12,7 @@ use super::deadline::Deadline;
 use super::dispatcher::Dispatcher;
 use super::error::{PlacementError, WaitTarget};
 use super::placement::Placement;
-use super::waiting_room::WaitingRoomGuard;
+use super::replica_wait::ReplicaWaitGuard;
 use crate::queue::{QueueConfig, QueueFull, QueuedRequest, Ticket};
 use crate::served_model::ServedModel;
 use crate::waiting::{Assignment, PlacementRequest, Waiter};
@@ -58,9 +58,9 @@ impl Dispatcher {
 pub(super) enum WaitReason<'a> {
     /// All replicas are full.
     Full,
-    /// No replica accepts requests. The request counts toward the limit of the waiting room.
+    /// No replica accepts requests. The request counts toward `--replica-wait-requests`.
     NoReplica(
-        #[expect(dead_code, reason = "dropping it makes room for another request")] WaitingRoomGuard<'a>,
+        #[expect(dead_code, reason = "dropping it makes room for another request")] ReplicaWaitGuard<'a>,
     ),
 }
 

@@ -21,7 +21,7 @@ use crate::queue::{NO_TENANT, PriorityClass, RETRY_AFTER_MIN};
 
 /// The numbers of requests that wait for room and for a replica.
 fn waiting(dispatcher: &Dispatcher) -> (usize, usize) {
-    (dispatcher.queued(), dispatcher.in_waiting_room())
+    (dispatcher.queued(), dispatcher.requests_without_replica())
 }
 
 /// A router with `replicas` replicas that have not reported yet.
@@ -151,7 +151,7 @@ async fn a_request_that_failed_everywhere_does_not_block_the_others() {
 async fn a_request_that_waits_too_long_gets_a_retry_after() {
     let (app, _, served_model) = reporting_app(
         report(1, 1, 1),
-        &["--queue-timeout=2s", "--queue-requests=1", "--waiting-room-timeout=3s"],
+        &["--queue-timeout=2s", "--queue-requests=1", "--replica-wait-timeout=3s"],
     );
     let dispatcher = app.dispatcher();
     let mut first = std::pin::pin!(dispatcher.place(&served_model, request(), queued()));
@@ -184,7 +184,7 @@ async fn a_request_waits_no_longer_than_its_client() {
 #[tokio::test(start_paused = true)]
 async fn a_request_without_a_replica_says_whose_timeout_has_expired() {
     let draining = Load { state: State::Draining.into(), ..report(1, 0, 1) };
-    let (app, _, served_model) = reporting_app(draining, &["--waiting-room-timeout=5s"]);
+    let (app, _, served_model) = reporting_app(draining, &["--replica-wait-timeout=5s"]);
     let place = |timeout: Option<u64>| {
         let deadline = timeout.map(|seconds| Instant::now() + Duration::from_secs(seconds));
         app.dispatcher().place(&served_model, request(), QueuedRequest { deadline, ..queued() })
@@ -285,7 +285,7 @@ async fn a_replica_that_never_reports_does_not_hide_that_a_model_is_unknown() {
 
 #[tokio::test(start_paused = true)]
 async fn a_request_waits_for_an_unknown_model_or_store_no_longer_than_its_client() {
-    let (app, replicas) = app(2, &["--waiting-room-timeout=1h"]);
+    let (app, replicas) = app(2, &["--replica-wait-timeout=1h"]);
     let dispatcher = app.dispatcher();
     dispatcher.replicas.observe(&replicas[0], report(1, 0, 16), Instant::now());
     let queued = QueuedRequest { deadline: Some(Instant::now() + Duration::from_secs(2)), ..queued() };
@@ -387,7 +387,7 @@ async fn a_tenant_that_uses_little_of_a_replica_gets_through_the_backlog_of_anot
 
 #[tokio::test(start_paused = true)]
 async fn a_request_that_waited_for_a_replica_is_served_before_newcomers() {
-    let (app, replicas) = app(1, &["--waiting-room-timeout=10s", "--queue-timeout=30s"]);
+    let (app, replicas) = app(1, &["--replica-wait-timeout=10s", "--queue-timeout=30s"]);
     let dispatcher = app.dispatcher();
     let draining = Load { state: State::Draining.into(), ..report(1, 0, 1) };
     dispatcher.replicas.observe(&replicas[0], draining, Instant::now());
@@ -400,7 +400,7 @@ async fn a_request_that_waited_for_a_replica_is_served_before_newcomers() {
     dispatcher.place_waiting_at(&replicas[0]);
     let mut newcomer = std::pin::pin!(dispatcher.place(&served_model, request(), queued()));
     assert!(futures_util::poll!(newcomer.as_mut()).is_pending());
-    // The timeout of the waiting room has passed, but a replica has appeared.
+    // `--replica-wait-timeout` has passed, but a replica has appeared.
     tokio::time::advance(Duration::from_secs(11)).await;
     assert!(futures_util::poll!(first.as_mut()).is_pending());
     assert_eq!(waiting(dispatcher), (2, 0));
@@ -416,7 +416,7 @@ async fn a_request_that_waited_for_a_replica_is_served_before_newcomers() {
 async fn the_limits_of_the_queue_do_not_apply_to_requests_that_wait_for_a_replica() {
     let (app, replica, served_model) = reporting_app(
         Load { state: State::Draining.into(), ..report(1, 0, 1) },
-        &["--queue-requests=1", "--queue-tokens=10", "--waiting-room=3"],
+        &["--queue-requests=1", "--queue-tokens=10", "--replica-wait-requests=3"],
     );
     let dispatcher = app.dispatcher();
     let place = || {
@@ -427,7 +427,7 @@ async fn the_limits_of_the_queue_do_not_apply_to_requests_that_wait_for_a_replic
     for request in &mut requests {
         assert!(futures_util::poll!(request.as_mut()).is_pending());
     }
-    assert_eq!(place().await.unwrap_err(), PlacementError::NoReplica, "the waiting room is full");
+    assert_eq!(place().await.unwrap_err(), PlacementError::NoReplica, "too many requests wait for a replica");
     // The replica accepts requests again, but has no room for all of them.
     dispatcher.replicas.observe(&replica, report(2, 0, 1), Instant::now());
     dispatcher.place_waiting_at(&replica);
@@ -510,7 +510,7 @@ fn app2(arguments: &[&str]) -> (App, Vec<Arc<Replica>>) {
 
 #[tokio::test]
 async fn ejected_replicas_are_used_after_the_healthy_ones_were_removed() {
-    let (app, replicas) = app2(&["--waiting-room-timeout=0s"]);
+    let (app, replicas) = app2(&["--replica-wait-timeout=0s"]);
     let dispatcher = app.dispatcher();
     let served_model = dispatcher.replicas.served_model("m").unwrap();
     let identities: Vec<u64> = replicas.iter().map(|replica| replica.identity).collect();
@@ -534,7 +534,7 @@ async fn every_booking_ends_whatever_replicas_report() {
     let mut rng = StdRng::seed_from_u64(seed);
     for policy in ["kv", "session", "power-of-two", "round-robin", "least-requests"] {
         let (app, replicas) =
-            app(5, &["--queue-timeout=0s", "--waiting-room-timeout=0s", "--policy", policy]);
+            app(5, &["--queue-timeout=0s", "--replica-wait-timeout=0s", "--policy", policy]);
         let dispatcher = app.dispatcher();
         let mut placements: VecDeque<Placement> = VecDeque::new();
         for _ in 0..3000 {

@@ -91,7 +91,7 @@ pub(super) async fn send_until_answered(
                 Failure::Connect => {
                     attempts -= 1;
                     let since = *first_connect_failure.get_or_insert_with(Instant::now);
-                    !is_past_deadline && since.elapsed() < worker.app.settings().waiting_room_timeout
+                    !is_past_deadline && since.elapsed() < worker.app.settings().replica_wait_timeout
                 }
                 Failure::Busy(_) | Failure::Unauthenticated => {
                     attempts < attempts_max && has_untried(&served_model, &request)

@@ -138,7 +138,7 @@ fn a_request_whose_replica_accepts_no_connection_is_retried_until_its_deadline()
         send_and_close(&mut stream, &whole(r#"{"data":[{"id":"m"}]}"#));
     });
     let replica = format!("--replica={address}");
-    let router = Router::unready(&[&replica, "--waiting-room-timeout=1h"]);
+    let router = Router::unready(&[&replica, "--replica-wait-timeout=1h"]);
     router.await_served(address);
     list_models.join().unwrap();
     let answer = router.request("POST", CHAT, "x-ovfleet-timeout: 0.5\r\n", &chat("m", false));
@@ -289,7 +289,7 @@ fn while_no_replica_listens_requests_wait_for_one() {
     let place = listener.local_addr().unwrap();
     drop(listener);
     let late = format!("--replica={place}");
-    let router = Router::start(&[&upstream], &["--waiting-room-timeout=30s", &late]);
+    let router = Router::start(&[&upstream], &["--replica-wait-timeout=30s", &late]);
     let answers = AtomicUsize::new(0);
     std::thread::scope(|scope| {
         for _ in 0..8 {
@@ -315,14 +315,14 @@ fn a_request_without_a_replica_is_rejected_by_timeout_or_limit() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let nobody = format!("--replica={}", listener.local_addr().unwrap());
     drop(listener);
-    let router = Router::unready(&[&nobody, "--waiting-room-timeout=300ms"]);
+    let router = Router::unready(&[&nobody, "--replica-wait-timeout=300ms"]);
     assert_eq!(router.get("/v2/health/ready").status, 503);
     assert_eq!(router.get("/v2/health/live").status, 200);
     let answer = router.post(CHAT, &chat("m", false));
     assert_eq!((answer.status, answer.header("retry-after")), (503, Some("1")));
     assert!(answer.body.contains("\"code\":\"no_replica\""), "{answer:?}");
     assert!(answer.body.contains("\"no replica is available\""), "{answer:?}");
-    let router = Router::unready(&[&nobody, "--waiting-room-timeout=1h"]);
+    let router = Router::unready(&[&nobody, "--replica-wait-timeout=1h"]);
     let answer = router.request("POST", CHAT, "x-ovfleet-timeout: 0.3\r\n", &chat("m", false));
     assert_eq!((answer.status, answer.header("retry-after")), (503, Some("1")));
     let error: serde_json::Value = serde_json::from_str(&answer.body).unwrap();
@@ -334,7 +334,7 @@ fn a_request_without_a_replica_is_rejected_by_timeout_or_limit() {
         error["error"]["message"],
         "the time given by x-ovfleet-timeout expired while no replica of the model was available"
     );
-    let router = Router::unready(&[&nobody, "--waiting-room=0", "--waiting-room-timeout=1h"]);
+    let router = Router::unready(&[&nobody, "--replica-wait-requests=0", "--replica-wait-timeout=1h"]);
     assert_eq!(router.post(CHAT, &chat("m", false)).status, 503);
 }
 

@@ -128,7 +128,7 @@ impl FuzzTarget {
         let snapshots = replicas.iter().map(|replica| replica.ledger.snapshot(Instant::now(), LIMIT));
         let booked: u32 = snapshots.map(|snapshot| snapshot.booked.in_flight).sum();
         let dispatcher = self.app.dispatcher();
-        let waiting = (dispatcher.queued(), dispatcher.in_waiting_room());
+        let waiting = (dispatcher.queued(), dispatcher.requests_without_replica());
         let held = (self.app.requests_in_flight(), self.app.bodies().reserved(), waiting, booked);
         let (requests, bytes, waiters, booked) = held;
         let is_nothing = held == (0, 0, (0, 0), 0);

@@ -61,7 +61,7 @@ async fn router(replicas: &[Arc<Replica>], log: &mut JoinSet<String>) -> Router 
         "--idle-timeout=2s",
         "--hang-timeout=2s",
     ]);
-    command.args(["--waiting-room-timeout=60s", "--queue-timeout=60s", "--max-body-bytes=1MiB"]);
+    command.args(["--replica-wait-timeout=60s", "--queue-timeout=60s", "--max-body-bytes=1MiB"]);
     let mut child = command.stderr(Stdio::piped()).spawn().unwrap();
     let stderr = tokio::process::ChildStderr::from_std(child.stderr.take().unwrap()).unwrap();
     let mut lines = BufReader::new(stderr);

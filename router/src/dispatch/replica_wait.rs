@@ -1,4 +1,4 @@
-//! The waiting room: counts and limits the requests that wait until a replica appears, or until the replicas have
+//! Counts and limits the requests that wait until a replica appears, or until the replicas have
 //! reported their models and stores.
 
 use std::sync::Arc;
@@ -16,11 +16,11 @@ use crate::served_model::ServedModel;
 
 impl Dispatcher {
     /// Waits until a replica serves `model`. Returns `None` if none serves it once every replica has reported its
-    /// models, or if only some have reported them within the timeout of the waiting room: a replica that cannot start
+    /// models, or if only some have reported them within `--replica-wait-timeout`: a replica that cannot start
     /// must not make every wrong name wait for it.
     ///
     /// # Errors
-    /// No replica has reported its models in time, or the waiting room is full and none has. If the client has set a
+    /// No replica has reported its models in time, or too many requests wait and none has. If the client has set a
     /// shorter timeout, some replicas may have reported their models: another may still serve this one.
     pub async fn await_model(
         &self,
@@ -34,7 +34,7 @@ impl Dispatcher {
         if let Some(served_model) = find(&self.replicas) {
             return Ok(Some(served_model));
         }
-        let deadline = Deadline::after(self.settings().load().waiting_room_timeout, queued);
+        let deadline = Deadline::after(self.settings().load().replica_wait_timeout, queued);
         match self.await_known(WaitTarget::Model, deadline, find).await {
             Err(PlacementError::NoReplica)
                 if !deadline.is_set_by_client && self.replicas.has_any_reported() =>
@@ -49,20 +49,20 @@ impl Dispatcher {
     /// reported its store and none has this one.
     ///
     /// # Errors
-    /// Not every replica has reported its store in time, or the waiting room is full.
+    /// Not every replica has reported its store in time, or too many requests wait.
     pub async fn await_store(
         &self,
         store_id: u64,
         queued: QueuedRequest,
     ) -> Result<Option<Arc<Replica>>, PlacementError> {
-        let deadline = Deadline::after(self.settings().load().waiting_room_timeout, queued);
+        let deadline = Deadline::after(self.settings().load().replica_wait_timeout, queued);
         self.await_known(WaitTarget::StoredObject, deadline, |replicas| replicas.by_store(store_id)).await
     }
 
     /// Waits until `find` returns a result, or every replica has reported.
     ///
     /// # Errors
-    /// Not every replica has reported by the deadline, or the waiting room is full.
+    /// Not every replica has reported by the deadline, or too many requests wait.
     async fn await_known<T>(
         &self,
         target: WaitTarget,
@@ -79,7 +79,7 @@ impl Dispatcher {
                 return Ok(None);
             }
             if room.is_none() {
-                room = Some(self.enter_waiting_room()?);
+                room = Some(self.begin_replica_wait()?);
             }
             if timeout_at(deadline.at.into(), changes.changed()).await.is_err() {
                 return Err(deadline.no_replica(target));
@@ -87,19 +87,19 @@ impl Dispatcher {
         }
     }
 
-    /// Counts a request as waiting for a replica, unless the waiting room is full.
-    pub(super) fn enter_waiting_room(&self) -> Result<WaitingRoomGuard<'_>, PlacementError> {
-        let guard = WaitingRoomGuard(&self.in_waiting_room);
-        let before = self.in_waiting_room.fetch_add(1, Ordering::Relaxed);
-        let limit = self.settings().load().waiting_room as usize;
+    /// Counts a request as waiting for a replica, unless too many requests wait for one.
+    pub(super) fn begin_replica_wait(&self) -> Result<ReplicaWaitGuard<'_>, PlacementError> {
+        let guard = ReplicaWaitGuard(&self.requests_without_replica);
+        let before = self.requests_without_replica.fetch_add(1, Ordering::Relaxed);
+        let limit = self.settings().load().replica_wait_requests as usize;
         if before >= limit { Err(PlacementError::NoReplica) } else { Ok(guard) }
     }
 }
 
-/// A request in the waiting room. Dropping it makes room for another request.
-pub(super) struct WaitingRoomGuard<'a>(&'a AtomicUsize);
+/// A request that waits for a replica. Dropping it lets another request wait.
+pub(super) struct ReplicaWaitGuard<'a>(&'a AtomicUsize);
 
-impl Drop for WaitingRoomGuard<'_> {
+impl Drop for ReplicaWaitGuard<'_> {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::Relaxed);
     }
