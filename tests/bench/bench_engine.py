@@ -202,7 +202,7 @@ def update(section: str, text: str) -> None:
     _, after = rest.split(end)
     arguments = [part if "/" not in part else pathlib.Path(part).name for part in sys.argv[1:]]
     # A section may be named after the machine.
-    target = re.sub("-(avx2|avx512|intel|zen4)$", "", section)
+    target = re.sub("-(amx|avx2|avx512|intel|zen4)$", "", section)
     command = f"`make {target}` (`" + " ".join([pathlib.Path(sys.argv[0]).name, *arguments]) + "`)"
     DOCUMENT.write_text(f"{before}{begin}\n{command}\n\n{text}\n{end}{after}")
 
