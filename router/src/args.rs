@@ -67,8 +67,8 @@ pub struct Args {
     )]
     pub dns_interval: Duration,
 
-    /// A file with the replica token, by which replicas recognize their routers. Replicas use the same file with the
-    /// same flag.
+    /// A file with the replica token, by which replicas recognize their routers. Replicas need this flag with the same
+    /// file.
     ///
     /// The file has one token per line: 16 to 256 letters, digits and -._~+/=. All tokens are sent with each request.
     /// The file is reloaded when it changes. Default: no token is sent.
@@ -261,7 +261,7 @@ pub struct Args {
     #[arg(long, value_name = "COUNT", help_heading = "Access")]
     pub tokens_per_minute: Option<u32>,
 
-    /// The tenant of a request. Requests of different tenants never share stored responses, conversations or cached
+    /// How keys map to tenants. Requests of different tenants never share stored responses, conversations or cached
     /// prompts, and the `cached_tokens` of one tenant reveal nothing about the prompts of another. Requires --api-keys.
     #[arg(long, value_enum, default_value = "key", help_heading = "Access")]
     pub key_isolation: KeyIsolation,

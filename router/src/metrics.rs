@@ -169,7 +169,7 @@ impl Default for Metrics {
             terms: TermHistograms::new(&mut metrics),
             pick_latency: metrics.seconds(
                 "pick_latency",
-                "Time to pick and book a replica, including the time to collect the candidates",
+                "Time to pick a replica, including the time to collect the candidates",
                 short(),
             ),
             report_age: metrics

@@ -108,7 +108,7 @@ pub struct Args {
     /// only routers can send them.
     ///
     /// The file has one token per line: 16 to 256 letters, digits and -._~+/=. All tokens in the file are accepted. The
-    /// file is reloaded when it changes. Routers use the same file with the same flag. The admin port needs no token.
+    /// file is reloaded when it changes. Routers need this flag with the same file. The admin port needs no token.
     /// Default: no token is required.
     #[arg(long, value_name = "PATH", help_heading = "Network")]
     pub replica_token_file: Option<PathBuf>,
@@ -282,7 +282,7 @@ pub struct Args {
     /// Follow OVMS's rules where they differ from OpenAI's, for clients that were written for OVMS.
     ///
     /// Errors are `{"error": "message"}`, also in streams; statuses and the events of responses do not change.
-    /// Completions without `max_tokens` end with the end token, and `best_of` alone enables beam search. Messages
+    /// Completions without `max_tokens` run until the end token, and `best_of` alone enables beam search. Messages
     /// without content, paths below `/v3/v1/` and trailing slashes are accepted, and `/v1/config` and
     /// `/v2/models/{name}/ready` exist.
     #[arg(long, help_heading = "Network")]
@@ -350,7 +350,7 @@ pub enum Backend {
     /// The OpenVINO runtime on a device.
     #[value(name = "openvino")]
     OpenVino,
-    /// A simulator without weights whose steps take real time.
+    /// A simulator without weights; flags set its step times.
     Sim,
 }
 

@@ -60,7 +60,7 @@ pub struct Fetch {
     /// ConfigMap with the certificates of additional certificate authorities, such as that of a proxy or a mirror.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ca_bundle: Option<CaBundle>,
-    /// Annotations of the container's ServiceAccount, which cloud providers use to assign identities to pods.
+    /// Annotations of the fetching pod's ServiceAccount, which cloud providers use to assign identities.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     #[schemars(extend("maxProperties" = 16))]
     pub service_account_annotations: BTreeMap<String, String>,

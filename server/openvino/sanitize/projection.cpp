@@ -159,7 +159,7 @@ void check_case(const TestedKernels& tested, Case test) {
                 for (size_t one = k / 32 * 32; one < k / 32 * 32 + 32; ++one)
                     if (std::abs(x[one]) <= limit) most = std::max(most, std::abs(x[one]));
                 const double size = std::abs(x[k] * weight_at);
-                // A source without a norm is exact in integers. If the integers have one term, it is also exact in bf16.
+                // Without a norm, quantization is exact, as is rounding to bf16 if a quant has one term or the source is in bf16.
                 const bool is_exact = !has_norm && (tested.rounding == Rounding::to_integers || terms == 1 || is_bf16);
                 if (tested.rounding == Rounding::to_bf16) off += size * (is_exact ? 1.0 : 2.01) / 256;
                 else if (!is_exact && std::abs(x[k]) <= limit) off += std::abs(weight_at) * most / double(2 * most_quant);

@@ -1,7 +1,7 @@
 //! Finds markers in text that arrives one character at a time. It holds back only the longest suffix of the text that
 //! may become a marker.
 
-/// A certain part of the text.
+/// A recognized part of the text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ScanEvent {
     /// The next character, which does not begin a marker.
@@ -23,7 +23,7 @@ impl Scanner {
         self.held.push(letter);
     }
 
-    /// Returns the next certain part of the text, if there is one. `markers` are the markers that are valid at the
+    /// Returns the next recognized part of the text, if there is one. `markers` are the markers that are valid at the
     /// start of the suffix; if two match, the one that is complete first takes precedence.
     pub(crate) fn settle(
         &mut self,

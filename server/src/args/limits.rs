@@ -51,7 +51,7 @@ pub struct LimitArgs {
 
     /// Memory for texts that are being tokenized. Tokenizing takes up to 400 bytes of memory for each byte of a text.
     ///
-    /// If exceeded: further texts wait; a text that could need more than all of the memory gets 400,
+    /// If exceeded: further texts wait; a text that could need more than the limit gets 400,
     /// `string_above_max_length`.
     #[arg(long, value_name = "SIZE", default_value = "512MiB")]
     pub max_tokenizer_memory: ByteSize,

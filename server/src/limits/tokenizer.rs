@@ -25,7 +25,7 @@ impl TokenizerMemory {
     /// Reserves memory for a text of `bytes` bytes, and waits until other texts have returned enough.
     ///
     /// # Errors
-    /// The text needs more than all of the memory. The error has the size of the longest text that can be tokenized.
+    /// The text needs more than the limit. The error has the size of the longest text that can be tokenized.
     pub(crate) fn reserve(&self, bytes: usize) -> Result<WaitingReservation<'_>, AboveBudget> {
         self.text_bytes.reserve(if bytes <= UNRESERVED_BYTES_MAX { 0 } else { bytes })
     }

@@ -342,7 +342,7 @@ fn file(folder: &Path, key: BlockKey) -> PathBuf {
     folder.join(name)
 }
 
-/// The key of a file name without the suffix.
+/// Parses a key from a file name without suffix.
 fn parse(name: &str) -> Option<BlockKey> {
     if name.len() != 64 || !name.is_ascii() {
         return None;

@@ -74,7 +74,7 @@ struct Products {
     ConstantPtr bias;
 };
 
-// Returns the products that a value consists of, or nullopt if it is computed in another way or has a bias.
+// Returns the GatherMatmul that computes a value, or nullopt if there is none or it has a bias.
 std::optional<Products> plain_products_of(const Output& value) {
     const auto node = before_transpose(before_reshapes(value)).get_node_shared_ptr();
     if (!is_gather_matmul(node)) return {};
@@ -84,7 +84,7 @@ std::optional<Products> plain_products_of(const Output& value) {
     return Products{node, before_reshapes(node->input_value(2)), nullptr};
 }
 
-// Returns the products that a value consists of, with or without a bias, or nullopt if it is computed in another way.
+// Returns the GatherMatmul that computes a value, with its bias if it has one, or nullopt if there is none.
 std::optional<Products> products_of(const Output& value) {
     const auto sum = as<op::v1::Add>(before_reshapes(value));
     if (!sum) return plain_products_of(value);

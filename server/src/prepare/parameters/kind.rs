@@ -25,11 +25,11 @@ pub(crate) enum Kind {
     Object,
     /// An object with these optional members. Others are ignored.
     Fields(&'static [(&'static str, Kind)]),
-    /// An array of strings: the largest number of strings, and of bytes in each.
+    /// An array of strings: the maximum number of strings, and of bytes in each.
     Texts(usize, usize),
-    /// OpenAI's metadata: the largest number of pairs, of characters in a name, and of characters in a value.
+    /// OpenAI's metadata: the maximum number of pairs, of characters in a name, and of characters in a value.
     Pairs(usize, usize, usize),
-    /// An array of values of a kind, and their largest number.
+    /// An array: the kind and the maximum number of its values.
     Array(&'static Kind, usize),
     /// A value of one of several kinds.
     Either(&'static [Kind]),

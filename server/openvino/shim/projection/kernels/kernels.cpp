@@ -441,7 +441,7 @@ void finish(const Matmul& matmul, const PackedSrc& src, size_t block, const floa
     activate(matmul, src, {0, 1, block, block + 1, block}, dst);
 }
 
-// The bits of the magnitudes of numbers. As integers, they have the same order as the magnitudes, and NaN is the largest.
+// The bits of the absolute values. As integers, they have the same order as the absolute values, and NaN is the largest.
 inline Ints magnitudes(Floats values) { return (Ints)((Words)values & 0x7fffffff); }
 
 inline float largest_magnitude(Ints bits) {

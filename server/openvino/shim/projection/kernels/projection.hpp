@@ -218,7 +218,7 @@ struct Outliers {
     float* values;
 };
 
-// The source of the kernels for integers, in tiles of rows whose sums fit into registers. The last tile is padded with zeros.
+// The source of the integer kernels, in tiles of rows whose sums fit into registers. The last tile is padded with zeros.
 // The source contains, for each tile and group of 32 columns, the quants of the rows (the first terms of all rows and then
 // their second terms, or numbers of 16 bits), and the scale of each row, multiplied by the scale factor of the weights; and for
 // each group of weights, the sum of the quants of each row. For wide groups, each quant of the sum is first multiplied by its
