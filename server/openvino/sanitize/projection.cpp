@@ -159,9 +159,12 @@ void check_case(const TestedKernels& tested, Case test) {
                 for (size_t one = k / 32 * 32; one < k / 32 * 32 + 32; ++one)
                     if (std::abs(x[one]) <= limit) most = std::max(most, std::abs(x[one]));
                 const double size = std::abs(x[k] * weight_at);
-                // Without a norm, quantization is exact, as is rounding to bf16 if a quant has one term or the source is in bf16.
+                // Without a norm, quantization is exact, as is rounding to bf16 if a quant has one term or the source is in
+                // bf16.
                 const bool is_exact = !has_norm && (tested.rounding == Rounding::to_integers || terms == 1 || is_bf16);
-                if (tested.rounding == Rounding::to_bf16) off += size * (is_exact ? 1.0 : 2.01) / 256;
+                // Per-channel weights are not rounded.
+                const double roundings = (is_exact ? 0 : 1.01) + (matmul.per_channel ? 0 : 1);
+                if (tested.rounding == Rounding::to_bf16) off += size * roundings / 256;
                 else if (!is_exact && std::abs(x[k]) <= limit) off += std::abs(weight_at) * most / double(2 * most_quant);
                 off += size * 1e-5;
             }
@@ -217,7 +220,8 @@ void check_special_rows(const TestedKernels& tested, size_t i) {
     constexpr size_t ZEROS = 2, NOT_A_NUMBER = 4, INFINITE = 6, NEGATIVE_INFINITE = 8, SUBNORMAL = 10;
     const bool has_super_scales = i / 8 == 3;
     const size_t K = has_super_scales ? 256 : 96, bits = has_super_scales ? SIX_BITS : i % 2 ? 8 : 4;
-    const size_t group = has_super_scales || i / 2 % 2 ? 16 : 32, terms = 1 + i / 4 % 2;
+    const size_t plain_group = i / 8 == 2 ? K : 32, group = has_super_scales || i / 2 % 2 ? 16 : plain_group,
+                 terms = 1 + i / 4 % 2;
     const RandomWeight weight =
         has_super_scales ? RandomWeight::with_super_scales(random, N, K) : RandomWeight(random, N, K, group, bits, false);
     Matmul matmul{};

@@ -12,7 +12,12 @@ struct RandomWeight {
             bits == 4 ? (is_signed ? ov::element::i4 : ov::element::u4) : (is_signed ? ov::element::i8 : ov::element::u8);
         std::vector<float> scales(N * groups), zeros(N * groups);
         for (auto& scale : scales) scale = float(random.below(15) + 1) / 16.0f;
-        for (auto& zero : zeros) zero = float(random.below(8));
+        // Per-channel zero points have the type and the range of the quants. Some signed weights have none.
+        const bool is_per_channel = groups == 1, has_zeros = !is_per_channel || !is_signed || random.below(2) == 0;
+        const size_t quants_count = size_t(1) << bits, half_count = is_signed ? quants_count / 2 : 0;
+        for (auto& zero : zeros)
+            zero = is_per_channel ? float(random.below(quants_count)) - float(half_count) : float(random.below(8));
+        if (!has_zeros) std::fill(zeros.begin(), zeros.end(), 0.0f);
         ov::Tensor quants(type, {N, groups, group});
         auto* bytes = static_cast<uint8_t*>(quants.data());
         std::memset(bytes, 0, quants.get_byte_size());
@@ -26,9 +31,9 @@ struct RandomWeight {
         const auto floats = [&](const std::vector<float>& all) {
             return std::make_shared<ov::op::v0::Constant>(ov::element::f32, ov::Shape{N, groups, 1}, all);
         };
-        // Per-channel zero points have the type of the quants.
-        const auto zeros_constant = groups == 1 ? ov::op::v0::Constant::create(type, {N, 1, 1}, zeros) : floats(zeros);
-        weight = {std::make_shared<ov::op::v0::Constant>(quants), zeros_constant, floats(scales), N, K, group};
+        const auto zeros_constant = is_per_channel ? ov::op::v0::Constant::create(type, {N, 1, 1}, zeros) : floats(zeros);
+        weight = {
+            std::make_shared<ov::op::v0::Constant>(quants), has_zeros ? zeros_constant : nullptr, floats(scales), N, K, group};
     }
 
     // A weight of MXFP4.

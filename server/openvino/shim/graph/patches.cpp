@@ -18,6 +18,7 @@ bool covers_input(const Convolution& convolution) {
     const auto& input = convolution.get_input_partial_shape(0);
     const auto& kernel = convolution.get_input_partial_shape(1);
     if (kernel.is_dynamic() || input.rank().is_dynamic() || input.size() != kernel.size()) return false;
+    if (ov::shape_size(kernel.to_shape()) == 0) return false;
     for (size_t axis = 1; axis < kernel.size(); ++axis)
         if (input[axis] != kernel[axis]) return false;
     const auto is_0 = [](std::ptrdiff_t padding) { return padding == 0; };

@@ -269,8 +269,18 @@ impl Projection {
         let is_signed = random.below(2) == 0;
         let groups = n * (k / group);
         // Per-channel zero points may be integers in the range of the quants.
-        let zero_step = if group == k && random.below(2) == 0 { 1.0 } else { 0.25 };
-        let zeros = if bits == 4 { 8 } else { 64 };
+        let has_whole_zeros = group == k && random.below(2) == 0;
+        let zeros_count = match bits {
+            4 => 16,
+            8 => 256,
+            _ => 64,
+        };
+        let first_zero = if is_signed { -(zeros_count as f32) / 2.0 } else { 0.0 };
+        let mut zero = || match has_whole_zeros {
+            true => first_zero + random.below(zeros_count) as f32,
+            false => random.below(64) as f32 / 4.0,
+        };
+        let zeros = (0..groups).map(|_| zero()).collect();
         // In files, scales are f16, and may be very small.
         let step = random.pick(&[1.0, 0.001_953_125, 1.0 / 1_073_741_824.0]);
         Self {
@@ -283,7 +293,7 @@ impl Projection {
             epilogue,
             activations: FloatType::of(may_be_bf16 && random.below(2) == 0),
             quants: (0..n * k).map(|_| random_quant(random, bits, is_signed)).collect(),
-            zeros: (0..groups).map(|_| random.below(zeros) as f32 * zero_step).collect(),
+            zeros,
             scales: (0..groups).map(|_| (random.below(15) + 1) as f32 / 16.0 * step).collect(),
             bias: (random.below(3) == 0).then(|| (0..n).map(|_| whole(random)).collect()),
             norm: (random.below(2) == 0).then(|| (0..k).map(|_| random.below(9) as f32 / 4.0).collect()),
@@ -323,6 +333,7 @@ impl Projection {
             (None, Epilogue::None, FloatType::F32, false);
         self.bias = None;
         self.bits = if self.bits >= SIX_BITS { 8 } else { 4 };
+        self.zeros.iter_mut().for_each(|zero| *zero = zero.abs() % 16.0);
         self.loras.clear();
     }
 

@@ -116,7 +116,7 @@ inline Floats offset_of(Floats zero) {
 // Dequantizes `COUNT` weights of a group for each column of a block, starting at the weight `first`. Each pair of weights of
 // each half of the columns becomes a row of a tile register. With per-channel scales, the weights are not multiplied by them.
 template <size_t BITS, size_t COUNT, bool PER_CHANNEL>
-inline void dequantize_group(const uint8_t* group, size_t first, uint8_t* to, Prefetch& prefetch) {
+inline void dequantize_group(const uint8_t* group, size_t first, uint8_t* to, Prefetch<2>& prefetch) {
     constexpr size_t per_lane = 32 / stored_bits(BITS), half_bytes = TILE_ROWS * TILE_ROW_BYTES;
     // The bit positions of the weights of a lane, in the order of the weights: see the layout of `Matmul`.
     constexpr int positions[8] = {0, 8, 16, 24, 4, 12, 20, 28};
@@ -148,7 +148,7 @@ inline void dequantize_group(const uint8_t* group, size_t first, uint8_t* to, Pr
 
 // Dequantizes a step of a block of columns whose weights have 6 bits.
 template <size_t GROUP>
-inline void dequantize_six_bits(const Matmul& matmul, const uint8_t* block, size_t step, uint8_t* to, Prefetch& prefetch) {
+inline void dequantize_six_bits(const Matmul& matmul, const uint8_t* block, size_t step, uint8_t* to, Prefetch<2>& prefetch) {
     const uint8_t* super_scales = block + super_scale_bytes(step * K_STEP);
     const uint8_t* groups = GROUP == SUPER_GROUP ? block + super_scale_bytes(matmul.K) : block;
     for (size_t column = 0; column < N_BLOCK; column += LANES) {
@@ -199,7 +199,7 @@ constexpr size_t LOADS_PER_STEP = N_BLOCK / LANES * K_STEP / (BITS == SIX_BITS ?
 
 // Dequantizes a step of a block of columns.
 template <size_t BITS, size_t GROUP, bool PER_CHANNEL>
-inline void dequantize(const Matmul& matmul, const uint8_t* block, size_t step, uint8_t* to, Prefetch& prefetch) {
+inline void dequantize(const Matmul& matmul, const uint8_t* block, size_t step, uint8_t* to, Prefetch<2>& prefetch) {
     if constexpr (BITS == SIX_BITS) {
         dequantize_six_bits<GROUP>(matmul, block, step, to, prefetch);
     } else {
@@ -304,7 +304,7 @@ void finish_tile(const Matmul& matmul, const PackedSrc& src, size_t tile, size_t
 // the products of the steps before it, which takes as long.
 template <size_t BITS, size_t GROUP, bool PER_CHANNEL, size_t REGISTERS>
 inline void multiply_only_tile(const Matmul& matmul, const uint8_t* block, const uint8_t* rows, size_t m_tile,
-                               TileRegisters& registers, Prefetch& prefetch, float* sums) {
+                               TileRegisters& registers, Prefetch<2>& prefetch, float* sums) {
     constexpr size_t ahead = 2, buffers = ahead + 1;
     alignas(64) uint8_t weights[buffers][STEP_BYTES];
     const size_t steps = matmul.K / K_STEP;
@@ -335,7 +335,7 @@ void multiply_as(const Matmul& matmul, const PackedSrc& src, const DstRange& ran
     for (size_t n_block = range.block_begin; n_block < range.block_end; ++n_block) {
         const uint8_t* block = matmul.weights + n_block * bytes;
         const uint8_t* next = matmul.weights + (n_block + 1 < range.block_end ? n_block + 1 : range.next_block) * bytes;
-        Prefetch prefetch(next, next + bytes, times * LOADS_PER_STEP<BITS>);
+        Prefetch<2> prefetch(next, next + bytes, times * LOADS_PER_STEP<BITS>);
         const auto rows_at = [&](size_t tile, size_t step) {
             return src.data + (tile * matmul.K + step * K_STEP) * src.m_tile * sizeof(bf16);
         };

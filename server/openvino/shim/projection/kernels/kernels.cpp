@@ -235,7 +235,7 @@ struct GroupRange {
 
 // The products of a wide group of weights and `R` rows, multiplied by the scales of the source.
 template <size_t R, size_t TERMS, size_t BITS>
-inline void multiply_wide_group(const uint8_t* weights, const int8_t* quants, const float* scales, Prefetch& prefetch,
+inline void multiply_wide_group(const uint8_t* weights, const int8_t* quants, const float* scales, Prefetch<3>& prefetch,
                                 Floats (&total)[R][2]) {
     for (size_t r = 0; r < R; ++r) total[r][0] = total[r][1] = Floats{};
     for (size_t at = 0; at < WIDE_GROUP; at += SRC_GROUP) {
@@ -254,7 +254,7 @@ inline void multiply_wide_group(const uint8_t* weights, const int8_t* quants, co
 // Computes a tile of `R` rows and a pair of vectors of a block of columns; or continues its sums with a part of K, to which the
 // quants, the scales and the sums of the source then belong. Outliers are added after the last group.
 template <size_t R, size_t TERMS, size_t BITS, size_t GROUP, bool IS_PART = false>
-inline void multiply_tile(const Matmul& matmul, const uint8_t* block, size_t pair, const SrcTile& src, Prefetch& prefetch,
+inline void multiply_tile(const Matmul& matmul, const uint8_t* block, size_t pair, const SrcTile& src, Prefetch<3>& prefetch,
                           Floats (&total)[R][2], GroupRange part = {}) {
     const int8_t* quants = src.quants;
     const float *scales = src.scales, *sums = src.sums;
@@ -295,7 +295,7 @@ void multiply_as(const Matmul& matmul, const QuantizedSrc& src, const DstRange& 
     const size_t times = (range.tile_end - range.tile_begin) * PAIRS * (matmul.K / PREFETCH_COLUMNS<GROUP>);
     for (size_t block = range.block_begin; block < range.block_end; ++block) {
         const uint8_t* next = matmul.weights + (block + 1 < range.block_end ? block + 1 : range.next_block) * bytes;
-        Prefetch prefetch(next, next + bytes, times);
+        Prefetch<3> prefetch(next, next + bytes, times);
         for (size_t tile = range.tile_begin; tile < range.tile_end; ++tile)
             for (size_t pair = 0; pair < PAIRS; ++pair) {
                 Floats total[R][2];
@@ -348,7 +348,7 @@ void continue_row(const Matmul& matmul, const QuantizedSrc& src, const KPart& pa
     const size_t bytes = n_block_bytes(matmul), part_bytes = bytes / matmul.K * (part.end - part.begin);
     const size_t times = PAIRS * ((part.end - part.begin) / PREFETCH_COLUMNS<GROUP>);
     const uint8_t* next = matmul.weights + part.next_block * bytes + bytes / matmul.K * part.begin;
-    Prefetch prefetch(next, next + part_bytes, times);
+    Prefetch<3> prefetch(next, next + part_bytes, times);
     for (size_t pair = 0; pair < PAIRS; ++pair, sums += LANES) {
         Floats total[1][2] = {{load(sums), load(sums + N_BLOCK / 2)}};
         multiply_tile<1, TERMS, BITS, GROUP, true>(matmul, matmul.weights + part.block * bytes, pair, tile, prefetch, total,

@@ -8,14 +8,16 @@ namespace {
 using namespace ovfleet::projection;
 
 // Prefetches the next block of weights while the current block is read, because the processor does not predict these reads in
-// time. Reads are spread evenly over the calls of `next`: a processor has buffers for only a few of them.
+// time. Reads are spread evenly over the calls of `next`: a processor has buffers for only a few of them. `LOCALITY` is that of
+// `__builtin_prefetch`: 3 for the first-level cache, and 2 for the second-level cache.
+template <int LOCALITY>
 class Prefetch {
 public:
     // `calls` is the number of calls in which the memory from `begin` to `end` is prefetched.
     Prefetch(const uint8_t* begin, const uint8_t* end, size_t calls)
         : at_(begin), end_(end), bytes_(size_t(end - begin) / calls + 1) {}
     inline void next() {
-        for (due_ += bytes_; due_ >= LINE && at_ < end_; due_ -= LINE, at_ += LINE) __builtin_prefetch(at_, 0, 2);
+        for (due_ += bytes_; due_ >= LINE && at_ < end_; due_ -= LINE, at_ += LINE) __builtin_prefetch(at_, 0, LOCALITY);
     }
 
 private:
