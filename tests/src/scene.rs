@@ -121,11 +121,12 @@ pub async fn traffic(
     Ok(traffic)
 }
 
-/// Asserts that there was enough traffic and that every request succeeded.
+/// Asserts that there was traffic before and after a change and that every request succeeded. How many requests end during
+/// the change depends on the speed of the machine.
 ///
 /// # Panics
 /// Panics if there was too little traffic, or if a request failed.
 pub fn assert_none_failed(report: &TrafficReport) {
-    assert!(report.requests.len() > 3 * REQUESTS_AROUND_CHANGE, "{}", report.summary());
+    assert!(report.requests.len() >= 2 * REQUESTS_AROUND_CHANGE, "{}", report.summary());
     assert_eq!(report.failures().len(), 0, "{}", report.summary());
 }
