@@ -157,7 +157,7 @@ int ovfleet_merge_projections(ov_model_t* model, size_t* merged);
 // `replaced` returns the number of replaced attention operations: 0 if the graph has another form and was not changed.
 int ovfleet_remove_attention_masks(ov_model_t* model, size_t* replaced);
 
-// Replaces each convolution whose kernel covers its whole input with a product of matrices. `replaced` returns their number.
+// Replaces each convolution whose kernel covers its whole input with a matrix multiplication. `replaced` returns their number.
 int ovfleet_replace_patch_convolutions(ov_model_t* model, size_t* replaced);
 
 // Replaces each attention without a mask in an encoder with the native attention for the instruction set `isa` (an

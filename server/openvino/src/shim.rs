@@ -596,7 +596,7 @@ pub(crate) fn remove_attention_masks(model: &mut Model) -> Result<usize, Error> 
     Ok(replaced)
 }
 
-/// Replaces each convolution whose kernel covers its whole input with a product of matrices. Returns their number.
+/// Replaces each convolution whose kernel covers its whole input with a matrix multiplication. Returns their number.
 pub(crate) fn replace_patch_convolutions(model: &mut Model) -> Result<usize, Error> {
     let mut replaced = 0;
     // SAFETY: both pointers are valid for the call.
