@@ -1,16 +1,70 @@
-//! Runs work that takes long on threads that serve no connections.
+//! Runs work that takes long on threads that serve no connections, and with a lower priority than the model.
 
-/// Runs `work` on a thread that may block, and returns its result. A panic of `work` continues on the calling thread.
+use std::sync::LazyLock;
+
+use tokio::runtime::{Builder, Handle, Runtime};
+
+/// The nice value of a thread with a lower priority. While the threads of the model are busy, each thread with this value
+/// gets a tenth of a processor.
+#[cfg(target_os = "linux")]
+const NICE: i32 = 10;
+
+/// The threads. A thread without privileges cannot raise its priority again, so these are not the threads of the runtime
+/// that serves connections.
+static THREADS: LazyLock<Runtime> = LazyLock::new(|| {
+    let threads = Builder::new_current_thread().thread_name("blocking").on_thread_start(lower_priority).build();
+    threads.expect("invariant: a runtime that uses neither I/O nor timers can be created")
+});
+
+/// Runs `work` on a thread that may block and has the priority of [`lower_priority`], and returns its result. A panic of
+/// `work` continues on the calling thread.
 ///
 /// # Cancel safety
 /// Once the future has been polled, the work is completed, even if the future is dropped.
 pub(crate) async fn run<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
-    match tokio::task::spawn_blocking(work).await {
+    let caller = Handle::current();
+    let done = THREADS.spawn_blocking(move || {
+        // Tasks that the work starts must run on the caller's runtime.
+        let _caller = caller.enter();
+        work()
+    });
+    match done.await {
         Ok(done) => done,
         Err(error) => match error.try_into_panic() {
             Ok(panic) => std::panic::resume_unwind(panic),
             // The process is shutting down, so the result is no longer needed.
             Err(_) => std::future::pending().await,
         },
+    }
+}
+
+/// Gives this thread a lower priority than the threads that compute the model: if one of those loses its processor, the
+/// step of all sequences is delayed. If that fails, the thread keeps its priority.
+#[cfg(target_os = "linux")]
+pub(crate) fn lower_priority() {
+    // On Linux each thread has its own priority.
+    let _ = rustix::process::setpriority_process(Some(rustix::thread::gettid()), NICE);
+}
+
+/// Does nothing: on other systems only processes have a priority.
+#[cfg(not(target_os = "linux"))]
+pub(crate) fn lower_priority() {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[cfg(target_os = "linux")]
+    #[tokio::test]
+    async fn work_has_a_lower_priority_than_its_caller() {
+        let nice = || rustix::process::getpriority_process(Some(rustix::thread::gettid())).unwrap();
+        let before = nice();
+        assert_eq!(run(nice).await, NICE.max(before));
+        assert_eq!(nice(), before);
+    }
+
+    #[tokio::test]
+    async fn tasks_that_the_work_starts_run_on_the_callers_runtime() {
+        assert_eq!(run(|| tokio::spawn(async { 7 })).await.await.unwrap(), 7);
     }
 }

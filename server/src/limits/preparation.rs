@@ -6,6 +6,7 @@ use std::time::Duration;
 use tokio::sync::oneshot;
 
 use super::fair_slots::{FairSlot, FairSlots, NoSlot};
+use crate::blocking;
 use crate::tenant::Tenant;
 
 /// Time that a request waits until its preparation (parsing, rendering, tokenizing) begins.
@@ -16,10 +17,6 @@ const WAIT_MAX: Duration = Duration::from_secs(30);
 ///
 /// If exceeded: further requests wait.
 const SLOTS_MAX: usize = 16;
-/// The nice value of threads that prepare requests. While the threads of the model are busy, each of these threads gets
-/// a tenth of a processor.
-#[cfg(target_os = "linux")]
-const NICE: i32 = 10;
 /// The smallest number of slots, so that one long prompt does not delay all others on a machine with one core.
 const SLOTS_MIN: usize = 2;
 
@@ -66,13 +63,12 @@ impl PreparationSlot {
     /// Runs `work` on its own thread and returns its result, or `None` if it panics or no thread can be started.
     /// Canceling it does not end the work, which occupies the slot until it returns.
     ///
-    /// The thread has a lower priority than the threads that compute the model: if one of those loses its processor, the
-    /// step of all sequences is delayed.
+    /// The thread has the priority of [`blocking::lower_priority`].
     pub(crate) async fn run<T: Send + 'static>(self, work: impl FnOnce() -> T + Send + 'static) -> Option<T> {
         let (sender, receiver) = oneshot::channel();
         let thread = std::thread::Builder::new().name("prepare".to_owned()).spawn(move || {
             let _slot = self;
-            lower_priority();
+            blocking::lower_priority();
             // The request may have been canceled.
             let _ = sender.send(work());
         });
@@ -83,17 +79,6 @@ impl PreparationSlot {
         receiver.await.ok()
     }
 }
-
-/// Lowers the priority of this thread. If that fails, the thread keeps its priority.
-#[cfg(target_os = "linux")]
-fn lower_priority() {
-    // On Linux each thread has its own priority.
-    let _ = rustix::process::setpriority_process(Some(rustix::thread::gettid()), NICE);
-}
-
-/// Does nothing: on other systems only processes have a priority.
-#[cfg(not(target_os = "linux"))]
-fn lower_priority() {}
 
 impl std::fmt::Display for PreparationSlots {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
