@@ -152,8 +152,8 @@ impl Applier {
         failures
     }
 
-    /// Creates the Secret with the replica token unless it is known to exist. While pods wait for their volumes it
-    /// may have been deleted, so the operator tries to create it again.
+    /// Creates the Secret with the replica token unless it is known to exist. If pods wait for their volumes, the
+    /// Secret may have been deleted, so the operator tries to create it again.
     async fn ensure_replica_token(
         &self,
         valid: &ValidDeployment,
@@ -217,7 +217,7 @@ impl Applier {
         let propagation =
             if kind == Kind::Job { PropagationPolicy::Foreground } else { PropagationPolicy::Background };
         let parameters = DeleteParams {
-            // In the meantime, another object may have been created with this name.
+            // Another object with this name may have been created in the meantime.
             preconditions: Some(Preconditions { uid: object.uid(), resource_version: None }),
             propagation_policy: Some(propagation),
             ..DeleteParams::default()
@@ -260,7 +260,7 @@ fn failure(verb: &'static str, kind: Kind, name: &str, source: FailureCause) -> 
     ApplyFailure { verb, kind: kind.name(), name: name.to_owned(), source }
 }
 
-/// The objects that exist, are not desired, and are not needed by pods either.
+/// The existing objects that are neither desired nor needed by pods.
 fn undesired(desired: &DesiredState, observed: &ObservedState) -> Vec<(Kind, String)> {
     let is_desired = |key: &(Kind, String)| {
         desired.manifests.iter().any(|manifest| manifest.kind == key.0 && manifest.name == key.1)

@@ -93,7 +93,7 @@ pub async fn run(
     let (reader, writer) = reflector::store();
     let report_collector = ReportCollector::new(pods, watches.sender.clone());
     let watch_metrics = metrics.clone();
-    // `Store::wait_until_ready` wakes only one of several tasks, and the controller waits for it itself.
+    // `Store::wait_until_ready` wakes only one of several waiting tasks, and the controller itself is one of them.
     let (listed, mut ready) = (reader.clone(), Some(ready));
     let resources = watcher(api, watcher::Config::default())
         .default_backoff()
@@ -245,8 +245,9 @@ async fn refuse_undecodable(
     refuse(object, &refused, context).await
 }
 
-/// Reports in the status that a resource is refused. Its objects are not changed, but pods are replaced all the same,
-/// and their replacements receive requests only if the operator sets their readiness gates.
+/// Reports in the status that a resource is refused. Its objects are not changed. Kubernetes may still replace its
+/// pods, and replacements receive requests only once their readiness gates are set, so the operator continues to change
+/// these.
 async fn refuse(
     object: &impl Resource<DynamicType = ()>,
     refused: &RefusedResource<'_>,

@@ -134,8 +134,8 @@ impl Election {
             }
             // Another operator acquired the Lease first.
             Err(kube::Error::Api(status)) if status.code == 409 && !is_own => Ok(false),
-            // The Lease of this process may have been changed by an earlier request that it no longer waited for. The next
-            // attempt reads who holds the Lease.
+            // An earlier request of this process that timed out may have changed the Lease. The next attempt reads the
+            // current holder.
             Err(error) => Err(error).context("failed to write the lease"),
         }
     }

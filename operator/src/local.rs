@@ -6,8 +6,9 @@
 //! file ─► resource ─► validate ─► adapt ─► (fetch) ─► processes: servers, router ─► supervise until a signal
 //! ```
 //!
-//! Servers listen on any free port and log its number, and the router's configuration file lists these ports. So no
-//! port is chosen before a process has bound it. No child process outlives this process, however it exits.
+//! Servers listen on any free port and log its number, and the router's configuration file lists these ports.
+//! Therefore, no port is chosen before a process has bound it. No child process outlives this process, however it
+//! exits.
 
 use std::path::Path;
 use std::time::Duration;

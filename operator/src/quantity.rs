@@ -12,7 +12,7 @@
 use std::iter::repeat_n;
 use std::str::FromStr;
 
-/// The number of decimal places of a value. A more exact quantity is rounded away from zero.
+/// The number of decimal places of a value. A quantity with more decimal places is rounded away from zero.
 const DECIMAL_PLACES: i64 = 9;
 /// The number of billionths in 1.
 const BILLION: i128 = 1_000_000_000;
@@ -131,8 +131,8 @@ fn double(digits: &mut Vec<u8>) {
     }
 }
 
-/// Returns the number that consists of the first `point` digits, followed by zeros if it has more than there are. The
-/// remaining digits round it up. A number of more than [`BILLIONTHS_MAX`] is reduced to this limit.
+/// Returns the number that consists of the first `point` digits, padded with zeros if there are fewer digits. The
+/// remaining digits round it up. A number above [`BILLIONTHS_MAX`] is reduced to this limit.
 fn rounded_up(digits: &[u8], point: usize) -> i128 {
     let (counted, rest) = digits.split_at(point.min(digits.len()));
     let zeros = repeat_n(0, point - counted.len());

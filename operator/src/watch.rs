@@ -67,7 +67,7 @@ pub struct Watches {
 }
 
 impl Watches {
-    /// Starts the watches on `tasks`. Dropping those ends them.
+    /// Starts the watches on `tasks`. Dropping `tasks` ends the watches.
     pub fn start(scope: WatchScope<'_>, tasks: &mut JoinSet<anyhow::Result<()>>) -> Self {
         let WatchScope { client, namespace, stores, metrics, discovery_interval } = scope;
         let (sender, changes) = mpsc::channel(CHANGES_MAX);

@@ -2,8 +2,9 @@
 
 use clap::Arg;
 
-/// Gives each flag of a command an environment variable, named after the flag with `prefix` in front: with the prefix
-/// `OVFLEET_`, `--max-queue` gets `OVFLEET_MAX_QUEUE`. It is an argument of `Command::mut_args`.
+/// Returns a function for `Command::mut_args` that lets an environment variable set each flag of a command. The
+/// variable has the name of the flag with `prefix` in front: with the prefix `OVFLEET_`, `OVFLEET_MAX_QUEUE` sets
+/// `--max-queue`.
 pub fn env_with_prefix(prefix: &str) -> impl FnMut(Arg) -> Arg {
     move |argument| match argument.get_long() {
         Some(flag) => {

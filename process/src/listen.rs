@@ -7,16 +7,16 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 use tokio::time::{Instant, timeout_at};
 
-/// How long a connection may be idle while other connections wait to be accepted.
+/// The time for which a connection may be idle while other connections wait to be accepted.
 pub const IDLE_UNDER_PRESSURE: Duration = Duration::from_secs(1);
 
 /// The interval at which idle connections are notified to close while the connection limit is reached.
 pub const PRESSURE_INTERVAL: Duration = Duration::from_millis(500);
 
-/// The pause after a failure: a process that has run out of file descriptors usually has free ones again soon.
+/// The pause after a failure to accept: if the process has run out of file descriptors, some usually become free soon.
 const PAUSE: Duration = Duration::from_millis(50);
 
-/// The slots for the open connections of a listener. While all slots are taken, connections that have had no request for
+/// The slots for the open connections of a listener. While all slots are taken, connections that have been idle for
 /// [`IDLE_UNDER_PRESSURE`] are notified to close.
 #[derive(Debug)]
 pub struct ConnectionSlots {
@@ -24,7 +24,7 @@ pub struct ConnectionSlots {
     pressure: Arc<Notify>,
     /// The last time at which all slots were taken.
     last_full: Option<Instant>,
-    /// The time of the next notification, if all slots are still taken then or are taken again shortly before.
+    /// The time of the next notification. It is sent if all slots are taken at that time.
     notifies_at: Instant,
 }
 
@@ -37,7 +37,7 @@ impl ConnectionSlots {
         Self { free, pressure, last_full: None, notifies_at: Instant::now() }
     }
 
-    /// Accepts the next connection once there is a free slot. The connection has the slot until the permit is dropped.
+    /// Accepts the next connection once a slot is free. The connection occupies the slot until the permit is dropped.
     ///
     /// # Cancel safety
     /// No connection is lost if the future is dropped.
@@ -50,8 +50,8 @@ impl ConnectionSlots {
         if let Ok(permit) = Arc::clone(&self.free).try_acquire_owned() {
             return permit;
         }
-        // A slot becomes free for a moment whenever a connection ends. This does not end the pressure, because the next
-        // connection takes the slot.
+        // A slot becomes free for a moment whenever a connection ends. The pressure continues nevertheless, because the
+        // next connection takes the slot.
         let now = Instant::now();
         if self.last_full.is_none_or(|last| now.duration_since(last) > PRESSURE_INTERVAL) {
             self.notifies_at = now + PRESSURE_INTERVAL;

@@ -10,8 +10,8 @@ use clap::{Arg, Command};
 
 const FLAG_HEADER: &str = "| flag | environment | default | |\n|---|---|---|---|\n";
 
-/// The flags of `command` that have an environment variable: a section with a table for each help heading. Flags without
-/// a heading are listed under `default_heading`.
+/// Formats the flags of `command` that have an environment variable, with a section and a table for each help heading.
+/// Flags without a heading are listed under `default_heading`.
 #[must_use]
 pub fn flag_sections(command: &Command, default_heading: &str) -> String {
     let mut sections: Vec<(&str, Vec<&Arg>)> = Vec::new();

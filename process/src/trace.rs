@@ -16,10 +16,10 @@ pub struct Tracer {
 impl Tracer {
     /// Creates an exporter that sends the spans of `service` to `endpoint`, a URL of OTLP over gRPC. A trace that a
     /// client has started continues, and `sampling_ratio` is the fraction of the other operations that start a trace.
-    /// It must be called within a Tokio runtime.
+    /// Must be called within a Tokio runtime.
     ///
-    /// # Errors
-    /// `endpoint` is not a URL, or it is one of HTTPS, because the exporter is built without TLS.
+    /// # Errors `endpoint` is not a URL, or its scheme is HTTPS, which the exporter does not support because it is
+    /// built without TLS.
     pub fn new(service: &'static str, endpoint: &str, sampling_ratio: f32) -> anyhow::Result<Self> {
         let exporter = opentelemetry_otlp::SpanExporter::builder()
             .with_tonic()
@@ -42,7 +42,8 @@ impl Tracer {
         &self.tracer
     }
 
-    /// Sends the remaining spans. It blocks the thread, and sends through the runtime in which the exporter was created.
+    /// Exports the remaining spans. It blocks the calling thread while the runtime in which the exporter was created
+    /// sends them.
     pub fn flush(&self) {
         if let Err(error) = self.provider.shutdown() {
             tracing::warn!(%error, "failed to send the remaining spans");

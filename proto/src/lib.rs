@@ -1,7 +1,7 @@
-//! The contracts between the processes of a fleet. `replica.proto` defines the reports of a replica to routers,
-//! and `router.proto` those of a router to the operator. The `.proto` files document every field, and the code is
-//! generated from them. In addition, [`replica_token`] contains the token by which replicas recognize their
-//! routers, and [`path`] the spellings of paths that both read alike.
+//! The contracts between the processes of a fleet. `replica.proto` defines the reports of a replica to routers, and
+//! `router.proto` those of a router to the operator. The `.proto` files document every field, and the code is generated
+//! from them. In addition, [`replica_token`] implements the token with which routers authenticate themselves to
+//! replicas, and [`path`] normalizes the spellings of paths that both accept.
 
 pub mod path;
 pub mod replica_token;

@@ -1,4 +1,4 @@
-//! The alternative spellings of paths that OVMS accepts, which routers and servers must read alike.
+//! The alternative spellings of paths that OVMS accepts. Routers and servers must interpret them in the same way.
 
 use std::borrow::Cow;
 

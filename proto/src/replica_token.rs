@@ -1,6 +1,6 @@
-//! The replica token: the secret by which replicas recognize their routers.
+//! The replica token: the secret with which routers authenticate themselves to replicas.
 //!
-//! Routers and replicas read it from a file with one token per line, which both read again when it changes. A router
+//! Routers and replicas read it from a file with one token per line, and reload the file when it changes. A router
 //! sends all tokens of its file with each HTTP request and each gRPC call, and a replica accepts requests with at least
 //! one token of its own file. Two processes can therefore communicate if their files have at least one token in common.
 //! This makes it possible to replace the token while requests are served: add the new token, wait until every process
@@ -40,7 +40,7 @@ const TOKEN_CHARACTERS_MAX: usize = 256;
 /// effect.
 const FILE_BYTES_MAX: u64 = 64 * 1024;
 
-/// The reason why a file of tokens is not used.
+/// The reason why a token file is rejected.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The file cannot be read.
@@ -52,7 +52,7 @@ pub enum Error {
         #[source]
         source: io::Error,
     },
-    /// The file contains no valid token.
+    /// The content of the file is invalid.
     #[error("{}: {problem}", path.display())]
     Invalid {
         /// The path of the file.
@@ -120,8 +120,8 @@ impl ReplicaTokens {
         headers.insert(HEADER, self.header.clone());
     }
 
-    /// Returns whether `headers` contain one of the tokens. The duration depends on the number and the lengths of the
-    /// tokens and not on their content.
+    /// Returns whether `headers` contain one of the tokens. The time of the comparison depends on the number and the
+    /// lengths of the tokens, but not on their content.
     #[must_use]
     pub fn are_in(&self, headers: &HeaderMap) -> bool {
         let values = headers.get_all(HEADER).iter().map(HeaderValue::as_bytes);

@@ -19,13 +19,13 @@ use crate::limits::{RateLimits, Rates};
 /// effect.
 const KEYS_MAX: usize = 65_536;
 
-/// The reason why a file of API keys is not used.
+/// The reason why a file of API keys is rejected.
 #[derive(Debug, thiserror::Error)]
 pub enum KeysError {
     /// The file cannot be read.
     #[error(transparent)]
     Read(#[from] config::Error),
-    /// A line has more than a key and a name.
+    /// A line contains more than a key and a name.
     #[error("line {0} has more than a key and a name")]
     Line(usize),
     /// The file has too many keys.
@@ -42,8 +42,8 @@ pub struct Client {
     pub(crate) name: Box<str>,
 }
 
-/// The SHA-256 of a key. Keys are looked up by it, so that the time of a lookup reveals nothing about valid keys, and
-/// no key remains in memory.
+/// The SHA-256 of a key. Keys are looked up by their digest, so that the time of a lookup reveals nothing about valid
+/// keys, and no key remains in memory.
 type KeyDigest = [u8; 32];
 
 /// The valid keys, if keys are required, and the usage of each.

@@ -1,5 +1,5 @@
-//! The pages for operators: probes, metrics, the state of the replicas, the last picks, and the console. This module
-//! does not handle requests to the API.
+//! The pages for operators: probes, metrics, the state of the replicas, the most recent picks, and the console. This
+//! module does not handle requests to the API.
 
 use std::borrow::Cow;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};

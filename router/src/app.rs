@@ -57,7 +57,7 @@ impl App {
         self.0.dispatcher.reconfigure();
     }
 
-    /// The dispatch that assigns replicas to requests.
+    /// The dispatcher, which assigns replicas to requests.
     pub fn dispatcher(&self) -> &Arc<Dispatcher> {
         &self.0.dispatcher
     }

@@ -105,8 +105,8 @@ impl ReceivedBody {
             return Ok(());
         }
         if let Some(first) = self.first.take() {
-            // The operating system provides memory only when it is written, so the announced length alone costs no
-            // memory.
+            // The operating system allocates memory only when it is written to, so reserving the announced length costs
+            // none.
             self.joined.reserve_exact(self.announced.max(first.len() + part.len()));
             self.joined.extend_from_slice(&first);
         }

@@ -16,7 +16,7 @@ use crate::args::Args;
 /// effect.
 const FILE_BYTES_MAX: u64 = 1 << 20;
 
-/// The reason why a configuration file is not used.
+/// The reason why a configuration file is rejected.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The file could not be read.

@@ -75,7 +75,8 @@ pub async fn run(mut sources: watch::Receiver<Sources>, discovered: watch::Sende
     let mut running: BTreeMap<Source, (AbortHandle, Vec<DiscoveredReplica>)> = BTreeMap::new();
     loop {
         let current: Vec<Source> = sources.borrow_and_update().all().collect();
-        // The replicas of the sources that end, by the name of the source.
+        // The replicas of the removed sources, by the name of the source. A source whose settings changed has the same
+        // name.
         let mut known: BTreeMap<String, Vec<DiscoveredReplica>> = BTreeMap::new();
         running.retain(|source, (task, replicas)| {
             let stays = current.contains(source);
@@ -118,8 +119,8 @@ fn publish(
 ) {
     let mut union: Vec<DiscoveredReplica> =
         running.values().flat_map(|(_, replicas)| replicas.clone()).collect();
-    // Two sources can list the same address, which is still a single replica. A source may lack the address of its load
-    // reports or its pod, which must not hide them.
+    // Two sources can list the same address, which is still a single replica. Keep the entry that has the address of
+    // the load reports, or else the one that has the pod.
     union.sort_by_key(|replica| (replica.http, replica.grpc.is_none(), replica.pod.is_none()));
     union.dedup_by_key(|replica| replica.http);
     discovered.send_if_modified(|present| {
@@ -261,8 +262,8 @@ mod tests {
                 .all(|discovered| discovered.http.ip().is_loopback() && discovered.grpc.unwrap().port() == 8),
             "{all:?}"
         );
-        // With another interval, the last addresses remain valid until the first lookup, so the first list after the
-        // change is the one with the new source.
+        // When the interval changes, the previous addresses remain valid until the next lookup, so the first list after
+        // the change contains them and the new source.
         let dns_interval = Duration::from_secs(60);
         sources_sender.send(Sources { dns, dns_interval, ..sources(&["127.0.0.1:1"]) }).unwrap();
         discovered.changed().await.unwrap();

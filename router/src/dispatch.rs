@@ -10,9 +10,9 @@
 //! replica are in the same queue, so that a new replica serves the requests that have waited for it before newcomers.
 //! Requests of the second kind have a separate limit and timeout: `--replica-wait-requests` and `--replica-wait-timeout`.
 //!
-//! `dispatcher` assigns room that appears to waiting requests: `backfill` decides which of them gets the room, and
-//! `picker` decides which replica a request gets. `queue_guard` and `replica_wait` count the requests that wait.
-//! `placement` reports how the request of a booking has ended.
+//! When room becomes free, `dispatcher` assigns it to waiting requests: `backfill` decides which of them gets the room,
+//! and `picker` decides which replica a request gets. `queue_guard` and `replica_wait` count the requests that wait.
+//! `placement` reports the outcome of a booked request.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -77,8 +77,8 @@ impl Dispatcher {
         self.await_room(served_model, request, queued).await
     }
 
-    /// Books the only replica that can answer the request. If the replica has just failed to answer, it may be about to
-    /// restart.
+    /// Books the only replica that can answer the request. If the replica has just failed to answer, it may be
+    /// restarting, so this method pauses first.
     async fn place_at(
         self: &Arc<Self>,
         served_model: &Arc<ServedModel>,

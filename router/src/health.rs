@@ -247,7 +247,7 @@ impl Health {
     }
 
     /// Records that the request ended without information about the health of the replica, for example because the
-    /// client left.
+    /// client disconnected.
     pub fn unknown(&mut self, replica: u64, request: SentRequest) {
         let Some(record) = self.replicas.get_mut(&replica) else { return };
         if let Breaker::HalfOpen { round, sent, .. } = &mut record.state

@@ -66,9 +66,10 @@ pub struct BookedLoad {
     /// The number of uncached prompt tokens of the requests that no report includes yet and that have no first token
     /// yet.
     pub uncached_unreported: u64,
-    /// The number of these tokens that images take. An image that several requests have counts for each of them.
+    /// The number of these tokens that images take. An image that is part of several requests counts once for each of
+    /// them.
     pub image_tokens_unreported: u64,
-    /// The number of blocks that the requests need that no report includes yet.
+    /// The number of blocks that are needed by the requests that no report includes yet.
     pub blocks_unreported: u64,
 }
 

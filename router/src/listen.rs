@@ -94,7 +94,7 @@ impl Threads {
         let start = |number| {
             let (inbox, connections_in) = mpsc::channel(HANDOVER_MAX);
             let connections = Arc::new(AtomicUsize::new(0));
-            // The threads do not use signals and processes. Without these drivers, the runtime has less work per
+            // The threads use neither signals nor child processes. Without these drivers, the runtime has less work per
             // wake-up.
             let runtime = tokio::runtime::Builder::new_current_thread().enable_io().enable_time().build()?;
             let (app, count) = (app.clone(), Arc::clone(&connections));

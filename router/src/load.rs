@@ -212,7 +212,8 @@ fn max_model_lens(models: &[Model]) -> BTreeMap<String, u64> {
 }
 
 /// Requests the maximum lengths of the models of a replica, which its load reports do not contain, and retries until
-/// the replica has answered. The future never completes.
+/// the replica has answered. The future stays pending after that, so that the caller can race it against the stream of
+/// reports.
 async fn request_model_lengths(dispatcher: &Dispatcher, replica: &Replica) {
     loop {
         let answer = tokio::time::timeout(CONNECT_TIMEOUT, request_models(dispatcher, replica)).await;

@@ -151,7 +151,8 @@ impl BlockBytes {
         Self(1 << target.log2().round() as u32)
     }
 
-    /// Adapts the number if the measurement differs from it by more than a rounding error.
+    /// Recomputes the number if the measured size of a block differs from it by a factor of more than 1.7. (Rounding to
+    /// a power of two alone causes a factor of up to 1.42.)
     pub fn update(&mut self, block_tokens: u32, bytes_per_token: f64) {
         let target = f64::from(block_tokens.max(1)) * bytes_per_token;
         let ratio = target / self.0 as f64;

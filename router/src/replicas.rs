@@ -32,7 +32,7 @@ pub struct Replicas {
     /// Serializes the changes of the three lists.
     writing: Mutex<()>,
     changes: watch::Sender<u64>,
-    /// The tokens by which replicas recognize this router, if they require any.
+    /// The tokens with which this router authenticates itself to replicas, if they require any.
     token_file: OnceLock<ReplicaTokenFile>,
 }
 
@@ -46,7 +46,7 @@ pub struct ReplicasUpdate {
 }
 
 impl Replicas {
-    /// Creates an empty list. `router` is the number by which replicas know this router.
+    /// Creates an empty list. `router` is the number by which replicas identify this router.
     #[must_use]
     pub fn new(router: u64) -> Self {
         Self {
@@ -60,12 +60,13 @@ impl Replicas {
         }
     }
 
-    /// Sets the file with the tokens by which replicas recognize this router. A second call has no effect.
+    /// Sets the file with the tokens with which this router authenticates itself to replicas. A second call has no
+    /// effect.
     pub fn set_token_file(&self, file: ReplicaTokenFile) {
         let _ = self.token_file.set(file);
     }
 
-    /// The file with the tokens by which replicas recognize this router, if there is one.
+    /// The file with the tokens with which this router authenticates itself to replicas, if it was set.
     #[must_use]
     pub fn token_file(&self) -> Option<&ReplicaTokenFile> {
         self.token_file.get()

@@ -32,7 +32,7 @@ SINGLE_REQUESTS = 4
 GUESSED = {"max_ngram_size": 3}
 # The target ratios of tokens per second.
 WANTED = {("edit", "c1"): 1.6, ("edit", "c8"): 1.0, ("edit", "c32"): 1.0}
-# The allowed cost of rejected draft tokens.
+# The target ratio for *free*: rejected draft tokens may cost at most 5%.
 WANTED_FREE = 0.95
 
 

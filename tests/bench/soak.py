@@ -156,7 +156,7 @@ class Sample:
 
     @classmethod
     def of(cls, process: int) -> Sample:
-        """Now."""
+        """Takes a sample of the process."""
         status = pathlib.Path(f"/proc/{process}/status").read_text()
         memory = int(re.search(r"VmRSS:\s*(\d+)", status).group(1)) * 1024
         threads = int(re.search(r"Threads:\s*(\d+)", status).group(1))

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# run.sh COMMAND... -- ARGUMENT...: runs COMMAND for each test of the files tests/tests/node_*.rs that the arguments select,
-# with the name of the file instead of FILE. The arguments are those of a test program: parts of names, and options such as
-# --ignored. The tests spend most of their time waiting, so several nodes share them: each takes the next test that no node
-# has taken.
+# run.sh COMMAND... -- ARGUMENT...: runs COMMAND for each test of the files tests/tests/node_*.rs that the arguments
+# select, replacing FILE with the name of the file. The arguments are those of a test program: parts of names, and
+# options such as --ignored. The tests spend most of their time waiting, so several nodes run in parallel, and each runs
+# the next test that no other node has started.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 

@@ -216,7 +216,7 @@ def same(ours: list[int], theirs: list[int], stops: list[int]) -> bool:
 
 
 def compare(name: str, pairs: list[tuple[list, list, list[int]]]) -> Check:
-    """`pairs`: outputs as (score or None, tokens) of one side and of the other, and what ends them."""
+    """Compares outputs. Each of `pairs` has those of both sides, as (score or None, tokens), and the stop tokens."""
     total = identical = faults = 0
     notes = []
     for index, (ours, theirs, stops) in enumerate(pairs):

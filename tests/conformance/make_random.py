@@ -98,7 +98,7 @@ class File:
         self.random = np.random.default_rng(zlib.crc32(f"{arch} {kind} {variant}".encode()))
 
     def matrix(self, name: str, rows: int, columns: int, spread: float = 1.0) -> None:
-        """Returns a weight whose product with a normalized vector has this standard deviation."""
+        """Writes a matrix whose product with a normalized vector has the standard deviation `spread`."""
         kind = self.kind
         if kind == MIXED:
             kind = "Q6_K" if re.search(r"ffn_down|attn_v|output\.|token_embd", name) else "Q4_K"
@@ -107,7 +107,7 @@ class File:
         self.writer.add_tensor(f"{name}.weight", kquants.quantize(values, kind), raw_dtype=kind)
 
     def vector(self, name: str, size: int, mean: float = 1.0, spread: float = 0.2) -> None:
-        """Norm weights, biases and frequency factors are always f32."""
+        """Writes a vector in f32, which norm weights, biases and frequency factors always have."""
         values = self.random.standard_normal(size, dtype=np.float32) * np.float32(spread) + np.float32(mean)
         self.writer.add_tensor(name, values)
 

@@ -26,7 +26,8 @@ BATCH = 32
 # For a GGUF file the weights differ too; docs/reference/conformance.md reports the effect on random logits.
 NEAR_TIE_GGUF = 0.03
 IDENTICAL_MIN, PROMPTS = 49, 50
-# Activations of 15 bits change log probabilities by several thousandths, so some near-ties are resolved differently from f32.
+# Activations with 15 bits change log probabilities by several thousandths, so some near-ties are resolved differently
+# from f32.
 IDENTICAL_MIN_NATIVE = 47
 # With an 8-bit cache, the peer itself generates other tokens in batches than one sequence at a time (42 of 50 outputs
 # were equal). The number of outputs on which we agree with the peer may be lower by this much.

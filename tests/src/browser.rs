@@ -15,7 +15,7 @@ use crate::process::{await_condition, group_exists, kill};
 pub use pipe::LIMIT;
 use pipe::Pipe;
 
-/// How long the processes of a killed browser may take to exit.
+/// The time limit for the processes of a killed browser to exit.
 const END_LIMIT: Duration = Duration::from_secs(5);
 /// The width in CSS pixels below which pages are displayed as on a phone.
 const PHONE_WIDTH: u32 = 600;
@@ -46,7 +46,7 @@ const FLAGS: [&str; 18] = [
     "--disable-background-timer-throttling",
     "--disable-backgrounding-occluded-windows",
     "--disable-renderer-backgrounding",
-    // Names outside this machine do not resolve.
+    // No host name resolves, so the browser reaches only this machine.
     "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
 ];
 
@@ -161,7 +161,7 @@ impl Drop for Browser {
 }
 
 impl Page<'_> {
-    /// Evaluates the JavaScript `expression` in the page, and awaits a promise.
+    /// Evaluates the JavaScript `expression` in the page. If the result is a promise, awaits it.
     ///
     /// # Errors
     /// The expression throws.

@@ -1,4 +1,4 @@
-//! A source of metrics for HorizontalPodAutoscalers, as the Prometheus adapter and KEDA are. It serves the API group
+//! A source of metrics for HorizontalPodAutoscalers, like the Prometheus adapter and KEDA. It serves the API group
 //! `external.metrics.k8s.io` to the API server of the node of [`crate::node`], from the `/metrics` of running routers.
 
 use std::io::{BufRead as _, BufReader, Write as _};

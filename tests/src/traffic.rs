@@ -11,7 +11,8 @@ use serde_json::{Value, json};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
-/// How often the official clients by default retry a request whose connection failed before a response began.
+/// The default number of times that the official clients retry a request whose connection failed before a response
+/// began.
 const RETRIES_MAX: u32 = 2;
 /// The delay of the official clients before the first retry. It doubles with each retry and is reduced at random by up to
 /// a quarter, so that clients that failed together do not retry together.

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use graph::{Graph, Node, Operation, operation};
 use serde_json::{Map, Value, json};
 
-/// Number of tokens of an image.
+/// Number of tokens per image.
 pub const IMAGE_TOKENS: u64 = 16;
 const IMAGE_SIDE: usize = 56;
 const PATCH_SIDE: usize = 14;
@@ -343,7 +343,7 @@ impl Graph {
         self.add(&matrix_product(), &[rows, weights])
     }
 
-    /// A matrix with random weights of 8 bits, and with zero points and scales. The native kernels multiply by it.
+    /// A matrix of random 8-bit weights with zero points and scales, which the native kernels can multiply by.
     fn weights_of_8_bits(&mut self, outputs: usize, inputs: usize, deviation: f32) -> Node {
         let quants = self.random_bytes(&[outputs, inputs]);
         let zeros = self.floats(&[outputs, 1], &vec![127.5; outputs]);

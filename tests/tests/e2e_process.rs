@@ -20,7 +20,7 @@ fn refusal(command: &mut Command, mentions: &str) -> ExitReport {
     ended
 }
 
-/// Trials of grammars start the server without environment variables.
+/// The server compiles costly grammars on trial in a child process, which it starts without environment variables.
 #[test]
 fn the_server_of_an_image_finds_its_libraries_without_environment_variables() {
     let binary = binary().unwrap();

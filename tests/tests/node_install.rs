@@ -85,8 +85,8 @@ fn official_client(url: &str) -> anyhow::Result<String> {
     node::run(&python.to_string_lossy(), &["tests/clients/python/client.py", &format!("{url}/v3"), "smollm2"])
 }
 
-/// Requests a form that could be costly, which the server compiles in another process first. That process needs the
-/// libraries of the image, too.
+/// Requests a form that could be costly. The server first compiles it in a child process, which also needs the
+/// libraries of the image.
 async fn request_costly_form(url: &str) -> anyhow::Result<()> {
     let schema = json!({
         "type": "object",

@@ -84,7 +84,7 @@ fn await_routers(key: &str, status: u16) -> anyhow::Result<()> {
     })
 }
 
-/// Adds the new key, makes the clients use it, and removes the old one.
+/// Adds the new key, switches the clients to it, and removes the old one.
 async fn rotate_keys(traffic: &mut Traffic) -> anyhow::Result<()> {
     await_routers(NEW_KEY, 401)?;
     set_keys(&[OLD_KEY, NEW_KEY])?;

@@ -55,9 +55,9 @@ impl Scene {
         self.traffic.await_requests(REQUESTS_AROUND_CHANGE).await;
     }
 
-    /// Kills the process `process` in one pod after the other of those that `selector` selects, until requests have failed:
-    /// a request whose answer has not begun is sent again. Connections that a kill has closed are opened to the other pod,
-    /// so killing the same pod again might affect no client.
+    /// Kills the process `process` in the pods that `selector` selects, one after the other, until requests have
+    /// failed: a request whose answer has not begun is retried. Connections that a kill has closed are opened to the
+    /// other pod, so killing the same pod again might affect no client.
     async fn kill_until_requests_fail(&mut self, selector: &str, process: &str) -> anyhow::Result<()> {
         for kill in 0..KILLS_MAX {
             let pods = node::pods(NAMESPACE, selector)?;

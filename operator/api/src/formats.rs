@@ -25,7 +25,7 @@ pub(crate) fn image() -> Value {
     matches(r"^[^\s]+$", "must be an image reference without white space, such as registry/name:tag")
 }
 
-/// The rule for a repository of the Hugging Face Hub.
+/// The rule for a Hugging Face Hub repository.
 pub(crate) fn repository() -> Value {
     matches(
         r"^[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*$",
@@ -41,12 +41,12 @@ pub(crate) fn revision() -> Value {
     )
 }
 
-/// The rule for a URL of HTTP or HTTPS.
+/// The rule for an HTTP or HTTPS URL.
 pub(crate) fn url() -> Value {
     matches(r"^https?://[^\s]+$", "must be a URL that begins with http:// or https://")
 }
 
-/// The rule for a URL of HTTP, for connections without TLS.
+/// The rule for an HTTP URL, for connections without TLS.
 pub(crate) fn plain_url() -> Value {
     matches(r"^http://[^\s]+$", "must be a URL that begins with http://, because TLS is not supported")
 }
@@ -65,12 +65,12 @@ pub(crate) fn networks() -> Value {
     all_match(r"^[0-9A-Fa-f:.]+/[0-9]{1,3}$", "must contain only networks, such as 10.96.0.0/12")
 }
 
-/// The rule for a SHA-256.
+/// The rule for a SHA-256 digest.
 pub(crate) fn sha256() -> Value {
     matches(r"^[0-9a-f]{64}$", "must be a SHA-256: 64 hexadecimal digits in lower case")
 }
 
-/// The rule for a bucket of S3.
+/// The rule for the name of an S3 bucket.
 pub(crate) fn bucket() -> Value {
     matches(
         r"^[a-z0-9][a-z0-9.-]*[a-z0-9]$",
@@ -78,7 +78,7 @@ pub(crate) fn bucket() -> Value {
     )
 }
 
-/// The rule for a region of S3.
+/// The rule for the name of an S3 region.
 pub(crate) fn region() -> Value {
     matches(r"^[a-z0-9-]+$", "must be the name of a region, such as eu-west-1")
 }
@@ -123,13 +123,13 @@ pub(crate) fn duration() -> Value {
     )
 }
 
-/// The rule for a list of names of a model.
+/// The rule for a list of model names.
 pub(crate) fn model_names() -> Value {
     let rule = format!("self.all(name, name.matches('{}'))", escaped(r"^[^\s,]+$"));
     rules(&[(&rule, "must not contain white space or commas")])
 }
 
-/// The rule for a device of OpenVINO, or for a virtual device with a list of devices.
+/// The rule for an OpenVINO device, or for a virtual device with a list of devices.
 pub(crate) fn device() -> Value {
     const DEVICE: &str = r"(CPU|GPU)(\.[0-9]+)*";
     // AUTO may exclude any device.

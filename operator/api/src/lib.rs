@@ -66,9 +66,9 @@ pub fn crd() -> CustomResourceDefinition {
     definition
 }
 
-/// Declares every list without a list type as atomic, so that server-side apply replaces it as a whole. Limits integers of
-/// 32 bits, because the API server does not enforce the format. Removes `nullable: false`, which is the default and which
-/// the API server does not store.
+/// Declares every list without a list type as atomic, so that server-side apply replaces it as a whole. Limits the
+/// range of 32-bit integers, because the API server does not enforce the format. Removes `nullable: false`, which is
+/// the default and which the API server does not store.
 fn normalize(schema: &mut JSONSchemaProps) {
     use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
         JSONSchemaPropsOrArray, JSONSchemaPropsOrBool,

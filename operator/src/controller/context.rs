@@ -1,5 +1,5 @@
-//! The state that all reconciles of a controller share, and what a reconcile takes from it: the observed state of its
-//! resource, and the permission to upgrade it.
+//! The state that all reconciles of a controller share. It provides the observed state of a resource, and the
+//! permission to upgrade the resource.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

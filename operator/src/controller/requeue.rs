@@ -17,8 +17,8 @@ use crate::watch::StoredDeployment;
 
 /// The pause before a resource that waits for an upgrade slot is reconciled again.
 const UPGRADE_RETRY_PAUSE: Duration = Duration::from_secs(10);
-/// The pause before a resource is reconciled again whose objects were rejected. The cause may be outside of the resource,
-/// such as an object of another owner or an admission policy, and the watches do not report that it is removed.
+/// The pause before a resource is reconciled again whose objects were rejected. The cause may be outside of the
+/// resource, such as an object of another owner or an admission policy, and no watch reports its removal.
 const REJECTION_RETRY_PAUSE: Duration = Duration::from_secs(180);
 /// The shortest pause after a failed reconcile.
 const BACKOFF_MIN: Duration = Duration::from_millis(500);
@@ -129,7 +129,7 @@ mod tests {
         let pause = next_pause(&applied(rejected(), vec![]), None).unwrap();
         assert!(minutes.contains(&pause), "{pause:?}");
         assert_eq!(next_pause(&applied(vec![], vec![]), None), None);
-        // A resource that is reconciled more often for another reason still is.
+        // If the resource is reconciled more often for another reason, the shorter pause applies.
         let replica = PodState { is_routable: Some(true), ..PodState::default() };
         let interval = Some(Duration::from_secs(30));
         let pause = next_pause(&applied(rejected(), vec![replica]), interval).unwrap();

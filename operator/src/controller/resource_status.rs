@@ -1,5 +1,5 @@
-//! Reads and writes the status of a resource, and publishes events about its changes. What the status contains is decided
-//! elsewhere.
+//! Reads and writes the status of a resource, and publishes events about its changes. The content of the status is
+//! computed in [`crate::status`].
 
 use kube::api::{Api, DynamicObject, Patch, PatchParams};
 use kube::core::ApiResource;

@@ -32,7 +32,7 @@ pub(super) struct ModelMount {
     pub(super) volumes: Vec<Value>,
     /// The container that fetches the model, if the pod fetches it.
     pub(super) init_containers: Vec<Value>,
-    /// How the pod accesses its volumes.
+    /// The way in which the pod accesses its volumes.
     pub(super) volume_use: VolumeUse,
 }
 

@@ -38,8 +38,8 @@ impl ProcessOptions {
         }
     }
 
-    /// Returns the options for a child process on this machine. With port 0 it uses any free port. Replicas need no
-    /// token, because they are reachable from this machine only.
+    /// Returns the options for a child process on this machine. With port 0, the process uses any free port. Replicas
+    /// need no token, because they are reachable from this machine only.
     #[must_use]
     pub fn in_child_process(host: IpAddr, port: u16) -> Self {
         Self { host, port, grpc_port: 0, admin_port: None, replica_token_file: None, log_format: "text" }

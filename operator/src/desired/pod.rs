@@ -8,7 +8,7 @@ use crate::manifest::{is_empty, to_json};
 use crate::ports::{ADMIN_PORT, GRPC_PORT, HTTP_PORT};
 use crate::valid_deployment::{PodPlacement, SecuritySettings};
 
-/// How a pod accesses its volumes.
+/// The way in which a pod accesses its volumes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum VolumeUse {
     /// The pod need not own its volumes.

@@ -4,8 +4,8 @@
 //! A pod template changes for one of two reasons. If the user has changed the resource, the Deployment gets the new
 //! template immediately. If only the operator has changed, because it has another default image or renders the same
 //! resource differently, the change is an upgrade. An upgrade waits for a slot or for approval, so that a new release
-//! of the operator does not restart all models of a cluster at the same time. A digest of the fields of the resource
-//! that the template was rendered from, which each Deployment has as an annotation, distinguishes the two.
+//! of the operator does not restart all models of a cluster at the same time. To distinguish the two, an annotation of
+//! each Deployment stores a digest of the fields of the resource that the template was rendered from.
 
 use kube::ResourceExt as _;
 use kube::api::DynamicObject;
@@ -126,7 +126,7 @@ pub(super) fn plan_upgrade(
         plan.manifests.first().is_some_and(|server| replica_token::is_mounted(&server.body));
     let sends_token = live_router.is_some_and(|live| replica_token::is_mounted(&live.data));
     if replicas_need_token && !sends_token {
-        // Replicas reject the requests of routers without a token, so these cannot wait.
+        // Replicas reject the requests of routers without a token, so the upgrade of the routers cannot wait.
         plan.manifests.push(router.manifest);
     } else {
         plan.add(router, live_router, permission);
@@ -196,8 +196,8 @@ fn has_grpc_port(deployment: &Value) -> bool {
     ports.flatten().any(|port| port["name"] == "grpc")
 }
 
-/// Returns the manifest of `rendered`, without the annotation of the source in the pod template if the live template
-/// lacks only this annotation: adding it would restart the pods of a release without the annotation.
+/// Returns the manifest of `rendered`. If the live pod template differs only because it lacks the annotation with the
+/// source, the manifest omits the annotation, because adding it would restart the pods of earlier releases.
 fn without_restart(rendered: RenderedDeployment, live: Option<&DynamicObject>) -> Manifest {
     let mut manifest = rendered.manifest;
     let is_same = live.and_then(template_hash) == Some(&rendered.template_hash);

@@ -1,4 +1,5 @@
-//! The replica token, by which replicas recognize their routers: the Secret that contains it, and its mount.
+//! The replica token, with which routers authenticate themselves to replicas: the Secret that contains it, and its
+//! mount.
 //!
 //! The operator creates the Secret with a random token. It may create Secrets but cannot read, change or delete them,
 //! so it has no access to the token once the Secret exists: `docs/decisions/0078-replica-token.md`.
@@ -28,15 +29,16 @@ pub(super) fn secret(valid: &ValidDeployment) -> Option<Manifest> {
     Some(owner.manifest(Kind::Secret, &owner.replica_token_secret(), Component::Server, content))
 }
 
-/// Returns the volume with the token. Everyone in the container can read its files: the pod has no group of its own
-/// if that would change the owner of the files of a model.
+/// Returns the volume with the token. Every user in the container can read its files, because the pod does not set a
+/// group if doing so would change the owner of the model's files.
 pub(super) fn volume(valid: &ValidDeployment) -> Value {
     let created = || DataKey { name: valid.owner.replica_token_secret(), key: KEY.to_owned() };
     let DataKey { name, key } = valid.security.replica_token.clone().unwrap_or_else(created);
     json!({"name": VOLUME, "secret": {"secretName": name, "items": [{"key": key, "path": "token"}]}})
 }
 
-/// Returns the mount of the volume. It does not use `subPath`, because such a mount does not show a changed token.
+/// Returns the mount of the volume. It does not use `subPath`, because Kubernetes does not update such a mount when the
+/// token changes.
 pub(super) fn mount() -> Value {
     json!({"name": VOLUME, "mountPath": MOUNT_PATH, "readOnly": true})
 }

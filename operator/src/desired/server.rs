@@ -27,7 +27,7 @@ const START_TIME_MIN: Duration = Duration::from_secs(120);
 /// The longest time within which a server must start. A memory limit may be any quantity, and Kubernetes counts seconds in 32
 /// bits.
 const START_TIME_MAX: Duration = Duration::from_secs(7 * 24 * 3600);
-/// The lowest read speed in bytes per second at which a start succeeds.
+/// The lowest read speed, in bytes per second, at which a server starts in time.
 const READ_BYTES_PER_SECOND: u64 = 50_000_000;
 /// The assumed size of a model in bytes if no memory limit bounds it.
 const MODEL_BYTES: u64 = 64 << 30;

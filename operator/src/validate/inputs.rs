@@ -1,4 +1,4 @@
-//! Digests of the user's settings. They change if and only if the user requests other pods, independently of how the
+//! Digests of the user's settings. They change if and only if the user requests different pods, regardless of how the
 //! operator renders them. Pure.
 
 use operator_api::{CacheMode, Fetch, KeyIsolation, LlmDeploymentSpec, Model};
@@ -41,7 +41,7 @@ pub(super) fn input_digests(spec: &LlmDeploymentSpec) -> InputDigests {
         "accessLog": spec.observability.access_log,
         "tracing": spec.observability.tracing,
     });
-    // Routers of an earlier release cannot start with this option, so setting it includes the upgrade.
+    // Routers of an earlier release cannot start with this option, so a change that sets it also performs the upgrade.
     if router.key_isolation != KeyIsolation::default() {
         router_inputs["keyIsolation"] = json!(router.key_isolation.name());
     }
@@ -52,8 +52,8 @@ pub(super) fn input_digests(spec: &LlmDeploymentSpec) -> InputDigests {
     }
 }
 
-/// Returns `model` without the settings that the pod template of the replicas is not rendered from. With a shared cache,
-/// these are the settings of its volume and of the Job that fetches the model.
+/// Returns `model` with only the settings that affect the pod template of the replicas. With a shared cache, the
+/// settings of its volume and of the Job that fetches the model do not.
 fn rendered_settings(model: &Model) -> Model {
     let mut model = model.clone();
     if let Some(fetch) = &mut model.fetch {

@@ -49,7 +49,7 @@ fn a_new_default_image_waits_for_a_slot_and_a_change_by_the_user_does_not() {
     );
     assert_eq!(after.available_release, None, "nothing waits");
 
-    // A change by the user includes the upgrade.
+    // A change by the user also performs the upgrade.
     let before = render(&object, &ObservedState::default());
     let observed = ObservedState { owned: live(&before, Kind::Deployment), ..ObservedState::default() };
     object.spec.engine.max_num_seqs = 7;
@@ -101,7 +101,7 @@ fn a_change_that_replaces_no_pods_does_not_include_the_upgrade() {
     assert_eq!(inputs, Some(valid(&object, &observed).inputs.server));
     let after = upgrade_waiting(|_| {}, &observed);
     assert_eq!(template(&after, "full-server"), template(&before, "full-server"));
-    // A change that replaces pods includes the upgrade.
+    // A change that replaces pods also performs the upgrade.
     let after = upgrade_waiting(|model| model.aliases.clear(), &observed);
     assert_eq!(template(&after, "full-server")["spec"]["containers"][0]["image"], "ovfleet/server:2");
 }

@@ -14,7 +14,7 @@ use server_scheduler::{
 /// Virtual time since the start, in nanoseconds.
 pub(crate) type Nanos = u64;
 
-/// A second.
+/// One second, in nanoseconds.
 pub(crate) const SECOND: Nanos = 1_000_000_000;
 
 /// The tokens of a request. The router gets only a part of this information.

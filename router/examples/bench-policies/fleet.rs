@@ -36,7 +36,7 @@ pub(crate) trait Router {
     fn finished(&mut self, _id: usize, _request: &Request) {}
     /// A report of a replica has arrived.
     fn report(&mut self, _replica: usize, _report: &wire::Load, _now: Nanos) {}
-    /// The interval at which the router polls the load of all replicas, if it does.
+    /// The interval at which the router polls the load of all replicas, or `None` if it does not poll.
     fn poll_every(&self) -> Option<Nanos> {
         None
     }

@@ -1,4 +1,4 @@
-//! The load: sequential requests, requests at a rate, or many open streams.
+//! The load: sequential requests, requests at a fixed rate, or many open streams.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use crate::client::{Client, Kind, RequestTimes};
 
 /// The number of connections that are opened concurrently.
 const OPENED_AT_ONCE: usize = 64;
-/// The longest wait for a replica to notice that a client has left.
+/// The longest wait for a replica to notice that a client has disconnected.
 const GONE_MAX: Duration = Duration::from_millis(500);
 
 /// Connected clients that have received an answer, so that their connections are open before the measurement.
@@ -43,7 +43,7 @@ impl Clients {
         Ok(Self { clients, targets: targets.to_vec(), kind })
     }
 
-    /// Each client sends its next request as soon as it has its answer.
+    /// Lets each client send its next request as soon as it has received the previous answer.
     pub(crate) async fn ask_for(self, time: Duration) -> anyhow::Result<Vec<RequestTimes>> {
         let until = Instant::now() + time;
         let mut tasks = JoinSet::new();
@@ -63,7 +63,7 @@ impl Clients {
         Ok(all)
     }
 
-    /// Sends requests at a rate, whether or not the previous ones have been answered.
+    /// Sends requests at a fixed rate, whether or not the previous ones have been answered.
     pub(crate) async fn ask_at(mut self, rate: u32, time: Duration) -> anyhow::Result<Vec<RequestTimes>> {
         let mut ticks = tokio::time::interval(Duration::from_secs(1) / rate);
         let mut under_way = JoinSet::new();
@@ -155,8 +155,8 @@ impl PacedStreams {
     }
 }
 
-/// Measures the time in seconds until a replica notices that its client has left, for `count` clients. The time is
-/// infinite if the replica does not notice.
+/// Measures the time in seconds until a replica notices that its client has disconnected, for `count` clients. The time
+/// is infinite if the replica does not notice.
 pub(crate) async fn leave(
     target: SocketAddr,
     gone: &mut mpsc::Receiver<Instant>,

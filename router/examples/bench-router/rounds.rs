@@ -16,7 +16,7 @@ use crate::upstream::Upstream;
 const RATE: u32 = 500;
 /// The number of concurrent paced streams.
 const PACED_STREAMS: usize = 256;
-/// The number of clients that leave in a round.
+/// The number of clients that disconnect in a round.
 pub(crate) const LEAVING: usize = 10;
 
 /// A case of the benchmark.
@@ -26,13 +26,13 @@ pub(crate) enum Case {
     Json(usize),
     /// Short streams for this number of clients.
     Stream(usize),
-    /// Whole answers at a rate.
+    /// Whole answers at a fixed rate.
     JsonRate,
-    /// Short streams at a rate.
+    /// Short streams at a fixed rate.
     StreamRate,
     /// Paced streams.
     Paced,
-    /// Clients that leave.
+    /// Clients that disconnect while their streams are silent.
     Leave,
 }
 

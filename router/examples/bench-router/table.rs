@@ -12,10 +12,10 @@ use crate::rounds::{Case, LEAVING, Results, Sample};
 
 /// The largest permitted ratio of our router's figure to the best figure of the other routers.
 const RATIO_MAX: f64 = 0.8;
-/// The largest permitted added latency at a rate of requests, in seconds.
+/// The largest permitted added latency at a fixed request rate, in seconds.
 const ADDED_P50_MAX: f64 = 100e-6;
 const ADDED_P99_MAX: f64 = 1e-3;
-/// The largest permitted time until a replica notices that a client has left, in seconds.
+/// The largest permitted time until a replica notices that a client has disconnected, in seconds.
 const GONE_MAX: f64 = 0.1;
 
 /// The requirement for a figure.
@@ -108,7 +108,7 @@ impl Tables<'_> {
         }
     }
 
-    /// The figures at a rate, and the figures for clients that leave.
+    /// The figures at a fixed rate, and the figures for clients that disconnect.
     fn rates(&mut self) {
         let rates =
             [(Case::JsonRate, "JSON, whole answer"), (Case::StreamRate, "short stream, to the first event")];
@@ -234,7 +234,7 @@ fn micros(seconds: f64) -> String {
 }
 
 fn millis(seconds: f64) -> String {
-    // The benchmark waits at most 500 ms for a replica to notice that its client has left.
+    // The benchmark waits at most 500 ms for a replica to notice that its client has disconnected.
     if seconds.is_finite() { format!("{:.2}", seconds * 1e3) } else { "> 500".to_owned() }
 }
 

@@ -20,13 +20,13 @@ use tokio_util::sync::CancellationToken;
 use crate::client::{Kind, MODEL, PACE, STREAM_EVENTS};
 use crate::report::{self, Dispatch, Replica};
 
-/// The number of buffered notices about clients that have left. Further notices are lost.
+/// The number of buffered notifications about clients that have disconnected. Further notifications are lost.
 const GONE_MAX: usize = 64;
 
 /// Replicas in a separate thread. Dropping this value stops them.
 pub(crate) struct Upstream {
     pub(crate) replicas: Vec<Arc<Replica>>,
-    /// The times at which a replica noticed that the client of a silent stream had left.
+    /// The times at which a replica noticed that the client of a silent stream had disconnected.
     pub(crate) gone: mpsc::Receiver<Instant>,
     stop: CancellationToken,
     thread: Option<JoinHandle<()>>,

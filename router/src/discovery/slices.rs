@@ -124,7 +124,8 @@ pub fn replicas<'a>(
             }
         }
     }
-    // While an endpoint moves, it can be in two slices. Remove it if one of them says that it is terminating.
+    // An endpoint that moves from one slice to another can be in both. Remove it if either slice marks it as
+    // terminating.
     by_address.retain(|address, _| !terminating.contains(address));
     by_address.into_values().collect()
 }

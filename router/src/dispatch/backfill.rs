@@ -1,5 +1,5 @@
-//! Decides which of the waiting requests of a model gets the room that has appeared at its replicas. The module wakes
-//! the task of that request; it neither waits nor takes the lock of the queue.
+//! Decides which waiting request of a model gets the room that has become free at a replica. The module wakes the task
+//! of that request; it neither waits nor takes the lock of the queue.
 //!
 //! A request that fits nowhere does not block the requests behind it: the next few requests are tried as well
 //! (backfill). To prevent them from overtaking it forever, a replica is reserved for a request that has waited at the
@@ -14,7 +14,7 @@ use crate::replica::Replica;
 use crate::served_model::ServedModel;
 use crate::waiting::{Assignment, WaitingList};
 
-/// Number of requests at the head of a queue that may get room when it appears.
+/// Number of requests at the head of a queue that are considered when room becomes free.
 pub(super) const BACKFILL_MAX: usize = 16;
 /// The time after which a replica is reserved for the first request of a queue.
 pub(super) const RESERVE_AFTER: Duration = Duration::from_secs(2);

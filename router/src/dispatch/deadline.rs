@@ -9,7 +9,7 @@ use crate::queue::QueuedRequest;
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Deadline {
     pub(super) at: Instant,
-    /// Whether the timeout of the client ends the wait, and not a timeout of the router.
+    /// Whether the deadline is that of the client instead of a timeout of the router.
     pub(super) is_set_by_client: bool,
 }
 
@@ -19,7 +19,7 @@ impl Deadline {
         Self::at(Instant::now() + timeout, queued)
     }
 
-    /// The deadline of a request that waits until `latest`, or until its client does not wait any longer.
+    /// The deadline of a request that waits until `latest`, or until the deadline of its client if that is earlier.
     pub(super) fn at(latest: Instant, queued: QueuedRequest) -> Self {
         match queued.deadline {
             Some(deadline) if deadline <= latest => Self { at: deadline, is_set_by_client: true },

@@ -1,9 +1,8 @@
-//! The state that all requests share, and the assignment of room that appears at a replica to the requests that wait
-//! for it.
+//! The state that all requests share, and the assignment of room to waiting requests when it becomes free at a replica.
 //!
 //! A load report, or the end of a request, frees room at one replica. Only this replica is then offered to the waiting
 //! requests, so the work of an event does not grow with the number of replicas. Room that no event announces (for
-//! example, because a report has become too old or an ejection has ended) is used by
+//! example, because a report has become too old or an ejection has ended) is assigned by
 //! [`Dispatcher::place_all_waiting`], which runs periodically.
 
 use std::hash::{BuildHasher as _, RandomState};
@@ -31,7 +30,7 @@ pub(super) const SAVED_RETRIES_MAX: u32 = 256;
 /// Assigns replicas to requests. The process has one dispatcher.
 #[derive(Debug)]
 pub struct Dispatcher {
-    /// The replicas among which the dispatch chooses.
+    /// The replicas among which the dispatcher chooses.
     pub replicas: Replicas,
     /// The secret seed for the hashes of prompts.
     pub seed: u64,
@@ -49,7 +48,7 @@ pub struct Dispatcher {
 }
 
 impl Dispatcher {
-    /// A dispatch without replicas.
+    /// Creates a dispatcher without replicas.
     pub fn new(settings: Settings, metrics: Metrics) -> Arc<Self> {
         // The standard library seeds the hash from the random numbers of the operating system.
         let random = RandomState::new();
@@ -134,7 +133,7 @@ impl Dispatcher {
         }
     }
 
-    /// Assigns the room that has appeared at `replica` to the requests that wait for a model that it serves.
+    /// Assigns the room that has become free at `replica` to the requests that wait for a model that it serves.
     pub fn place_waiting_at(&self, replica: &Arc<Replica>) {
         if self.queued.load(Ordering::Acquire) == 0 || replica.is_removed() {
             return;

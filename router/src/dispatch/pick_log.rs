@@ -1,4 +1,4 @@
-//! The last picks with the scores of their candidates, for `/debug/picks`.
+//! The most recent picks with the scores of their candidates, for `/debug/picks`.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ const PICKS_MAX: usize = 128;
 /// Number of candidates that the log stores for each pick, including the chosen one.
 const CANDIDATES_MAX: usize = 16;
 
-/// The last picks, the oldest first.
+/// The most recent picks, the oldest first.
 #[derive(Debug, Default)]
 pub struct PickLog(VecDeque<Pick>);
 

@@ -1,5 +1,6 @@
-//! Picks a replica for a request and books it there: builds the candidates from ledgers, health and prefixes, lets the
-//! policy choose, and books the choice before any other thread picks. The module neither waits nor sends anything.
+//! Picks a replica for a request and books the request there: builds the candidates from ledgers, health and prefixes,
+//! lets the policy choose, and books the choice before any other thread picks. The module neither waits nor sends
+//! anything.
 
 use std::cell::RefCell;
 use std::hash::{BuildHasher as _, RandomState};
@@ -33,7 +34,7 @@ const BLOCK_TOKENS_DEFAULT: u32 = 16;
 pub(super) struct Search<'a> {
     pub(super) served_model: &'a Arc<ServedModel>,
     pub(super) request: &'a PlacementRequest,
-    /// The only replica to consider, because room has appeared there. With `None`, all replicas of the model are
+    /// The only replica to consider, because room has become free there. With `None`, all replicas of the model are
     /// considered.
     pub(super) at: Option<&'a Arc<Replica>>,
     /// The replica that is reserved for this request.
@@ -87,13 +88,13 @@ thread_local! {
     pub(super) static EXAMINED: std::cell::Cell<usize> = const { std::cell::Cell::new(0) };
 }
 
-/// The least demand that a request can have.
+/// The smallest possible demand, in place of that of a request that fits no replica.
 fn least(demand: &Demand) -> Demand {
     Demand { prompt_tokens: 1, output_tokens: 1, output_tokens_max: Some(1), sequences: 1, ..*demand }
 }
 
-/// The load to book for a request. A replica rejects a request that can never fit it, so such a request takes no room
-/// from others.
+/// The load to book for a request. A request that can never fit the replica is booked with the smallest demand: the
+/// replica rejects it, so it takes no room from others.
 fn cost_of(candidate: &Candidate, demand: &Demand) -> Cost {
     match candidate.capacity(demand) {
         Capacity::Never => candidate.cost(&least(demand)),

@@ -12,7 +12,7 @@ use crate::replica::Replica;
 use crate::served_model::ServedModel;
 use crate::waiting::Assignment;
 
-/// The result of a request with regard to the health of its replica.
+/// The outcome of a request, as the health check of its replica counts it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
     /// The replica answered, or failed for a reason that it did not cause.
@@ -22,7 +22,7 @@ pub enum Outcome {
     /// The replica did not answer in time. This counts as a failure only if the replica has computed nothing in the
     /// meantime.
     TimedOut,
-    /// The result says nothing about the replica, for example because the client left.
+    /// The outcome says nothing about the replica, for example because the client disconnected.
     Unknown,
 }
 

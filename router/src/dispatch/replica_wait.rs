@@ -15,13 +15,13 @@ use crate::replicas::Replicas;
 use crate::served_model::ServedModel;
 
 impl Dispatcher {
-    /// Waits until a replica serves `model`. Returns `None` if none serves it once every replica has reported its
-    /// models, or if only some have reported them within `--replica-wait-timeout`: a replica that cannot start
-    /// must not make every wrong name wait for it.
+    /// Waits until a replica serves `model`. Returns `None` if every replica has reported its models and none serves
+    /// this one, or if only some have reported them within `--replica-wait-timeout`: otherwise, a replica that cannot
+    /// start would turn the 404 for every unknown model into a 503.
     ///
-    /// # Errors
-    /// No replica has reported its models in time, or too many requests wait and none has. If the client has set a
-    /// shorter timeout, some replicas may have reported their models: another may still serve this one.
+    /// # Errors No replica has reported its models by the deadline, or too many requests wait for a replica before any
+    /// has reported. With a deadline of the client, an error is also returned if only some replicas have reported,
+    /// because another one may still serve the model.
     pub async fn await_model(
         &self,
         model: Option<&str>,

@@ -130,8 +130,8 @@ impl Candidate {
         }
     }
 
-    /// Whether, with this request, its tenant would use no more of the replica than the part that is reserved for the
-    /// tenant if others fill the replica.
+    /// Whether the tenant, including this request, would stay within the part of the replica that is reserved for it if
+    /// other tenants fill the replica.
     fn is_within_tenant_reserve(&self, demand: &Demand, reported: &ReportedLoad) -> bool {
         let cost = self.cost(demand);
         let fits =

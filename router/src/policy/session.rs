@@ -1,5 +1,6 @@
 //! Sends each session to the same replica without a table (rendezvous hashing): a hash ranks all replicas for each
-//! session, and the first one that is available gets it. When a replica is removed, only its sessions move.
+//! session, and the highest-ranked available replica gets the session. When a replica is removed, only its sessions
+//! move.
 
 use super::candidate::{Candidate, Terms};
 

@@ -9,8 +9,9 @@ use hyper::body::{Frame, SizeHint};
 
 use super::relay::Relay;
 
-/// Number of bytes of an answer in memory that the connection receives at once. It buffers a piece of any size, and
-/// requests the next one only when the client has read enough, which shows that the client reads.
+/// Number of bytes of an answer in memory that the connection receives at once. The connection buffers a piece of any
+/// size, and requests the next one only when the client has read enough of it, so each request proves that the client
+/// reads.
 const PIECE_BYTES_MAX: usize = 64 * 1024;
 
 /// The body of an answer.

@@ -2,9 +2,8 @@
 //! so its bytes say nothing about the work that it causes.
 //!
 //! The replacement is a text of about as many blocks as the image has tokens, and equal images have equal replacements.
-//! The length of a prompt is therefore estimated, and its prefix is compared, without regard to where its images come
-//! from. A replacement is never longer than what it replaces, because a client can declare a large image in a few
-//! bytes.
+//! Therefore, the length of a prompt is estimated, and its prefix is compared, in the same way with and without images.
+//! A replacement is never longer than what it replaces, because a client can declare a large image in a few bytes.
 
 use std::borrow::Cow;
 use std::ops::Range;
@@ -25,7 +24,7 @@ const HEADER_BYTES_MAX: usize = 64 << 10;
 const PIXELS_PER_TOKEN: u64 = 28 * 28;
 /// The smallest and the largest number of tokens that an image is assumed to take.
 const TOKENS_RANGE: [u64; 2] = [64, 1280];
-/// The number of bytes that stand for a token of an image: that of usual text.
+/// The number of bytes that replace a token of an image, which is that of a token of ordinary text.
 const TOKEN_BYTES: usize = 4;
 /// The number of tokens of an image whose size is unknown.
 const TOKENS_UNKNOWN: u32 = 256;

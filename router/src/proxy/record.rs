@@ -40,7 +40,7 @@ struct Inner {
     ended: Option<Instant>,
 }
 
-/// What is known about the number of tokens that a request used.
+/// The number of tokens that a request used, as far as the router knows it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum TokensUsed {
     /// No replica computed any tokens that are charged.
@@ -174,7 +174,7 @@ impl RequestRecord {
         self.close("broken", status, used);
     }
 
-    /// Records that the client left after the answer had begun.
+    /// Records that the client disconnected after the answer had begun.
     pub(super) fn cancelled(&mut self, status: StatusCode, used: TokensUsed) {
         self.close("cancelled", status, used);
     }

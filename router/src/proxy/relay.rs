@@ -152,7 +152,7 @@ impl Relay {
         }
     }
 
-    /// Returns what is known about the number of tokens that the request has used so far.
+    /// Returns the number of tokens that the request has used so far, as far as the router knows it.
     fn tokens_used(&self) -> TokensUsed {
         match &self.events {
             _ if !self.is_computed || !self.status.is_success() => TokensUsed::None,

@@ -2,7 +2,7 @@
 //!
 //! A connection has no task of its own. hyper's client connection is polled by the task that waits for the answer, so
 //! that a token passes from one socket to the other without waking another task. Dropping the answer closes the
-//! connection immediately, which is how a replica notices that its client has left. See
+//! connection immediately, which is how a replica notices that its client has disconnected. See
 //! `docs/decisions/0068-hyper-client.md`.
 
 use std::collections::HashMap;

@@ -8,7 +8,7 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// The longest time that a test waits for anything.
+/// The longest time that a test waits for any condition.
 pub(crate) const LIMIT: Duration = Duration::from_secs(30);
 
 /// A request as a replica receives it.

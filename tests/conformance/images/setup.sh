@@ -1,8 +1,8 @@
 #!/bin/sh
-# Creates the Python environments that make tiny vision-language models, and makes the models, unless they exist. With the
-# argument `environment`, it only creates the first environment:
-# .deps/venv-vision for all families except Phi-4-multimodal, which needs other versions (.deps/venv-vision-phi), and
-# .deps/models/vision. The environments contain torch with its CUDA libraries, 5.3 GB each.
+# Creates the Python environments that make the tiny vision-language models, and makes the models in .deps/models/vision,
+# unless they exist. .deps/venv-vision is for all families except Phi-4-multimodal, which needs other versions
+# (.deps/venv-vision-phi). With the argument `environment`, the script creates only .deps/venv-vision. Each environment
+# contains torch with its CUDA libraries, 5.3 GB.
 set -eu
 cd "$(dirname "$0")/../../.."
 here=tests/conformance/images

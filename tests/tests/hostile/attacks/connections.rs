@@ -48,7 +48,7 @@ pub(super) async fn silent_sockets(targets: Targets) -> anyhow::Result<String> {
     for (address, count) in [(router, 4500), (server, 4500), (&targets.server_grpc, 1000)] {
         for number in 0..count {
             let connected = tokio::time::timeout(CONNECT_LIMIT, TcpStream::connect(address.as_str())).await;
-            // A process may leave connections in the queue of the operating system, but not refuse them.
+            // A process may leave connections in the queue of the operating system, but must not refuse them.
             let connected = connected.map_err(|_| anyhow::anyhow!("{address} accepts {number} connections"));
             sockets.push(connected??);
         }
