@@ -69,7 +69,7 @@ fn release(object: &StoredDeployment) -> Option<&ReleaseStatus> {
     object.0.as_ref().ok()?.status.as_ref()?.release.as_ref()
 }
 
-/// A standby operator is ready too: the probe says that it can take over.
+/// A standby operator is ready too: the probe reports that it can take over.
 async fn ready(State(admin): State<Admin>) -> Response {
     match *admin.0.waits_for.lock().unwrap_or_else(PoisonError::into_inner) {
         None => "ok".into_response(),

@@ -98,7 +98,7 @@ pub async fn run(
     let resources = watcher(api, watcher::Config::default())
         .default_backoff()
         .inspect_err(move |error| record_failure(&watch_metrics, "LLMDeployment", error))
-        // Managed fields take as much memory as the rest of the object.
+        // Managed fields use as much memory as the rest of the object.
         .modify(|object| object.managed_fields_mut().clear())
         .reflect(writer)
         .inspect_ok(move |event| {

@@ -49,7 +49,7 @@ pub struct DesiredState {
     pub model_revision: Option<String>,
 }
 
-/// Returns the desired state of a resource. `permission` says whether an upgrade may start.
+/// Returns the desired state of a resource. `permission` determines whether an upgrade may start.
 #[must_use]
 pub fn desired(
     valid: &ValidDeployment,

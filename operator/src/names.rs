@@ -35,9 +35,9 @@ pub const INPUTS: &str = "ovfleet.dev/inputs";
 /// The annotation of fetch Jobs, and of the Deployment and the pods of replicas, with the key of the source of a model
 /// that is fetched into a shared volume.
 pub const SOURCE: &str = "ovfleet.dev/source";
-/// The pod condition that says whether the routers have admitted a replica. It is a readiness gate.
+/// The pod condition that reports whether the routers have admitted a replica. It is a readiness gate.
 pub const ROUTABLE: &str = "ovfleet.dev/routable";
-/// The environment variable through which a fetch container gets the revision of a Hugging Face Hub repository.
+/// The environment variable that passes the revision of a Hugging Face Hub repository to a fetch container.
 pub const REVISION_VARIABLE: &str = "OVFLEET_HF_REVISION";
 
 /// A component of a deployment.

@@ -134,7 +134,7 @@ fn is_starting(status: &PodStatus) -> bool {
 }
 
 /// Names the volumes that a pod needs while none of its containers could be created. Kubernetes reports a missing
-/// volume in events only, which expire; the status of the pod only says that no container was created.
+/// volume in events only, which expire; the status of the pod shows only that no container was created.
 fn awaits(pod: &Pod, status: &PodStatus) -> Option<String> {
     let is_creating = |container: &ContainerStatus| {
         let waiting = container.state.as_ref().and_then(|state| state.waiting.as_ref());

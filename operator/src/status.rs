@@ -21,8 +21,8 @@ pub use refused::{RefusedResource, refused_status};
 use summary::Summary;
 use transition_times::with_transition_times;
 
-/// Returns the status of a resource after the apply. `previous` is its previous status, from which unchanged values
-/// are kept.
+/// Returns the status of a resource after the apply. `previous` is its previous status, whose unchanged values are
+/// retained.
 #[must_use]
 pub fn status(
     object: &LlmDeployment,

@@ -25,7 +25,7 @@ struct Slots {
     /// The number of stores that will be registered: one for each namespace, or one for all.
     scopes: usize,
     stores: Vec<Store<StoredDeployment>>,
-    /// The UIDs of the resources that have a slot, even if their status does not say so yet.
+    /// The UIDs of the resources that have a slot, even if their status does not show it yet.
     holders: HashSet<String>,
 }
 
@@ -86,8 +86,8 @@ impl Slots {
     }
 }
 
-/// Whether the operator changes the objects of a resource. It does not if the resource is being deleted, which can take long,
-/// or cannot be decoded: such a resource would never release a slot.
+/// Whether the operator changes the objects of a resource. It does not if the resource is being deleted, which can take
+/// a long time, or cannot be decoded: such a resource would never release a slot.
 fn is_upgradable(object: &StoredDeployment) -> bool {
     object.0.is_ok() && object.meta().deletion_timestamp.is_none()
 }
@@ -210,7 +210,7 @@ mod tests {
             writer.apply_watcher_event(&watcher::Event::Apply(stopped.clone()));
             assert!(limiter.acquire("b"));
 
-            // The status of the resource says that the upgrade began before this process.
+            // The status of the resource shows that the upgrade began before this process started.
             let (store, _writer) = listed([stopped, object("b", UpgradeState::Waiting)]);
             let limiter = UpgradeLimiter::new(1, 1);
             limiter.register(store);

@@ -195,7 +195,8 @@ impl Follower {
     }
 
     /// Waits until the cluster has the kind ServiceMonitor, because the Prometheus operator may be installed later.
-    /// After that, watches the ServiceMonitors, and reconciles the resources so that they get theirs.
+    /// After that, watches the ServiceMonitors, and reconciles the resources, so that their ServiceMonitors are
+    /// created.
     async fn service_monitors(self, client: Client, interval: Duration) -> anyhow::Result<()> {
         loop {
             tokio::time::sleep(interval).await;

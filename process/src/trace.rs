@@ -18,8 +18,9 @@ impl Tracer {
     /// client has started continues, and `sampling_ratio` is the fraction of the other operations that start a trace.
     /// Must be called within a Tokio runtime.
     ///
-    /// # Errors `endpoint` is not a URL, or its scheme is HTTPS, which the exporter does not support because it is
-    /// built without TLS.
+    /// # Errors
+    /// `endpoint` is not a URL, or its scheme is HTTPS, which the exporter does not support because it is built without
+    /// TLS.
     pub fn new(service: &'static str, endpoint: &str, sampling_ratio: f32) -> anyhow::Result<Self> {
         let exporter = opentelemetry_otlp::SpanExporter::builder()
             .with_tonic()

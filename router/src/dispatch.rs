@@ -1,5 +1,5 @@
-//! Assigns replicas to requests. A request gets a [`Placement`] immediately if a replica has room, and otherwise waits
-//! in the queue of its model. The proxy sends the request; this module sends nothing.
+//! Assigns replicas to requests. A request receives a [`Placement`] immediately if a replica has room, and otherwise
+//! waits in the queue of its model. The proxy sends the request; this module sends nothing.
 //!
 //! ```text
 //! place ─► Picker::book ─► a Placement (RAII) ─► the proxy sends the request
@@ -48,7 +48,7 @@ impl Dispatcher {
     /// Books a replica for a request, after waiting for one if necessary.
     ///
     /// # Errors
-    /// The request got no replica in time, or is not allowed to wait.
+    /// No replica became available in time, or the request is not allowed to wait.
     ///
     /// # Cancel safety
     /// Dropping the future removes the request from the queue. If a replica has just been booked for it, the next
@@ -122,7 +122,7 @@ impl Dispatcher {
         let mut deadline = Deadline::after(self.settings().load().replica_wait_timeout, queued);
         let room = self.begin_replica_wait()?;
         if !request.failed_replicas.is_empty() {
-            // Only replicas that have just failed are left. Pause before they are tried again.
+            // All remaining replicas have just failed. Pause before they are tried again.
             let mut changes = self.replicas.changes();
             let _ = tokio::time::timeout(FAILED_REPLICA_PAUSE, changes.changed()).await;
             request.failed_replicas.clear();

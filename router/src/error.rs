@@ -38,7 +38,7 @@ pub(crate) enum Error {
     BodyTooLarge(u64),
     #[error("the bodies of all requests together exceed {0} bytes (--max-buffered-body-bytes)")]
     BodyBufferFull(u64),
-    /// The body did not arrive: the connection broke, or the body took too long.
+    /// The body did not arrive: the connection broke, or the time limit was exceeded.
     #[error("failed to receive the request body: {0}")]
     Body(String),
     #[error("missing API key: send it as `Authorization: Bearer KEY`")]

@@ -50,14 +50,14 @@ impl Default for HealthConfig {
     }
 }
 
-/// Whether a replica may get requests.
+/// Whether a replica may receive requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HealthState {
-    /// The replica may get requests.
+    /// The replica may receive requests.
     Trusted,
-    /// The replica is being probed, and may get one more request.
+    /// The replica is being probed, and may receive one more request.
     Probing,
-    /// The replica temporarily gets no requests.
+    /// The replica temporarily receives no requests.
     Ejected,
 }
 
@@ -132,14 +132,14 @@ impl Health {
         self.replicas.remove(&replica);
     }
 
-    /// Clears the history of a replica, because another process has taken its place.
+    /// Clears the history of a replica, because another process has replaced it.
     pub fn reset(&mut self, replica: u64) {
         if let Some(record) = self.replicas.get_mut(&replica) {
             *record = Record::default();
         }
     }
 
-    /// Whether the replica may get requests now. A replica that was never added may not get requests.
+    /// Whether the replica may receive requests now. A replica that was never added may not.
     #[must_use]
     pub fn state(&self, replica: u64, now: Instant) -> HealthState {
         let Some(record) = self.replicas.get(&replica) else { return HealthState::Ejected };
@@ -271,7 +271,7 @@ impl Health {
     }
 }
 
-/// A request that was sent to a replica. [`Health`] gets it back when the request has ended.
+/// A request that was sent to a replica. The caller returns it to [`Health`] when the request has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SentRequest {
     /// The round of probes that the request belongs to. `None` if the request is not a probe or its answer has begun.

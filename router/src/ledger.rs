@@ -29,7 +29,7 @@ pub const UNREPORTED_MAX: Duration = Duration::from_secs(30);
 pub struct Cost {
     /// The number of prompt tokens that are not expected to be in the replica's cache.
     pub uncached_tokens: u32,
-    /// The number of these tokens that images take, which must be encoded.
+    /// The number of these tokens that belong to images, which must be encoded.
     pub image_tokens: u32,
     /// The number of cache blocks that the request needs, for the prompt tokens that are not cached and for the
     /// expected output.
@@ -66,8 +66,8 @@ pub struct BookedLoad {
     /// The number of uncached prompt tokens of the requests that no report includes yet and that have no first token
     /// yet.
     pub uncached_unreported: u64,
-    /// The number of these tokens that images take. An image that is part of several requests counts once for each of
-    /// them.
+    /// The number of these tokens that belong to images. An image that is part of several requests counts once for each
+    /// of them.
     pub image_tokens_unreported: u64,
     /// The number of blocks that are needed by the requests that no report includes yet.
     pub blocks_unreported: u64,

@@ -65,7 +65,7 @@ pub(crate) struct Threads {
     threads: Vec<Thread>,
     /// Aborts the remaining requests.
     abort: CancellationToken,
-    /// Notifies connections without a request to close, because other connections wait to be accepted.
+    /// Notifies idle connections to close, because other connections wait to be accepted.
     pressure: Arc<Notify>,
     /// Closes when the last thread ends. No message is ever sent.
     running: mpsc::Receiver<Infallible>,

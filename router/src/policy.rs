@@ -1,4 +1,4 @@
-//! Decides which replica gets a request.
+//! Decides which replica a request is sent to.
 //!
 //! All functions of this module depend only on their arguments: they read no clock, take no lock, and draw random
 //! numbers only from the caller's generator. They do not book the pick; the caller books it

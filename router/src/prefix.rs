@@ -234,7 +234,7 @@ impl PrefixIndex {
     }
 
     /// Evicts the least recently used blocks until at most `blocks` remain: as many as the replica reports as active or
-    /// evictable, plus those that requests without blocks will get. Prompts that are recorded later may exceed this
+    /// evictable, plus those that requests without blocks will need. Prompts that are recorded later may exceed this
     /// number, because they use free blocks of the cache.
     pub fn trim(&mut self, blocks: usize) {
         while self.blocks() > blocks {
@@ -247,7 +247,8 @@ impl PrefixIndex {
         }
     }
 
-    /// Clears the index, because another process has taken the place of the replica. The size of its cache is unknown.
+    /// Clears the index, because another process has replaced the replica. The size of the new process's cache is
+    /// unknown.
     pub fn reset(&mut self) {
         *self = Self::default();
     }

@@ -1,5 +1,5 @@
 //! One replica as the router knows it: the information from discovery, from its load reports and from its answers. This
-//! module does not decide which requests the replica gets.
+//! module does not decide which requests are sent to the replica.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -80,7 +80,7 @@ pub struct ReplicaStatus {
 /// The changes that a load report has caused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ReportChanges {
-    /// Another process has taken the place of the replica, so all earlier information about it is obsolete.
+    /// Another process has replaced the replica, so all earlier information about it is obsolete.
     pub is_new_process: bool,
     /// The replica serves different models than before, or accepts requests again.
     pub affects_routing: bool,

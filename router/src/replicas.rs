@@ -1,5 +1,5 @@
 //! All replicas, and the models that they serve. The lists follow discovery and the reports of the replicas. This
-//! module does not decide which replica gets a request.
+//! module does not choose replicas for requests.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::SocketAddr;
@@ -210,7 +210,7 @@ impl Replicas {
         }
         for (model, replicas) in members {
             if !served_models.contains_key(&model) && served_models.len() >= MODELS_MAX {
-                // A model that is forgotten gets no new replica, so its waiting requests would time out.
+                // A model that is forgotten is assigned no new replica, so its waiting requests would time out.
                 served_models.retain(|_, served_model| {
                     !served_model.replicas().is_empty() || served_model.waiters() > 0
                 });
@@ -298,7 +298,7 @@ mod tests {
         replicas.observe(draining, drains, now).unwrap();
         replicas.update(&[discovered(1)]);
         assert!(!draining.hangs(now + limit, limit) && !removed.hangs(now + limit, limit));
-        // A new process takes the place of the replica, so its silence counts again.
+        // A new process replaces the replica, so its silence counts again.
         replicas.observe(draining, load(2, 1, &["a"]), now).unwrap();
         assert!(draining.hangs(now + limit, limit));
     }

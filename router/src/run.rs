@@ -255,7 +255,7 @@ async fn watch_files(mut files: Files, app: App, sources: watch::Sender<Sources>
             match files.command_line.with_file(&path, &text) {
                 Ok(mut args) => {
                     warn_about_restart(&app.settings(), &args);
-                    // A reload must not make the router serve clients without keys.
+                    // A reload must not allow clients without keys.
                     args.api_keys = args.api_keys.or(keys.clone());
                     sources.send_if_modified(|present| {
                         let changed = Sources::from_args(&args);

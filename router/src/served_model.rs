@@ -1,5 +1,5 @@
 //! The replicas of one model, with the state that belongs to the model itself: the typical sizes of its requests, and
-//! the requests that wait for it. `dispatch` decides which request gets which replica.
+//! the requests that wait for it. `dispatch` decides which replica a request is sent to.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -31,7 +31,7 @@ pub struct ServedModel {
 pub struct Expectations {
     /// The averages of bytes per token and tokens per answer.
     pub estimates: Estimates,
-    /// The number of bytes of text that make up a block.
+    /// The number of bytes of text in a block.
     pub block_bytes: BlockBytes,
 }
 

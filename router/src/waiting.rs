@@ -48,8 +48,8 @@ pub(crate) struct Waiter {
 pub(crate) struct WaitingList {
     pub(crate) queue: Queue,
     pub(crate) waiters: HashMap<Ticket, Waiter>,
-    /// The request that has been first in the queue for too long, and the replica that gets no other request until this
-    /// one fits.
+    /// The request that has been first in the queue for too long, and the replica that receives no other request until
+    /// this one fits.
     pub(crate) reservation: Option<(Ticket, Reservation)>,
 }
 

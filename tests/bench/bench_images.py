@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """`make bench-images`: compares the server with openvino_genai on requests with images, alternating (medians of the rounds).
 
-Both load the same directory: a vision-language model with random weights (make_vision_model.py). The server runs with its
-defaults and gets the images in chat completions over HTTP, as PNG files in data: URLs. openvino_genai runs in process
-and gets rendered prompts and decoded pixels, so HTTP, JSON, PNG and the chat template cost it nothing.
+Both load the same directory: a vision-language model with random weights (make_vision_model.py). The server runs with
+its defaults and receives the images in chat completions over HTTP, as PNG files in data: URLs. openvino_genai runs in
+process and receives rendered prompts and decoded pixels, so HTTP, JSON, PNG and the chat template cost it nothing.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def arguments() -> argparse.Namespace:
 
 
 def vision_model() -> pathlib.Path:
-    """Returns the directory of the model, which is made once."""
+    """Returns the directory of the model, which is created once."""
     folder = engines.WORK / "random-vision-int8"
     if (folder / "complete").exists():
         return folder

@@ -218,7 +218,7 @@ def served_precision() -> str:
 
 @functools.cache
 def versions() -> str:
-    """Returns the versions of both runtimes and our commit, as they are at the first call: writing results makes a commit dirty."""
+    """Returns the versions of both runtimes and our commit, as of the first call: later, results change the working tree."""
     import importlib.metadata
 
     command = ["git", "-C", ROOT, "describe", "--always", "--dirty", "--abbrev=9"]

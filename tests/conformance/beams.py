@@ -233,7 +233,7 @@ def compare(name: str, pairs: list[tuple[list, list, list[int]]]) -> Check:
             faults += gap > NEAR_TIE
             notes.append(f"prompt {index}, sequence {rank}: {mine[1]}, not {other[1]}; scores {gap:.5f} apart")
     detail = f"{identical} of {total} sequences identical, {faults} differences are no near-ties (tolerance {NEAR_TIE})"
-    # A near-tie of two sequences makes both of them differ.
+    # If two sequences are a near-tie, both of them may differ.
     good = faults == 0 and total - identical <= max(2, (1 - IDENTICAL_SHARE_MIN) * total)
     return Check(name, good, "; ".join([detail, *notes]))
 

@@ -127,8 +127,8 @@ impl Server {
         Self::from_command(&mut command(arguments)?)
     }
 
-    /// Starts a server with a simulated model called `scripted` that takes no time, reasons in Qwen's format and returns
-    /// `answers` in the successive turns of a conversation.
+    /// Starts a server with a simulated model called `scripted`, whose steps take no time. It reasons in Qwen's format
+    /// and returns `answers` in the successive turns of a conversation.
     ///
     /// # Errors
     /// Returns the same errors as [`Server::start`].

@@ -56,7 +56,7 @@ fn openvino_server(folder: &Path) -> Server {
             MODEL,
             "--allowed-local-media-path",
             &folder,
-            // Reading a large file takes long on a busy machine.
+            // Reading a large file takes a long time on a busy machine.
             "--image-fetch-timeout",
             "60s",
             "--kv-cache-size",

@@ -232,7 +232,7 @@ async fn no_request_fails_before_its_first_byte_with_four_simulators() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn no_request_fails_before_its_first_byte_with_four_servers_of_the_sample_model() {
-    // A restarted server finds the cached model of its predecessors.
+    // A restarted server loads the model from the cache of its predecessors.
     let folder = tempfile::tempdir().expect("the directory can be created");
     let cache = format!("--cache-dir={}", folder.path().display());
     kill_stop_and_restart(4, CLIENTS_OF_MODELS, &[&MODEL[..], &[&cache]].concat()).await;

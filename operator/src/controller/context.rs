@@ -117,7 +117,7 @@ impl Context {
             return UpgradePermission::AwaitsApproval;
         }
         // A resource that serves no requests cannot be disrupted, and the upgrade may even fix it. If it does not, the
-        // release is not to blame, so the resource must not make others wait.
+        // release is not at fault, so the resource must not delay the upgrades of others.
         let is_serving = observed.pods.iter().any(PodState::receives_requests);
         if !is_serving {
             return UpgradePermission::GrantedWithoutSlot;

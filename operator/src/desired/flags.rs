@@ -176,7 +176,7 @@ pub fn router(
     flags
 }
 
-/// Returns the content of a router's configuration file, which it reads again when the file changes. `replicas` are the
+/// Returns the content of a router's configuration file, which the router reloads when it changes. `replicas` are the
 /// options by which it discovers replicas.
 #[must_use]
 pub fn router_config(router: &RouterSettings, replicas: Map<String, Value>) -> String {

@@ -1,8 +1,8 @@
-//! Decides whether a Deployment gets the pod template that this version of the operator renders, or keeps its current
-//! one. Pure.
+//! Decides whether a Deployment changes to the pod template that this version of the operator renders, or retains its
+//! current one. Pure.
 //!
-//! A pod template changes for one of two reasons. If the user has changed the resource, the Deployment gets the new
-//! template immediately. If only the operator has changed, because it has another default image or renders the same
+//! A pod template changes for one of two reasons. If the user has changed the resource, the Deployment changes to the
+//! new template immediately. If only the operator has changed, because it has another default image or renders the same
 //! resource differently, the change is an upgrade. An upgrade waits for a slot or for approval, so that a new release
 //! of the operator does not restart all models of a cluster at the same time. To distinguish the two, an annotation of
 //! each Deployment stores a digest of the fields of the resource that the template was rendered from.
@@ -94,8 +94,8 @@ pub(super) enum ModelState {
     Available,
 }
 
-/// Decides which pod templates the Deployments get. While the model is being fetched, the replicas serve the former
-/// model.
+/// Decides which pod templates are applied to the Deployments. While the model is being fetched, the replicas serve the
+/// former model.
 pub(super) fn plan_upgrade(
     valid: &ValidDeployment,
     observed: &ObservedState,
@@ -214,8 +214,7 @@ fn without_restart(rendered: RenderedDeployment, live: Option<&DynamicObject>) -
     manifest
 }
 
-/// Returns `manifest` with the pod template of `live`, or `None` if the Deployment does not exist and has no pods to
-/// keep.
+/// Returns `manifest` with the pod template of `live`, or `None` if the Deployment does not exist.
 fn with_live_template(mut manifest: Manifest, live: Option<&DynamicObject>) -> Option<Manifest> {
     let live = live?;
     manifest.body["spec"]["template"] = live.data.pointer("/spec/template")?.clone();

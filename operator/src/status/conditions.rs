@@ -278,7 +278,7 @@ pub(super) fn available(desired: i32, routable: i32, router: &ConditionState) ->
 }
 
 /// Whether the resource has its desired state. A resource that is scaled to zero is ready: a client that waits for
-/// readiness would otherwise wait forever. The condition `Available` says whether requests are served.
+/// readiness would otherwise wait forever. The condition `Available` reports whether requests are served.
 pub(super) fn ready(summary: &Summary, basic: &BasicConditions) -> ConditionState {
     let BasicConditions { accepted, model, replicas, router } = basic;
     if accepted.holds == Some(false) {

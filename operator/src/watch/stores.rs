@@ -35,7 +35,7 @@ struct Caches {
     failures: HashMap<(String, String), Failure>,
 }
 
-/// An object as JSON text. A parsed object would take ten times the memory, and it is needed only while its resource
+/// An object as JSON text. A parsed object would use ten times as much memory, and it is needed only while its resource
 /// is reconciled.
 #[derive(Clone, Debug)]
 struct CompactObject {
@@ -58,7 +58,7 @@ impl CompactObject {
 }
 
 impl Stores {
-    /// Creates empty caches. `has_service_monitors` says whether the cluster has the kind ServiceMonitor.
+    /// Creates empty caches. `has_service_monitors` is true if the cluster has the kind ServiceMonitor.
     #[must_use]
     pub fn new(has_service_monitors: bool) -> Self {
         Self { caches: Mutex::default(), has_service_monitors: AtomicBool::new(has_service_monitors) }

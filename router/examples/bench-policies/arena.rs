@@ -50,7 +50,7 @@ pub(crate) struct Score {
     /// The number of requests of the busiest replica, divided by the mean over all replicas; the largest value over all
     /// seeds.
     pub(crate) hottest: f64,
-    /// The fraction of prompt tokens that were found in a cache.
+    /// The fraction of prompt tokens that were cached.
     pub(crate) cached: f64,
 }
 

@@ -17,7 +17,7 @@ pub(crate) type Nanos = u64;
 /// One second, in nanoseconds.
 pub(crate) const SECOND: Nanos = 1_000_000_000;
 
-/// The tokens of a request. The router gets only a part of this information.
+/// The tokens of a request. The router receives only a part of this information.
 #[derive(Debug)]
 pub(crate) struct Spec {
     /// The prompt, followed by the answer.
@@ -64,7 +64,7 @@ pub(crate) struct Engine {
     /// The time of the step in flight.
     step_time: Nanos,
     requests: BTreeMap<u64, Rc<Spec>>,
-    /// The number of prompt tokens that were found in the cache.
+    /// The number of prompt tokens that were cached.
     pub(crate) cached_tokens: u64,
     /// The total number of prompt tokens.
     pub(crate) prompt_tokens: u64,

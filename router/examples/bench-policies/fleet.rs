@@ -1,8 +1,8 @@
 //! The event loop in virtual time: a request arrives at the router, is sent to a replica, is computed there, and
 //! appears in load reports.
 //!
-//! A simulated router gets the same information as a real one, at the same times: a report follows a change after 20
-//! ms, and otherwise every second. Reports and requests take a random time through the network, so they can overtake
+//! A simulated router receives the same information as a real one, at the same times: a report follows a change after
+//! 20 ms, and otherwise every second. Reports and requests take a random time through the network, so they can overtake
 //! each other. Only the oracle sees the replicas themselves.
 
 use std::cmp::Reverse;
@@ -86,7 +86,7 @@ pub(crate) struct Outcomes {
     pub(crate) between_tokens: Vec<f64>,
     /// The number of requests of the busiest replica, divided by the mean over all replicas.
     pub(crate) hottest: f64,
-    /// The fraction of prompt tokens that were found in a cache.
+    /// The fraction of prompt tokens that were cached.
     pub(crate) cached: f64,
 }
 

@@ -64,7 +64,7 @@ pub(crate) enum Arrival {
     After { request: usize, pause: Nanos },
 }
 
-/// A request, and the information that the router gets about it.
+/// A request, and the information that the router receives about it.
 #[derive(Debug)]
 pub(crate) struct Request {
     pub(crate) arrival: Arrival,

@@ -126,7 +126,7 @@ async fn page(target: SocketAddr, path: &str) -> anyhow::Result<String> {
     Ok(text)
 }
 
-/// A free port. If another process takes it first, the router fails to start.
+/// A free port. If another process binds it first, the router fails to start.
 fn free_port() -> anyhow::Result<u16> {
     Ok(TcpListener::bind("127.0.0.1:0")?.local_addr()?.port())
 }

@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 
-/// A replica that discovery has found.
+/// A replica that discovery has reported.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct DiscoveredReplica {
     /// The address of the replica's API.

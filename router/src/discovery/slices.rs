@@ -37,7 +37,7 @@ pub(super) async fn watch<F: Future<Output = ()>>(
     }
 }
 
-/// Watches the slices with `client`, whose requests get a time limit, until the watch ends.
+/// Watches the slices with `client`, whose requests are limited in time, until the watch ends.
 pub async fn follow<F: Future<Output = ()>>(
     client: Client,
     service: &ServiceName,

@@ -1,8 +1,8 @@
-//! The reasons why a request got no replica.
+//! The reasons why no replica was assigned to a request.
 
 use std::time::Duration;
 
-/// The reason why a request got no replica.
+/// The reason why no replica was assigned to a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PlacementError {
     /// The queue is full.

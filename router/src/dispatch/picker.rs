@@ -88,7 +88,7 @@ thread_local! {
     pub(super) static EXAMINED: std::cell::Cell<usize> = const { std::cell::Cell::new(0) };
 }
 
-/// The smallest possible demand, in place of that of a request that fits no replica.
+/// The smallest possible demand. It replaces the demand of a request that can never fit.
 fn least(demand: &Demand) -> Demand {
     Demand { prompt_tokens: 1, output_tokens: 1, output_tokens_max: Some(1), sequences: 1, ..*demand }
 }
@@ -292,7 +292,7 @@ impl Picker {
         }
     }
 
-    /// Records that the candidate with this index gets the request.
+    /// Assigns the request to the candidate with this index.
     fn assign(
         &self,
         search: Search<'_>,

@@ -1,5 +1,5 @@
 //! The guard of a request in the queue of its model. The request enters the queue, waits for an assignment, and leaves
-//! the queue when the guard is dropped at the latest.
+//! the queue at the latest when the guard is dropped.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -101,7 +101,7 @@ impl QueueGuard<'_> {
         }
     }
 
-    /// Leaves the queue, and returns the assignment if the request got a replica before `deadline`.
+    /// Leaves the queue, and returns the placement if a replica was assigned to the request before `deadline`.
     pub(super) fn leave(mut self, deadline: Deadline) -> Result<Placement, PlacementError> {
         self.remove();
         let placement = self.placement.take().or_else(|| self.late_placement());

@@ -19,9 +19,10 @@ impl Dispatcher {
     /// this one, or if only some have reported them within `--replica-wait-timeout`: otherwise, a replica that cannot
     /// start would turn the 404 for every unknown model into a 503.
     ///
-    /// # Errors No replica has reported its models by the deadline, or too many requests wait for a replica before any
-    /// has reported. With a deadline of the client, an error is also returned if only some replicas have reported,
-    /// because another one may still serve the model.
+    /// # Errors
+    /// No replica has reported its models by the deadline, or too many requests wait for a replica before any has
+    /// reported. With a deadline of the client, an error is also returned if only some replicas have reported, because
+    /// another one may still serve the model.
     pub async fn await_model(
         &self,
         model: Option<&str>,

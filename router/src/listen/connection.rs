@@ -119,7 +119,7 @@ impl Activity {
     }
 }
 
-/// An active request. It ends when this value, or the answer made from it, is dropped.
+/// An active request. It ends when this value, or the answer created from it, is dropped.
 pub(super) struct ActiveRequest(Arc<Activity>);
 
 impl ActiveRequest {

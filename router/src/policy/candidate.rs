@@ -10,7 +10,7 @@ use crate::queue::NO_TENANT;
 pub struct Demand {
     /// The number of tokens of the prompt, estimated from its bytes if the prompt is text.
     pub prompt_tokens: u32,
-    /// The number of these tokens that images take.
+    /// The number of these tokens that belong to images.
     pub image_tokens: u32,
     /// The number of tokens of the prompt before the first image.
     pub images_start: u32,
@@ -28,8 +28,9 @@ pub struct Demand {
     pub tenant: u64,
 }
 
-/// The reciprocal of the fraction of a replica that a tenant gets even if others have filled the replica. The scheduler
-/// of the replica reserves this fraction of its batch and cache for tenants other than the one that uses most.
+/// The reciprocal of the fraction of a replica that is available to a tenant even if others have filled the replica.
+/// The scheduler of the replica reserves this fraction of its batch and cache for tenants other than the one that uses
+/// most.
 const TENANT_RESERVE: u32 = 8;
 
 /// The state of one replica, as far as the router knows it, when it picks a replica for a request.
@@ -43,8 +44,8 @@ pub struct Candidate {
     pub cached_tokens: u32,
     /// The share of the replica that the dispatches of the request's tenant use.
     pub tenant_load: TenantLoad,
-    /// The fraction of its usual load that the replica should get: 0 while it is ejected, less than 1 while it is
-    /// probed.
+    /// The fraction of its usual load that should be sent to the replica: 0 while it is ejected, less than 1 while it
+    /// is probed.
     pub weight: f32,
     /// Whether the replica is reserved for another request, which has waited for too long.
     pub is_reserved: bool,
@@ -171,7 +172,7 @@ impl Candidate {
             && self.snapshot.reported.is_some_and(|reported| reported.is_sleeping)
     }
 
-    /// Whether the replica may get requests at all.
+    /// Whether the replica may receive requests at all.
     pub(super) fn accepts_requests(&self) -> bool {
         self.weight > 0.0 && self.snapshot.state.is_none_or(|state| state == State::Serving)
     }

@@ -32,7 +32,7 @@ pub(super) enum Answer {
 /// Sends a request to a replica.
 ///
 /// # Errors
-/// The replica gave no answer that can be forwarded.
+/// The replica returned no answer that can be forwarded.
 pub(super) async fn attempt(
     worker: &Worker,
     placement: &Placement,

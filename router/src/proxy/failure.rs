@@ -7,7 +7,7 @@ use http::{Response, StatusCode};
 use super::retry_safety::RetrySafety;
 use crate::error::Error;
 
-/// The reason why a replica gave no answer that can be forwarded.
+/// The reason why a replica returned no answer that can be forwarded.
 #[derive(Debug)]
 pub(super) enum Failure {
     /// The replica accepted no connection, so nothing was sent.

@@ -19,10 +19,10 @@ use xxhash_rust::xxh3::xxh3_64;
 /// If exceeded: the image counts as one of average size.
 const HEADER_BYTES_MAX: usize = 64 << 10;
 
-/// The number of pixels for each token of an image, as in Qwen's models. Other families take fixed numbers of tokens
+/// The number of pixels for each token of an image, as in Qwen's models. Other families use fixed numbers of tokens
 /// between the two limits.
 const PIXELS_PER_TOKEN: u64 = 28 * 28;
-/// The smallest and the largest number of tokens that an image is assumed to take.
+/// The smallest and the largest number of tokens that an image is assumed to have.
 const TOKENS_RANGE: [u64; 2] = [64, 1280];
 /// The number of bytes that replace a token of an image, which is that of a token of ordinary text.
 const TOKEN_BYTES: usize = 4;

@@ -56,8 +56,8 @@ impl UnreadBody {
         received
     }
 
-    /// Discards the body of a request that is rejected without it, so that the client reads the answer. A body that the
-    /// client has not begun to send, and one that is too large, are left unread.
+    /// Discards the body of a request that was rejected before its body was read, so that the client reads the answer.
+    /// A body that the client has not begun to send, and one that is too large, are left unread.
     pub(super) async fn discard(mut self, app: &App) {
         let is_small = self.body.size_hint().lower() <= DISCARDED_BYTES_MAX as u64;
         if is_small && !self.expects_continue {

@@ -47,7 +47,7 @@ const PROBE_INTERVAL: Duration = Duration::from_secs(5);
 /// for an answer from a machine that has failed.
 const PROBES_MAX: u32 = 3;
 
-/// The reason why a request got no answer.
+/// The reason why a request was not answered.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum SendError {
     /// The connection was closed before a byte of the request was written.

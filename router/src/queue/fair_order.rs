@@ -135,7 +135,7 @@ impl FairOrder {
     }
 
     /// Removes the clocks of tenants without requests. As long as any tenant waits, a clock that is ahead of the others
-    /// must be kept, because its tenant might return.
+    /// must be retained, because its tenant might return.
     fn remove_idle_clocks(&mut self) {
         if self.turns.is_empty() {
             *self = Self::default();

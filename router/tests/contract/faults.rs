@@ -20,7 +20,7 @@ fn good() -> Upstream {
     })
 }
 
-/// Both replicas get the same number of requests, so that half of them reach the failing replica.
+/// Both replicas receive the same number of requests, so half of them reach the failing replica.
 const IN_TURN: &str = "--policy=round-robin";
 /// The number of requests, which is small enough that every retry is permitted.
 const REQUESTS: usize = 10;
@@ -113,7 +113,7 @@ fn a_request_is_retried_after_a_connect_timeout() {
     let router = Router::start(&[&good], &[IN_TURN, "--connect-timeout=100ms", &deaf]);
     router.await_served(address);
     let listener = client.join().unwrap();
-    // When the backlog is full, further connections get no response at all.
+    // When the backlog is full, the kernel does not respond to further connections.
     let mut waiting = Vec::new();
     while let Ok(stream) = TcpStream::connect_timeout(&address, Duration::from_millis(500)) {
         waiting.push(stream);

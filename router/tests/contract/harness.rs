@@ -41,8 +41,8 @@ pub(crate) struct Upstream {
 }
 
 impl Upstream {
-    /// Starts a replica. The closure gets the connection: it may answer completely, partly, or not at all. It returns
-    /// whether the connection remains open.
+    /// Starts a replica. The closure receives the connection: it may answer completely, partly, or not at all. It
+    /// returns whether the connection remains open.
     pub(crate) fn start(
         model: &str,
         answer: impl Fn(&Request, &mut TcpStream) -> bool + Send + Sync + 'static,

@@ -62,8 +62,7 @@ impl World {
                 self.bookings.remove(&number);
             }
             15 if self.below(40) == 0 => {
-                // Another process takes the place of the replica. Requests on their way may still reach the new
-                // process.
+                // Another process replaces the replica. Requests on their way may still reach the new process.
                 self.epoch += 1;
                 self.reports = 0;
                 self.arrived.clear();

@@ -44,7 +44,7 @@ pub(crate) enum Fault {
     Drain,
     /// The replica answers 500.
     Broken,
-    /// Another process, without the state of the replica, takes its place.
+    /// Another process, without the state of the replica, replaces it.
     Replaced,
 }
 
@@ -140,7 +140,7 @@ impl Replica {
         self.rng.lock().unwrap().random_range(0..below)
     }
 
-    /// Waits until `fault` ends or another process takes the place of the replica.
+    /// Waits until `fault` ends or another process replaces the replica.
     async fn while_it_is(&self, fault: Fault, epoch: u64) {
         let mut state = self.state.subscribe();
         let _ = state.wait_for(|now| now.fault != fault || now.epoch != epoch).await;

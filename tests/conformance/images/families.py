@@ -59,7 +59,7 @@ class RecordingTokenizer(transformers.PreTrainedTokenizerFast):
 transformers.ProcessorMixin.check_argument_for_proper_class = lambda self, name, value: type(value)
 # The recorded text is not tokenized, so there are no tokens to count.
 transformers.ProcessorMixin._check_special_mm_tokens = lambda self, text, text_inputs, modalities: None
-# Pictures of three rows look like pictures with three channels.
+# Without this option, a picture with three rows is mistaken for one with three channels.
 LAST = {"input_data_format": "channels_last"}
 
 

@@ -1,4 +1,4 @@
-//! The code blocks of pages that a reader runs. Each has a mark that says how it is tested, or why it is not tested.
+//! The code blocks of pages that a reader runs. Each has a mark that states how it is tested, or why it is not tested.
 
 use super::{File, Finding, Tree};
 

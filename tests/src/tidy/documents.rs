@@ -132,8 +132,8 @@ pub fn decisions(tree: &Tree) -> Vec<Finding> {
     findings
 }
 
-/// Checks that a decision that supersedes another, wholly or in part, is linked from it: the part before `## Context` of the
-/// new one says `Supersedes`, and that of the old one says `Superseded by` or `Superseded in part by`.
+/// Checks that a decision that supersedes another, wholly or in part, is linked from it: the part before `## Context`
+/// of the new one contains `Supersedes`, and that of the old one contains `Superseded by` or `Superseded in part by`.
 #[must_use]
 pub fn supersessions(tree: &Tree) -> Vec<Finding> {
     const FOLDER: &str = "docs/decisions/";

@@ -1,5 +1,4 @@
-//! The attacks. They try to trigger the defects that an audit of commit 3432560 found, and imitate careless
-//! clients.
+//! The attacks. They try to trigger the defects that commit 3432560 had, and imitate careless clients.
 //!
 //! Each attack checks the statuses of its responses: a client error is a 4xx, and 500 and 502 never occur.
 

@@ -92,7 +92,7 @@ pub(super) async fn broken_tool_schemas(targets: Targets) -> anyhow::Result<Stri
     Ok(statuses.only(&[200, 400, 429])?.to_string())
 }
 
-/// Small forms whose compilation would take gigabytes, and large forms whose compilation takes long.
+/// Small forms whose compilation would need gigabytes, and large forms whose compilation takes a long time.
 pub(super) async fn costly_forms(targets: Targets) -> anyhow::Result<String> {
     let properties = |count: usize| -> Map<String, Value> {
         (0..count).map(|number| (format!("property_{number}"), json!({}))).collect()
