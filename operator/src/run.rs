@@ -183,7 +183,7 @@ fn host_name() -> String {
     if name.is_empty() { "operator".to_owned() } else { name.to_owned() }
 }
 
-/// Manages the LLMDeployments of a cluster until `stop`. Requests that `client` does not answer in time fail.
+/// Manages the LLMDeployments of a cluster until `stop`. Requests that the API server does not answer in time fail.
 ///
 /// # Errors
 /// The Lease was lost, or a watch has ended: the process should be restarted.

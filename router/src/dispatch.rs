@@ -51,8 +51,8 @@ impl Dispatcher {
     /// No replica became available in time, or the request is not allowed to wait.
     ///
     /// # Cancel safety
-    /// Dropping the future removes the request from the queue. If a replica has just been booked for it, the next
-    /// request gets that replica.
+    /// Dropping the future removes the request from the queue. If a replica has just been booked for it, the room is
+    /// offered to the next request.
     pub async fn place(
         self: &Arc<Self>,
         served_model: &Arc<ServedModel>,

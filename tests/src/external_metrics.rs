@@ -102,7 +102,7 @@ fn tls() -> anyhow::Result<ServerConfig> {
     Ok(config.with_no_client_auth().with_single_cert(vec![identity.cert.der().clone()], key)?)
 }
 
-/// Answers GET requests, one after the other, until the API server closes the connection.
+/// Answers GET requests, one at a time, until the API server closes the connection.
 fn serve(
     connection: TcpStream,
     config: Arc<ServerConfig>,

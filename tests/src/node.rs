@@ -212,7 +212,7 @@ pub fn service_address(namespace: &str, name: &str) -> anyhow::Result<String> {
     Ok(format!("{name}.{namespace}.svc.cluster.local:{}", service["spec"]["ports"][0]["port"]))
 }
 
-/// The names of the pods that `selector` selects, without those that are being deleted.
+/// The names of the pods that `selector` selects, excluding those that are being deleted.
 ///
 /// # Errors
 /// Returns the same errors as [`run`].
@@ -272,7 +272,7 @@ pub fn kill_component(name: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The IP addresses of the pods that `selector` selects, without those that are being deleted.
+/// The IP addresses of the pods that `selector` selects, excluding those that are being deleted.
 ///
 /// # Errors
 /// Returns the same errors as [`run`].

@@ -27,7 +27,7 @@ pub struct Plan {
     pub url: String,
     /// The name of the model.
     pub model: String,
-    /// The number of concurrent clients, each of which sends one request after the other.
+    /// The number of concurrent clients, each of which sends one request at a time.
     pub clients: usize,
     /// The length of each response in tokens.
     pub tokens: u32,

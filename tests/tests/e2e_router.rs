@@ -106,7 +106,7 @@ impl Tally {
     }
 }
 
-/// Sends one request after the other and checks each response.
+/// Sends one request at a time and checks each response.
 async fn client(number: usize, url: String, model: Value, tally: Arc<Tally>) {
     let client = http::client();
     for count in 0.. {

@@ -30,7 +30,7 @@ use hostile::report::{Report, Row};
 use tests::memory::ProcessMemory;
 
 /// The maximum ratio of the 99th percentile latency of the other clients during an attack to that without one. On one
-/// machine with two processors, the same attack was measured with 2.1 and with 3.4, so the limit leaves room for this
+/// machine with two processors, two measurements of the same attack returned 2.1 and 3.4, so the limit allows for this
 /// variation.
 const SLOWDOWN_MAX: f64 = 4.0;
 /// The time limit for a probe.

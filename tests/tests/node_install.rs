@@ -46,7 +46,7 @@ fn describe(namespace: &str, name: &str) -> String {
     text
 }
 
-/// The kind and name of all objects, without those that every cluster creates.
+/// The kind and name of all objects, excluding those that every cluster creates.
 fn objects() -> anyhow::Result<Vec<String>> {
     let mut found = Vec::new();
     for scope in ["true", "false"] {

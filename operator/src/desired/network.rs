@@ -39,9 +39,9 @@ fn server(valid: &ValidDeployment) -> Manifest {
     )
 }
 
-/// The policy of routers. Everyone can reach their API, and the operator can reach their gRPC port, on which
-/// they report the replicas that they have admitted. Their own connections are not restricted, because a policy
-/// cannot select the API server or trace collectors.
+/// The policy of routers. All clients can reach their API, and the operator can reach their gRPC port, on which they
+/// report the replicas that they have admitted. Their own connections are not restricted, because a policy cannot
+/// select the API server or trace collectors.
 fn router(valid: &ValidDeployment) -> Manifest {
     policy(
         valid,
@@ -57,7 +57,7 @@ fn fetch(valid: &ValidDeployment) -> Manifest {
     policy(valid, Component::Fetch, json!({"ingress": [progress()], "policyTypes": ["Ingress"]}))
 }
 
-/// The rule for metrics and probes. The port serves nothing else, so everyone may reach it.
+/// The rule for metrics and probes. The port serves nothing else, so all clients may connect to it.
 fn metrics() -> Value {
     json!({"ports": [port(ADMIN_PORT)]})
 }

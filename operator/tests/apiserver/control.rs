@@ -78,7 +78,7 @@ async fn changed_fields_are_repaired_and_added_fields_are_kept() {
             .map(ResourceExt::name_any)
             .collect();
         for name in names {
-            // The operator restores its own label and keeps the other one.
+            // The operator restores its own label and does not change the other one.
             let label =
                 json!({"metadata": {"labels": {"app.kubernetes.io/managed-by": "me", "mine": "too"}}});
             api.patch(&name, &parameters, &Patch::Merge(&label)).await.unwrap();

@@ -11,7 +11,7 @@ use crate::support::{Settings, cluster, eventually, operator_with, smallest};
 
 const NAMES: [&str; 3] = ["first", "second", "manual"];
 
-/// A namespace in which operators of several releases run one after the other.
+/// A namespace in which operators of several releases run one after another.
 struct Releases {
     namespace: String,
     kubelet: Kubelet,
@@ -135,7 +135,7 @@ async fn a_resource_that_served_no_requests_before_the_upgrade_does_not_stop_the
     broken["podTemplate"] = json!({"spec": {"readinessGates": [{"conditionType": "example.com/never"}]}});
     releases.create("broken", broken).await;
     let mut working = smallest();
-    // The approval makes sure that the upgrade of this resource begins after that of the other one.
+    // The approval ensures that the upgrade of this resource begins after that of the other one.
     working["upgradePolicy"] = json!("Manual");
     releases.create("working", working).await;
     let mut operator = releases.start("ovfleet/server:1").await;

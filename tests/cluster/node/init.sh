@@ -154,7 +154,7 @@ rules:
 - {level: Metadata, userGroups: ["system:serviceaccounts:ovfleet"], verbs: [create, update, patch, delete]}
 - {level: None}
 YAML
-  # The programs of the node resolve the names of Services like those of its pods.
+  # The programs of the node resolve the names of Services in the same way as its pods do.
   echo "nameserver $dns" >"$NODE/resolv.conf"
   # The file may be a link into /run, which is empty here.
   local resolv

@@ -12,7 +12,7 @@ use tokio::task::JoinSet;
 
 use super::client::{Client, chat};
 
-/// The number of well-behaved clients, each of which sends one request after the other.
+/// The number of well-behaved clients, each of which sends one request at a time.
 const CLIENTS: usize = 2;
 /// The number of tokens of each response.
 const ANSWER_TOKENS: usize = 16;

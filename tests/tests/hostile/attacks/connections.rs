@@ -44,7 +44,7 @@ pub(super) async fn silent_sockets(targets: Targets) -> anyhow::Result<String> {
     const CONNECT_LIMIT: Duration = Duration::from_secs(2);
     let [router, server] = addresses(&targets);
     let mut sockets = Vec::new();
-    // The server may not open all of its connections, and the queue of the operating system can hold the others.
+    // The server may not accept all of its connections. The queue of the operating system can hold the others.
     for (address, count) in [(router, 4500), (server, 4500), (&targets.server_grpc, 1000)] {
         for number in 0..count {
             let connected = tokio::time::timeout(CONNECT_LIMIT, TcpStream::connect(address.as_str())).await;
@@ -100,8 +100,8 @@ async fn slow_reader(address: String, request: Vec<u8>) -> anyhow::Result<u16> {
     Ok(status)
 }
 
-/// Clients that read their streams slowly but steadily, and receive them completely. They arrive one after the other:
-/// generating 200 responses at the same time would delay other clients however they are read.
+/// Clients that read their streams slowly but steadily, and receive them completely. They arrive one after another:
+/// generating 200 responses at the same time would delay other clients, regardless of how fast the responses are read.
 pub(super) async fn slow_readers(targets: Targets) -> anyhow::Result<String> {
     const READERS: usize = 200;
     let body = streamed("Count.", 4).to_string();
