@@ -93,6 +93,21 @@ pub fn duration(text: &str) -> Result<Duration, String> {
     Duration::try_from_secs_f64(number * seconds).map_err(|_| invalid())
 }
 
+/// The shortest interval at which an action can be repeated.
+const INTERVAL_MIN: Duration = Duration::from_millis(100);
+
+/// Parses the interval at which an action is repeated: a [`duration`] of at least 100 ms.
+///
+/// # Errors
+/// The text is not a duration, or the duration is too short.
+pub fn interval(text: &str) -> Result<Duration, String> {
+    let interval = duration(text)?;
+    if interval < INTERVAL_MIN {
+        return Err(format!("{text:?} is too short: an interval is at least {INTERVAL_MIN:?}"));
+    }
+    Ok(interval)
+}
+
 /// Parses a number from 0 to 1.
 ///
 /// # Errors
@@ -141,6 +156,13 @@ mod tests {
         for wrong in ["", "s", "-1s", "1 week", "nan"] {
             assert!(duration(wrong).is_err(), "{wrong:?}");
         }
+    }
+
+    #[test]
+    fn intervals_are_at_least_100_ms() {
+        assert_eq!(interval("100ms"), Ok(Duration::from_millis(100)));
+        assert_eq!(interval("0s"), Err("\"0s\" is too short: an interval is at least 100ms".to_owned()));
+        assert!(interval("99ms").is_err() && interval("x").is_err());
     }
 
     #[test]

@@ -10,7 +10,7 @@ use arc_swap::ArcSwap;
 use clap::{Parser, ValueEnum, value_parser};
 use process::env_with_prefix;
 use process::logs::LogFormat;
-use process::units::{ByteSize, duration, fraction};
+use process::units::{ByteSize, duration, fraction, interval};
 
 use crate::discovery::{DnsName, FixedReplica, ServiceName};
 use crate::policy::Policy;
@@ -57,14 +57,8 @@ pub struct Args {
     #[arg(long, value_name = "NAME", default_value = "grpc", help_heading = "Replicas")]
     pub grpc_port_name: String,
 
-    /// The interval between DNS lookups.
-    #[arg(
-        long,
-        value_name = "TIME",
-        default_value = "5s",
-        value_parser = duration,
-        help_heading = "Replicas"
-    )]
+    /// The interval between DNS lookups, at least 100ms.
+    #[arg(long, value_name = "TIME", default_value = "5s", value_parser = interval, help_heading = "Replicas")]
     pub dns_interval: Duration,
 
     /// A file with the replica token, by which replicas recognize their routers. Replicas need this flag with the same
