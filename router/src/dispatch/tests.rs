@@ -193,12 +193,12 @@ async fn a_request_without_a_replica_says_whose_timeout_has_expired() {
     assert_eq!(expired, PlacementError::ClientTimeout(WaitTarget::Model));
     assert_eq!(
         Error::from(expired).to_string(),
-        "the time given by x-ovfleet-timeout expired while no replica of the model was available"
+        "no replica of the model became available within x-ovfleet-timeout"
     );
     let expired = PlacementError::ClientTimeout(WaitTarget::StoredObject);
     assert_eq!(
         Error::from(expired).to_string(),
-        "the time given by x-ovfleet-timeout expired while no replica with the stored object was available"
+        "no replica with the stored object became available within x-ovfleet-timeout"
     );
     for timeout in [None, Some(3600)] {
         let expired = place(timeout).await.unwrap_err();
@@ -496,7 +496,7 @@ async fn a_timeout_ejects_only_a_replica_that_makes_no_progress() {
     let ejected = |replica: &&Arc<Replica>| {
         dispatcher.health().state(replica.identity, Instant::now()) == HealthState::Ejected
     };
-    assert_eq!(replicas.iter().filter(ejected).count(), 1, "its engine makes no progress");
+    assert_eq!(replicas.iter().filter(ejected).count(), 1, "one engine makes no progress");
 }
 
 /// Two replicas that have reported once.

@@ -317,7 +317,7 @@ fn a_server_starts_with_a_damaged_store_id_file() {
     {
         std::fs::write(&path, damaged).unwrap();
         let given = Store::open(&config(Some(folder.path()))).unwrap().store_id();
-        assert!(given > 0xff, "{damaged:?} is no number: {given}");
+        assert!(given > 0xff, "{damaged:?} is not a number: {given}");
         let again = Store::open(&config(Some(folder.path()))).unwrap().store_id();
         assert_eq!(again, given, "{damaged:?}");
     }

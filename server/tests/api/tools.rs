@@ -297,7 +297,7 @@ async fn calls_are_text_in_requests_without_tools() {
     let answer = answered(&server, json!({"skip_special_tokens": false})).await;
     assert_eq!(
         answer["choices"][0]["message"]["content"], CALL,
-        "special tokens are for those who read themselves"
+        "a client that requests special tokens parses calls itself"
     );
 }
 
@@ -321,7 +321,7 @@ async fn a_stop_string_ends_content_and_not_a_call() {
     }
     let answer = answered(&server, json!({"stop": "b"})).await;
     assert_eq!(answer["choices"][0]["message"]["content"], "a ");
-    assert_eq!(answer["choices"][0]["finish_reason"], "stop", "it came before the call");
+    assert_eq!(answer["choices"][0]["finish_reason"], "stop", "the stop string precedes the call");
     server.idle().await;
 }
 
