@@ -495,7 +495,7 @@ fn an_upgrade_is_rolling_until_its_pods_are_ready() {
     assert_eq!(state(&old, Rolling, UpgradeStep::StartWithoutSlot), Current, "the upgrade slot is released");
     assert_eq!(state(&old, Rolling, UpgradeStep::None), Rolling);
     assert_eq!(state(&[replica("a")], Rolling, UpgradeStep::None), Current);
-    assert_eq!(state(&old, Current, UpgradeStep::None), Current, "a change by the user is no upgrade");
+    assert_eq!(state(&old, Current, UpgradeStep::None), Current, "a change by the user is not an upgrade");
 }
 
 #[test]

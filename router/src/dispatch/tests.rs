@@ -236,7 +236,7 @@ async fn a_request_that_fits_nowhere_does_not_block_the_requests_behind_it() {
     let mut first = std::pin::pin!(dispatcher.place(&served_model, large(), queued()));
     assert!(futures_util::poll!(first.as_mut()).is_pending());
     let mut second = std::pin::pin!(dispatcher.place(&served_model, request(), queued()));
-    let std::task::Poll::Ready(second) = futures_util::poll!(second.as_mut()) else { panic!("it waits") };
+    let std::task::Poll::Ready(second) = futures_util::poll!(second.as_mut()) else { panic!("still waits") };
     drop(second.unwrap());
     dispatcher.replicas.observe(&replica, report(2, 0, 100), Instant::now());
     dispatcher.place_waiting_at(&replica);
@@ -311,7 +311,7 @@ async fn a_replica_is_reserved_for_a_request_that_was_overtaken_for_too_long() {
     assert!(futures_util::poll!(first.as_mut()).is_pending());
     let reserved = || replicas.iter().filter(|replica| replica.is_reserved_against(0)).count();
     assert!(!dispatcher.place_next_waiting(&served_model, None, Instant::now()));
-    assert_eq!(reserved(), 0, "it has not waited for long enough");
+    assert_eq!(reserved(), 0, "the request has not waited for long enough");
     assert!(!dispatcher.place_next_waiting(&served_model, None, Instant::now() + RESERVE_AFTER));
     assert_eq!(reserved(), 1);
     let drains = usize::from(replicas[1].is_reserved_against(0));

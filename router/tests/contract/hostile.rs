@@ -143,7 +143,7 @@ fn an_answer_that_is_not_read_is_aborted_over_http2() {
                 return;
             }
         }
-        panic!("it ended as if it were complete");
+        panic!("the stream ended as if it were complete");
     });
 }
 

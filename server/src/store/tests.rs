@@ -204,7 +204,7 @@ fn an_interrupted_append_is_overwritten_by_the_next() {
     assert!(add(&store, id, "lost").unwrap());
     drop(store);
     let longer = std::fs::read(&path).unwrap();
-    assert!(longer.starts_with(&whole), "it is appended to, not rewritten");
+    assert!(longer.starts_with(&whole), "the file is appended to, not rewritten");
     // If the process dies during an append, the append has no effect after the next start or any later one.
     std::fs::write(&path, &longer[..longer.len() - 1]).unwrap();
     let store = Store::open(&config(Some(folder.path()))).unwrap();

@@ -472,7 +472,7 @@ async fn malformed_tools_and_choices_are_rejected() {
         invalid_value tool_choice.allowed_tools.mode | tool_choice.allowed_tools.mode: must be "auto" or "required"
         invalid_value tool_choice.tools | tool_choice.tools: is empty
         invalid_value tool_choice.tools[0].name | tool_choice.tools[0].name: "other" is not one of the tools
-        invalid_value tool_choice | tool_choice: requires a call, but the request has no tools
+        invalid_value tool_choice | tool_choice: requires a tool call, but the request has no tools
         invalid_value reasoning_effort | reasoning_effort: "lots" is not "none", "minimal", "low", "medium", "high", "xhigh" or "max"
         invalid_value chat_template_kwargs.tools | chat_template_kwargs.tools: cannot be set here: another parameter or the model sets it
         invalid_type messages[0].tool_calls[0].id | messages[0].tool_calls[0].id: must be a string

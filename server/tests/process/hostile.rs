@@ -104,7 +104,7 @@ fn a_silent_connection_is_closed_while_other_connections_replace_each_other() {
             }
             Err(error) => assert_eq!(error.kind(), ErrorKind::WouldBlock, "{error}"),
         }
-        assert!(started.elapsed() < DEADLINE, "it is still open");
+        assert!(started.elapsed() < DEADLINE, "the connection is still open");
     }
 }
 

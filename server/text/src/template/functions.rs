@@ -90,7 +90,7 @@ fn bounded(text: String) -> Result<String, Error> {
 }
 
 fn too_long() -> Error {
-    Error::new(ErrorKind::InvalidOperation, "a text is too long")
+    Error::new(ErrorKind::InvalidOperation, "a text is longer than 64 MiB")
 }
 
 fn indent(value: &Value) -> Result<String, Error> {
