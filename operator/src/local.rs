@@ -62,9 +62,9 @@ pub(crate) async fn run(args: LocalArgs) -> anyhow::Result<()> {
     }
     let defaults = Defaults::with_images("", "");
     let mut valid = validate(&object, &ObservedState::default(), &defaults)?;
-    ensure!(valid.server.replicas > 0, "the resource has 0 replicas: set their number with --replicas");
+    ensure!(valid.server.replicas > 0, "the resource has 0 replicas: set a positive number with --replicas");
     if valid.router.api_keys.is_some() && args.api_keys.is_none() {
-        bail!("the resource has access.apiKeysSecretRef: pass the file with the keys with --api-keys");
+        bail!("the resource sets access.apiKeysSecretRef: pass a file of API keys with --api-keys");
     }
     let directory =
         tempfile::Builder::new().prefix("ovfleet-").tempdir().context("failed to create a directory")?;

@@ -150,7 +150,7 @@ fn awaits(pod: &Pod, status: &PodStatus) -> Option<String> {
     }
     let objects = mounted_objects(pod);
     (!objects.is_empty())
-        .then(|| format!("the containers of the pod cannot be created yet; they need {}", objects.join(", ")))
+        .then(|| format!("the containers of the pod cannot be created yet; it mounts {}", objects.join(", ")))
 }
 
 /// The objects that the volumes of a pod refer to and that the operator does not create itself.

@@ -66,8 +66,8 @@ impl Args {
 
 fn print_crd() -> anyhow::Result<()> {
     use std::io::Write as _;
-    let yaml = serde_yaml::to_string(&operator_api::crd()).context("failed to print the definition")?;
-    std::io::stdout().write_all(yaml.as_bytes()).context("failed to print the definition")
+    let yaml = serde_yaml::to_string(&operator_api::crd()).context("failed to serialize the definition")?;
+    std::io::stdout().write_all(yaml.as_bytes()).context("failed to write the definition to standard output")
 }
 
 /// The configuration of the operator on a cluster.
@@ -93,7 +93,7 @@ pub struct Services {
 }
 
 async fn run(args: RunArgs) -> anyhow::Result<()> {
-    let client = Client::try_default().await.context("failed to load the configuration of the cluster")?;
+    let client = Client::try_default().await.context("failed to load the Kubernetes configuration")?;
     let listener = TcpListener::bind((args.host, args.port))
         .await
         .with_context(|| format!("failed to listen on {}:{}", args.host, args.port))?;
@@ -194,7 +194,7 @@ pub async fn manage(
     stop: CancellationToken,
 ) -> anyhow::Result<()> {
     let client = with_request_timeout(client);
-    services.admin.set_waits_for(Some("the definition of LLMDeployment"));
+    services.admin.set_waits_for(Some("the CustomResourceDefinition of LLMDeployment"));
     tokio::select! {
         () = await_definition(&client, config.namespaces.first()) => {}
         () = stop.cancelled() => return Ok(()),

@@ -50,7 +50,7 @@ pub enum ValidationError {
         problem: String,
     },
     /// The resource does not have exactly one source of the model.
-    #[error("model.source needs exactly one of hf, http, s3, oci and pvc")]
+    #[error("model.source must have exactly one of hf, http, s3, oci and pvc")]
     Source,
     /// The resource was stored under another schema.
     #[error("the LLMDeployment cannot be decoded: {0}")]

@@ -17,7 +17,7 @@ impl EndSignals {
     /// # Errors
     /// The operating system refuses to handle signals.
     pub fn new() -> anyhow::Result<Self> {
-        let handle = |kind| signal(kind).context("failed to handle signals");
+        let handle = |kind| signal(kind).context("failed to install a signal handler");
         let (terminate, interrupt) = (handle(SignalKind::terminate())?, handle(SignalKind::interrupt())?);
         Ok(Self { terminate, interrupt, hangup: None })
     }
@@ -28,7 +28,7 @@ impl EndSignals {
     /// # Errors
     /// The operating system refuses to handle signals.
     pub fn of_terminal() -> anyhow::Result<Self> {
-        let hangup = signal(SignalKind::hangup()).context("failed to handle signals")?;
+        let hangup = signal(SignalKind::hangup()).context("failed to install a signal handler")?;
         Ok(Self { hangup: Some(hangup), ..Self::new()? })
     }
 

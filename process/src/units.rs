@@ -43,7 +43,7 @@ impl FromStr for ByteSize {
 
     fn from_str(text: &str) -> Result<Self, String> {
         let invalid =
-            || format!("{text:?} is not a size: use a number of bytes or a unit, e.g. 512MiB, 2GiB, 1.5GiB");
+            || format!("{text:?} is not a size: use a number of bytes, or with a unit, e.g. 512MiB, 1.5GiB");
         let text = text.trim();
         let digits = text.trim_end_matches(|letter: char| letter.is_ascii_alphabetic());
         // Kubernetes writes `Gi` instead of `GiB`.

@@ -26,7 +26,7 @@ pub enum KeysError {
     #[error(transparent)]
     Read(#[from] config::Error),
     /// A line contains more than a key and a name.
-    #[error("line {0} has more than a key and a name")]
+    #[error("line {0} must contain only a key and an optional name")]
     Line(usize),
     /// The file has too many keys.
     #[error("the file has more than {KEYS_MAX} keys")]

@@ -311,7 +311,7 @@ mod tests {
         let interval = Duration::from_secs(5);
         let ended =
             tokio::time::timeout(interval * 10, resolve("replicas", interval, look_up, publish)).await;
-        assert!(ended.is_err(), "it never ends");
+        assert!(ended.is_err(), "discovery never ends");
         assert_eq!(*published.lock().unwrap(), [vec![address(1), address(2)], vec![address(3)], Vec::new()]);
     }
 }

@@ -55,7 +55,7 @@ pub(crate) enum Error {
     QueueTimeout { retry_after: Duration },
     #[error("no replica is available")]
     NoReplica,
-    #[error("the time given by x-ovfleet-timeout expired while no replica {} was available", awaited(.0))]
+    #[error("no replica {} became available within x-ovfleet-timeout", awaited(.0))]
     ClientTimeout(WaitTarget),
     /// The limit of attempts or the budget of retries is exhausted.
     #[error("all replicas failed to answer the request (attempts: {attempts}, last failure: {last})")]
@@ -76,7 +76,7 @@ pub(crate) enum Error {
         "the replica did not answer in time; the request is not retried, because it may change stored objects"
     )]
     UnknownAfterTimeout,
-    #[error("the request has passed this router before: the address of a replica leads back to the router")]
+    #[error("the request has already passed this router: the address of a replica leads back to the router")]
     Loop,
     #[error("no replica answered in time (attempts: {attempts})")]
     AllTimedOut { attempts: u32 },

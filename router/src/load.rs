@@ -254,7 +254,7 @@ async fn request_models(dispatcher: &Dispatcher, replica: &Replica) -> anyhow::R
     dispatcher.replicas.authenticate(request.headers_mut());
     let head = connection.send(request).await.context("failed to list the models")?;
     anyhow::ensure!(!rejects_router(&head), "the replica rejected the replica token of this router");
-    anyhow::ensure!(head.status.is_success(), "the replica answered {}", head.status);
+    anyhow::ensure!(head.status.is_success(), "the replica answered with status {}", head.status);
     let mut body = Vec::new();
     while let Some(bytes) = connection.next().await {
         body.extend_from_slice(&bytes.context("the connection broke during the answer")?);

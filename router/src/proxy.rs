@@ -209,7 +209,7 @@ fn queued_request(parts: &Parts) -> Result<QueuedRequest, Error> {
         let timeout = seconds.parse().ok().and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
         timeout.and_then(|timeout| Instant::now().checked_add(timeout)).ok_or_else(|| Error::Header {
             header: TIMEOUT,
-            problem: format!("{seconds:?} is not a number of seconds"),
+            problem: format!("{seconds:?} is not a number of seconds, such as 2.5"),
         })
     };
     let deadline = text(TIMEOUT).map(parse_deadline).transpose()?;

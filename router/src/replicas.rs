@@ -289,7 +289,7 @@ mod tests {
         let new = replicas.update(&[discovered(1), discovered(2)]).added;
         let (draining, removed) = (&new[0], &new[1]);
         let now = Instant::now();
-        assert!(!draining.hangs(now + limit, limit), "it never reported");
+        assert!(!draining.hangs(now + limit, limit), "a replica without a report does not hang");
         for replica in &new {
             replicas.observe(replica, load(1, 1, &["a"]), now).unwrap();
             assert!(!replica.hangs(now + limit / 2, limit) && replica.hangs(now + limit, limit));

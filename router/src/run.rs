@@ -227,7 +227,7 @@ impl Files {
                 // Warn only once. Clear the stored content, so that the file counts as changed once it is readable
                 // again.
                 if known.take().is_some() {
-                    tracing::warn!(%error, "failed to read a file again: the previous content remains in effect");
+                    tracing::warn!(%error, "failed to reload a file: the previous content remains in effect");
                 }
                 return None;
             }
@@ -329,6 +329,6 @@ fn warn_about_restart(present: &Args, changed: &Args) {
         ),
     ];
     for (flag, _) in differs.iter().filter(|(_, differs)| *differs) {
-        tracing::warn!(flag, "a changed value of this flag takes effect after a restart");
+        tracing::warn!(flag, "the new value of this flag takes effect after a restart");
     }
 }

@@ -222,7 +222,7 @@ mod tests {
         assert_eq!(ranges(&dispatches), [(1, 1), (3, 3)]);
         dispatches.include_accepted(2, || ());
         assert_eq!(ranges(&dispatches), [(1, 3)]);
-        assert!(dispatches.with_included(8, |dispatches| dispatches.is_none()), "it is not subscribed");
+        assert!(dispatches.with_included(8, |dispatches| dispatches.is_none()), "router 8 is not subscribed");
     }
 
     #[test]
@@ -256,7 +256,7 @@ mod tests {
         let others: Vec<Subscription> = (2..200).map(|router| dispatches.subscribe(router)).collect();
         drop(first);
         let knows = |router: u64| dispatches.with_included(router, |dispatches| dispatches.is_some());
-        assert!((1..200).all(knows), "they are all subscribed");
+        assert!((1..200).all(knows), "all routers are subscribed");
         drop(others);
         for router in 1000..1010 {
             drop(dispatches.subscribe(router));

@@ -45,7 +45,7 @@ pub(crate) enum Error {
     #[error("the request body is larger than {0} bytes")]
     BodyTooLarge(usize),
     #[error(
-        "the values of the request body would take more than {0} bytes of memory: it has too many objects, arrays or elements"
+        "the request body has too many objects, arrays or elements: its values would take more than {0} bytes of memory"
     )]
     TooManyValues(usize),
     /// The body did not arrive: the connection broke, or the body took too long.

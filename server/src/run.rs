@@ -209,14 +209,17 @@ impl HttpServer {
         tokio::select! {
             () = finished => {}
             () = tokio::time::sleep(left) => {
-                tracing::warn!(requests = app.requests(), "drain timeout: cutting off the remaining requests");
+                tracing::warn!(
+                    requests = app.requests(),
+                    "drain timeout reached: aborting the remaining requests"
+                );
                 listener.shutdown().await;
                 app.background().stop();
                 if tokio::time::timeout(STORE_TIMEOUT, app.background().finished()).await.is_err() {
                     tracing::warn!(timeout = ?STORE_TIMEOUT, "failed to store all background responses in time");
                 }
             }
-            () = signals.next() => bail!("received a second signal: cut off the remaining requests"),
+            () = signals.next() => bail!("second signal: aborted the remaining requests"),
         }
         // Drop background responses that could not be stored, which aborts their sequences.
         app.background().cut_off();

@@ -52,7 +52,7 @@ def throughput(port: int, requests: list[dict], more: dict) -> float:
     result = asyncio.run(http_load.load(port, MODEL, [request | {"more": more} for request in requests]))
     wanted = sum(request["max_tokens"] for request in requests)
     if result["output_tokens"] != wanted:
-        raise engines.Failed(f"the server gave {result['output_tokens']} tokens, not {wanted}")
+        raise engines.Failed(f"the server returned {result['output_tokens']} tokens instead of {wanted}")
     return wanted / result["seconds"]
 
 
@@ -152,7 +152,7 @@ def over_http(
         result = asyncio.run(http_load.load(running.port, MODEL, work["requests"]))
     wanted = sum(request["max_tokens"] for request in work["requests"])
     if result["output_tokens"] != wanted:
-        raise engines.Failed(f"the server gave {result['output_tokens']} tokens, not {wanted}")
+        raise engines.Failed(f"the server returned {result['output_tokens']} tokens instead of {wanted}")
     return result | {"tokens_per_second": wanted / result["seconds"]}
 
 

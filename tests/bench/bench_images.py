@@ -186,7 +186,7 @@ def measure(case: Case, work: Scenario, result: dict) -> dict:
     rows = result["requests"]
     for request, row in zip(work.requests, rows):
         if len(row["tokens"]) != request.max_tokens:
-            raise engines.Failed(f"a request has {len(row['tokens'])} tokens instead of {request.max_tokens}")
+            raise engines.Failed(f"a response has {len(row['tokens'])} tokens instead of {request.max_tokens}")
     waits = [row["times"][0] - row["arrived"] for row in rows]
     gaps = [later - earlier for row in rows for earlier, later in zip(row["times"], row["times"][1:])]
     later_waits = [wait for request, wait in zip(work.requests, waits) if request.turn > 0]

@@ -38,7 +38,7 @@ class Keeping(Server):
 
     def settled(self) -> bool:
         """Whether the server is ready and has also read its stored blocks."""
-        return super().settled() and "evicted blocks are stored" in self.log.read_text()
+        return super().settled() and "opened the spill directory" in self.log.read_text()
 
 
 def prompt(args: argparse.Namespace, seed: int) -> list[int]:

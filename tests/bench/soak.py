@@ -173,7 +173,7 @@ def idle(port: int) -> dict[str, float]:
         if not busy:
             return now
         if time.monotonic() > deadline:
-            raise SystemExit(f"still not zero after {ANSWER_SECONDS_MAX} s: {', '.join(busy)}")
+            raise SystemExit(f"metrics still not zero {ANSWER_SECONDS_MAX} s after the load: {', '.join(busy)}")
         time.sleep(0.2)
 
 
@@ -193,7 +193,7 @@ def soak(server: Small, minutes: float) -> list[str]:
     after = idle(server.port)
     wrong = list(clients.wrong)
     if probe(server.port) != before:
-        wrong.append(f"the response to a single request was {before!r} and has changed")
+        wrong.append(f"the response to the same request changed; before the load it was {before!r}")
     fifth = max(1, len(samples) // 5)
     early, late = (statistics.median(one.memory_bytes for one in part) for part in (samples[fifth : 2 * fifth], samples[-fifth:]))
     if late > early * GROWTH_MAX:

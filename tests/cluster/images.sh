@@ -74,7 +74,7 @@ check_build_stage() { # product
   build bud --quiet --pull=never --isolation chroot --build-arg BUILD_IMAGE=localhost/base:1 \
     --file "$scratch/$1.build.Dockerfile" . >"$scratch/log" 2>&1 || {
     cat "$scratch/log" >&2
-    say "the build stage of deploy/$1.Dockerfile does not find its sources"
+    say "the build stage of deploy/$1.Dockerfile failed to find its sources"
     return 1
   }
   build rmi "$(tail -n 1 "$scratch/log")" >/dev/null

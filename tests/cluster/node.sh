@@ -15,7 +15,7 @@ say() { echo "node: $*" >&2; }
 requirements() {
   local tool missing=0
   [[ $EUID == 0 ]] || {
-    say "needs root: namespaces, mounts and cgroups of its own"
+    say "must run as root, because it creates namespaces, mounts and cgroups"
     missing=1
   }
   declare -A packages=([runc]=runc [nft]=nftables [ip]=iproute2
@@ -71,7 +71,7 @@ remove_cgroups() {
     compgen -G "$cgroups/*/$name" >/dev/null || [[ -d $cgroups/$name ]] || return 0
     sleep 0.1
   done
-  say "cgroups named $name are left"
+  say "failed to remove the cgroups named $name"
 }
 
 take_down() {
@@ -98,11 +98,11 @@ await() { # what, command...
   shift
   until "$@" >/dev/null 2>&1; do
     kill -0 "$unshared" 2>/dev/null || {
-      say "the node has ended"
+      say "the node exited unexpectedly"
       return 1
     }
     ((SECONDS < end)) || {
-      say "waited $start_limit_seconds s in vain for $what"
+      say "timed out after $start_limit_seconds s waiting for $what"
       return 1
     }
     sleep 0.1

@@ -232,7 +232,7 @@ def compare(name: str, pairs: list[tuple[list, list, list[int]]]) -> Check:
             gap = math.inf if mine[0] is None else abs(mine[0] - other[0])
             faults += gap > NEAR_TIE
             notes.append(f"prompt {index}, sequence {rank}: {mine[1]}, not {other[1]}; scores {gap:.5f} apart")
-    detail = f"{identical} of {total} sequences identical, {faults} differences are no near-ties (tolerance {NEAR_TIE})"
+    detail = f"{identical} of {total} sequences identical, {faults} differences are not near-ties (tolerance {NEAR_TIE})"
     # If two sequences are a near-tie, both of them may differ.
     good = faults == 0 and total - identical <= max(2, (1 - IDENTICAL_SHARE_MIN) * total)
     return Check(name, good, "; ".join([detail, *notes]))

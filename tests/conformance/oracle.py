@@ -111,12 +111,12 @@ def compare(name: str, pair: tuple[dict, dict], tolerance: float, identical_min:
             gap = mine["logprobs"][at]["chosen"] - top[rival] if rival in top else None
         good = gap is not None and abs(gap) <= tolerance
         unjustified += not good
-        told = "the other token is not in our first two" if gap is None else f"gap {gap:.4f}"
+        told = "the other token is not among our two most probable" if gap is None else f"gap {gap:.4f}"
         notes.append(f"prompt {index} at token {at}: {told}")
     good = identical >= identical_min and unjustified == 0
     detail = (
         f"{identical} of {len(ours['requests'])} identical (at least {identical_min}), "
-        f"{unjustified} not near-ties (tolerance {tolerance})"
+        f"{unjustified} differences that are not near-ties (tolerance {tolerance})"
     )
     return Check(name, good, "; ".join([detail, *notes]))
 
@@ -171,7 +171,7 @@ def on_gguf(engine: pathlib.Path, setup: engines.Setup, ir: pathlib.Path, folder
     tolerance = max(near_tie(setup), NEAR_TIE_GGUF)
     detail = (
         f"{total - other} of {total} tokens are the reference's first choice, "
-        f"the others fall short of it by at most {worst:.4f} (tolerance {tolerance})"
+        f"the log probability of the others is lower by at most {worst:.4f} (tolerance {tolerance})"
     )
     name = f"GGUF, {setup.inference_precision} with {setup.kv_cache_precision} KV"
-    return [Check(f"{name}: against the dequantised model", worst <= tolerance, detail)]
+    return [Check(f"{name}: against the dequantized model", worst <= tolerance, detail)]

@@ -98,7 +98,7 @@ def perplexities(
         ours = reference.perplexity(engines.run_engine(engine, setup, scenario, folder)["windows"])
         share = ours / wanted - 1
         detail = (
-            f"ours {ours:.3f} ({share:+.2%}), dequantised model {wanted:.3f}, openvino_genai's IR {peer:.3f} "
+            f"ours {ours:.3f} ({share:+.2%}), dequantized model {wanted:.3f}, openvino_genai's IR {peer:.3f} "
             f"({peer / wanted - 1:+.2%}); {tokens} tokens in windows of {WINDOW}; at most ±{PERPLEXITY_SHARE_MAX:.0%}"
         )
         name = f"perplexity, {setup.inference_precision} with {setup.kv_cache_precision} KV"

@@ -174,8 +174,8 @@ def penalties(sides: Sides, case: Penalties) -> Check:
             unjustified += 1
     told = ", ".join(f"{name} {value}" for name, value in case.given().items()) or "no penalty"
     detail = (
-        f"{total} tokens fall short of the plain first choice by at most {worst:.4f} (tolerance {NEAR_TIE}); "
-        f"{identical} of {len(sides.prompts)} outputs as openvino_genai's, {unjustified} part elsewhere than at near-ties"
+        f"{total} tokens are at most {worst:.4f} below the first choice of the reference (tolerance {NEAR_TIE}); "
+        f"{identical} of {len(sides.prompts)} outputs equal openvino_genai's, {unjustified} differ where there is no near-tie"
     )
     return Check(f"greedy, {told}", worst <= NEAR_TIE and unjustified == 0, detail)
 
@@ -201,8 +201,8 @@ def logprobs(sides: Sides) -> Check:
             total += 1
     good = max(of_peer, of_runtime, of_top) <= LOGPROB_TOLERANCE and misplaced == 0 and total > 0
     detail = (
-        f"{total} tokens: chosen within {of_peer:.5f} of openvino_genai's and {of_runtime:.5f} of the runtime's, five most "
-        f"probable within {of_top:.5f} (tolerance {LOGPROB_TOLERANCE}), {misplaced} that are none of the five"
+        f"{total} tokens: log probabilities within {of_peer:.5f} of openvino_genai's and {of_runtime:.5f} of the runtime's, "
+        f"five most probable tokens within {of_top:.5f} (tolerance {LOGPROB_TOLERANCE}), {misplaced} tokens not among the five"
     )
     return Check("logprobs", good, detail)
 
@@ -224,8 +224,8 @@ def echo(sides: Sides) -> Check:
         faults += not choice["text"].startswith(sides.text(prompt, special=True))
     good = max(of_runtime, of_peer) <= PROMPT_LOGPROB_TOLERANCE and faults == 0 and total > 0
     detail = (
-        f"{total} tokens of prompts within {of_runtime:.5f} of the runtime's and {of_peer:.5f} of openvino_genai's "
-        f"(tolerance {PROMPT_LOGPROB_TOLERANCE}), {faults} faults"
+        f"log probabilities of {total} prompt tokens within {of_runtime:.5f} of the runtime's and {of_peer:.5f} of "
+        f"openvino_genai's (tolerance {PROMPT_LOGPROB_TOLERANCE}), {faults} texts without their prompt"
     )
     return Check("echo with logprobs", good, detail)
 
@@ -247,8 +247,8 @@ def min_tokens(sides: Sides) -> Check:
         peer = sides.theirs(prompt, stop_token_ids=stops, min_new_tokens=least).tokens
         identical += without_stop(mine, banned) == without_stop(peer, banned)
     detail = (
-        f"{used} of {len(sides.prompts)} outputs would have been shorter, {early} are; tokens fall short of the first choice "
-        f"that is no stop token by at most {worst:.4f}; {identical} as openvino_genai's"
+        f"{used} of {len(sides.prompts)} outputs would have been shorter, {early} ended early; tokens are at most {worst:.4f} "
+        f"below the best one that is not a stop token; {identical} outputs equal openvino_genai's"
     )
     return Check("min_tokens", used > 0 and early == 0 and worst <= NEAR_TIE, detail)
 
@@ -274,7 +274,7 @@ def stop_strings(sides: Sides, kept: bool) -> Check:
             identical += sides.text(peer.tokens).rstrip() == mine["text"].rstrip()
     total = 3 * len(sides.prompts)
     detail = (
-        f"{total} texts, {cut} of them cut, {faults} wrong; {identical} as openvino_genai's but for space at the end"
+        f"{total} texts, {cut} of them cut, {faults} wrong; {identical} equal openvino_genai's except for trailing space"
     )
     name = "stop strings, " + ("kept" if kept else "left out")
     return Check(name, faults == 0 and cut > 0, "; ".join([detail, *notes]))
@@ -293,7 +293,7 @@ def choices(sides: Sides) -> Check:
         )
         faults += first != second
         faults += len({tuple(one) for one in first}) < 2
-    return Check("n", faults == 0, f"{len(sides.prompts)} prompts, 5 choices each, {faults} faults")
+    return Check("n", faults == 0, f"{len(sides.prompts)} prompts, 5 choices each, {faults} texts without their prompt")
 
 
 def filters(sides: Sides, case: Filters) -> Check:
@@ -318,8 +318,8 @@ def filters(sides: Sides, case: Filters) -> Check:
         of_peer += sum(one.tokens[0] not in edge for one in peer)
         tokens += len(wanted)
     detail = (
-        f"{tokens} tokens are left, {outside} drawn that are not, {of_peer} by openvino_genai; proportions of "
-        f"{DRAWS * len(SEEDS)} draws off by at most {worst:.1f} standard deviations (at most {DEVIATION_MAX})"
+        f"filters leave {tokens} tokens; {outside} others were drawn, {of_peer} by openvino_genai; proportions of "
+        f"{DRAWS * len(SEEDS)} draws deviate by at most {worst:.1f} standard deviations (at most {DEVIATION_MAX})"
     )
     return Check(f"filters: {case.name()}", outside == 0 and of_peer == 0 and worst <= DEVIATION_MAX, detail)
 

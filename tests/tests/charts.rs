@@ -411,7 +411,7 @@ fn alerts_and_panels_are_for_each_model() -> anyhow::Result<()> {
         // A value without aggregation retains all labels.
         assert!(
             expression.contains("llmdeployment") || !expression.contains("sum"),
-            "{expression} is of all models together"
+            "{expression} aggregates over all models"
         );
     }
     Ok(())
@@ -486,7 +486,7 @@ fn rights(objects: &[Value]) -> String {
 fn permissions_are_those_listed_and_none_is_dangerous() -> anyhow::Result<()> {
     let rights = rights(&objects(&render("helm4", &[])?)?);
     for forbidden in ["pods/exec", "pods/attach", "*", "escalate", "bind ", "impersonate", "nodes"] {
-        assert!(!rights.contains(forbidden), "{forbidden} is among the rights:\n{rights}");
+        assert!(!rights.contains(forbidden), "the rights include {forbidden}:\n{rights}");
     }
     // The replica token is created but never read.
     for right in rights.lines().filter(|right| right.contains("secrets")) {

@@ -293,7 +293,7 @@ fn the_chat_streams_and_works_by_keyboard() {
     console.await_expression("the second answer", &both);
     let second = "count(document.querySelector('#picks [data-label=Prompt]').innerText) > firstPrompt";
     console.await_expression("a longer prompt", second);
-    assert_eq!(console.focused(), "prompt", "a button that is switched off takes the focus along");
+    assert_eq!(console.focused(), "prompt", "the focus must not be lost with a disabled button");
     console.assert_well_behaved(&[]);
 }
 
@@ -339,7 +339,7 @@ fn a_router_whose_model_reads_no_images_says_so_and_keeps_the_question() {
     console.page.evaluate(choose).unwrap();
     console.page.insert_text("What is this?").unwrap();
     console.press(&[Key::Enter]);
-    console.await_expression("the error", "says('note').includes('does not read images')");
+    console.await_expression("the error", "says('note').includes('does not support images')");
     assert_eq!(console.text("document.querySelector('#prompt').value"), "What is this?");
     assert_eq!(console.text("String(document.querySelector('#images').files.length)"), "1");
     assert_eq!(console.text("JSON.stringify(conversation)"), "[]");

@@ -151,11 +151,11 @@ fn a_permanent_error_ends_it_immediately_with_one_message() {
     let gone = gone.to_str().unwrap();
     for (arguments, mentions) in [
         (vec!["--port", &port], vec!["router", "in use", &port]),
-        (vec!["--model", gone], vec!["no model exists", gone]),
+        (vec!["--model", gone], vec!["--model: ", gone]),
         (vec!["--model", broken, "--set", "engine.extraArgs=[]"], vec!["replica-", broken]),
         (vec!["--set", "engine.extraArgs=[--max-itl=some]"], vec!["replica-", "'some'", "--max-itl"]),
         (vec!["--set", "engine.maxNumSeq=1"], vec!["unknown field spec.engine.maxNumSeq"]),
-        (vec!["--server", gone], vec!["no program exists", gone]),
+        (vec!["--server", gone], vec!["the program", gone]),
     ] {
         let ended = Process::start(&mut local(&arguments)).unwrap().wait(LIMIT).unwrap();
         assert_eq!(ended.status.code(), Some(1), "{arguments:?}: {}", ended.output);

@@ -22,7 +22,7 @@ fn escaped(pattern: &str) -> String {
 
 /// The rule for an image reference.
 pub(crate) fn image() -> Value {
-    matches(r"^[^\s]+$", "must be an image reference without white space, such as registry/name:tag")
+    matches(r"^[^\s]+$", "must be an image reference without whitespace, such as registry/name:tag")
 }
 
 /// The rule for a Hugging Face Hub repository.
@@ -67,14 +67,14 @@ pub(crate) fn networks() -> Value {
 
 /// The rule for a SHA-256 digest.
 pub(crate) fn sha256() -> Value {
-    matches(r"^[0-9a-f]{64}$", "must be a SHA-256: 64 hexadecimal digits in lower case")
+    matches(r"^[0-9a-f]{64}$", "must be a SHA-256 digest: 64 lowercase hexadecimal digits")
 }
 
 /// The rule for the name of an S3 bucket.
 pub(crate) fn bucket() -> Value {
     matches(
         r"^[a-z0-9][a-z0-9.-]*[a-z0-9]$",
-        "must be the name of a bucket: lower-case letters, digits, '.' and '-'",
+        "must be the name of a bucket: lowercase letters, digits, '.' and '-'",
     )
 }
 
@@ -98,7 +98,7 @@ pub(crate) fn relative_path() -> Value {
 pub(crate) fn object_name() -> Value {
     matches(
         r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$",
-        "must be the name of an object: lower-case letters, digits, '-' and '.', beginning and ending with a letter or digit",
+        "must be the name of an object: lowercase letters, digits, '-' and '.', beginning and ending with a letter or digit",
     )
 }
 
@@ -112,7 +112,7 @@ pub(crate) fn data_key() -> Value {
 
 /// The rule for the name of a model.
 pub(crate) fn model_name() -> Value {
-    matches(r"^[^\s,]+$", "must not contain white space or commas")
+    matches(r"^[^\s,]+$", "must not contain whitespace or commas")
 }
 
 /// The rule for a duration, as described at [`crate::Period`].
@@ -126,7 +126,7 @@ pub(crate) fn duration() -> Value {
 /// The rule for a list of model names.
 pub(crate) fn model_names() -> Value {
     let rule = format!("self.all(name, name.matches('{}'))", escaped(r"^[^\s,]+$"));
-    rules(&[(&rule, "must not contain white space or commas")])
+    rules(&[(&rule, "must not contain whitespace or commas")])
 }
 
 /// The rule for an OpenVINO device, or for a virtual device with a list of devices.

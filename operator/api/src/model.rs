@@ -13,7 +13,7 @@ use crate::schema::{resources, rules};
 /// The model that is served.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
-#[schemars(extend("x-kubernetes-validations" = rules(&[("!has(self.cache) || self.cache.mode == 'none' || !(has(self.source.pvc) || has(self.source.oci))", "model.cache must be omitted for a model in a volume or an image, because it is not fetched"), ("!has(self.fetch) || !(has(self.source.pvc) || has(self.source.oci))", "model.fetch must be omitted for a model in a volume or an image, because it is not fetched"), ("!has(self.credentialsSecretRef) || !(has(self.source.pvc) || has(self.source.oci))", "model.credentialsSecretRef is for models that are fetched (hf, http, s3); for a private image use \
+#[schemars(extend("x-kubernetes-validations" = rules(&[("!has(self.cache) || self.cache.mode == 'none' || !(has(self.source.pvc) || has(self.source.oci))", "model.cache must be omitted for a model in a volume or an image, because such a model is not fetched"), ("!has(self.fetch) || !(has(self.source.pvc) || has(self.source.oci))", "model.fetch must be omitted for a model in a volume or an image, because such a model is not fetched"), ("!has(self.credentialsSecretRef) || !(has(self.source.pvc) || has(self.source.oci))", "model.credentialsSecretRef applies only to fetched models (hf, http, s3); for a private image, use \
 security.imagePullSecrets")])))]
 pub struct Model {
     /// Name under which the model is served. Default: the name of this resource.
@@ -91,7 +91,7 @@ fn ca_bundle_key() -> String {
 /// The source of a model's files.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
-#[schemars(extend("x-kubernetes-validations" = rules(&[("[has(self.hf), has(self.http), has(self.s3), has(self.oci), has(self.pvc)].filter(given, given).size() == 1", "model.source needs exactly one of hf, http, s3, oci and pvc")])))]
+#[schemars(extend("x-kubernetes-validations" = rules(&[("[has(self.hf), has(self.http), has(self.s3), has(self.oci), has(self.pvc)].filter(given, given).size() == 1", "model.source must have exactly one of hf, http, s3, oci and pvc")])))]
 pub struct Source {
     /// A repository of the Hugging Face Hub.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -228,7 +228,7 @@ pub struct LocalReference {
 /// The storage of fetched files.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
-#[schemars(extend("x-kubernetes-validations" = rules(&[("self.mode == 'none' || has(self.size)", "model.cache.size is needed with the modes perPod and shared: it is the size of the volume")])))]
+#[schemars(extend("x-kubernetes-validations" = rules(&[("self.mode == 'none' || has(self.size)", "model.cache.size is required with the modes perPod and shared: it is the size of the volume")])))]
 pub struct Cache {
     /// `none`: each pod fetches the model into scratch space of its node. `perPod`: each pod fetches the model into a
     /// volume that is created and deleted with the pod. `shared`: a Job fetches the model once into a volume that all

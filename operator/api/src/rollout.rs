@@ -59,7 +59,7 @@ impl Default for Drain {
 /// The number of replicas that a node drain may evict at the same time.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
-#[schemars(extend("x-kubernetes-validations" = rules(&[("!(has(self.minAvailable) && has(self.maxUnavailable))", "disruption must not have both minAvailable and maxUnavailable")])))]
+#[schemars(extend("x-kubernetes-validations" = rules(&[("!(has(self.minAvailable) && has(self.maxUnavailable))", "disruption must not set both minAvailable and maxUnavailable")])))]
 pub struct Disruption {
     /// Number or percentage of replicas that must remain available.
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -257,7 +257,7 @@ impl Default for Timeouts {
 /// The Service that clients use. It has the name of this resource.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
-#[schemars(extend("x-kubernetes-validations" = rules(&[("!has(self.nodePort) || self.type != 'ClusterIP'", "router.service.nodePort needs the type NodePort or LoadBalancer")])))]
+#[schemars(extend("x-kubernetes-validations" = rules(&[("!has(self.nodePort) || self.type != 'ClusterIP'", "router.service.nodePort requires the type NodePort or LoadBalancer")])))]
 pub struct Service {
     /// Type of the Service.
     pub r#type: ServiceType,

@@ -52,7 +52,7 @@ use crate::{
     printcolumn(name = "Updated", type_ = "integer", json_path = ".status.updatedReplicas", priority = 1),
     printcolumn(name = "Endpoint", type_ = "string", json_path = ".status.endpoint", priority = 1),
     validation = Rule::new("self.metadata.name.matches('^[a-z]([-a-z0-9]*[a-z0-9])?$')").message(
-        "the name must begin with a letter and contain only lower-case letters, digits and '-', because a Service has the same name"
+        "the name must begin with a letter and contain only lowercase letters, digits and '-', because a Service has the same name"
     ),
     validation = Rule::new("self.metadata.name.size() <= 40").message(
         "the name must have at most 40 characters, because the names of the created objects begin with it"
@@ -63,9 +63,9 @@ use crate::{
 !has(self.resources.limits) || !('memory' in self.resources.limits) || \
 quantity(string(self.engine.kvCache.size)).isLessThan(quantity(string(self.resources.limits['memory'])))", "engine.kvCache.size must be less than resources.limits.memory, which must also cover the weights"), ("!self.placement.cpuPinning || (has(self.resources.limits) && \
 'cpu' in self.resources.limits && 'memory' in self.resources.limits && \
-quantity(string(self.resources.limits['cpu'])).isInteger())", "placement.cpuPinning needs whole CPUs and memory in resources.limits, such as cpu: \"8\", memory: 32Gi"), ("!self.placement.cpuPinning || !has(self.resources.limits) || \
+quantity(string(self.resources.limits['cpu'])).isInteger())", "placement.cpuPinning requires whole CPUs and memory in resources.limits, such as cpu: \"8\", memory: 32Gi"), ("!self.placement.cpuPinning || !has(self.resources.limits) || \
 !has(self.resources.requests) || self.resources.requests.all(name, name in self.resources.limits && \
-quantity(string(self.resources.requests[name])).compareTo(quantity(string(self.resources.limits[name]))) == 0)", "placement.cpuPinning needs resources.requests equal to resources.limits, or no requests")])))]
+quantity(string(self.resources.requests[name])).compareTo(quantity(string(self.resources.limits[name]))) == 0)", "placement.cpuPinning requires resources.requests equal to resources.limits, or no requests")])))]
 pub struct LlmDeploymentSpec {
     /// The model that is served.
     pub model: Model,
@@ -153,7 +153,7 @@ pub enum UpgradePolicy {
 /// API keys and rate limits.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
-#[schemars(extend("x-kubernetes-validations" = rules(&[("has(self.apiKeysSecretRef) || !(has(self.requestsPerMinute) || has(self.tokensPerMinute))", "access.requestsPerMinute and access.tokensPerMinute apply to each API key: they need access.apiKeysSecretRef")])))]
+#[schemars(extend("x-kubernetes-validations" = rules(&[("has(self.apiKeysSecretRef) || !(has(self.requestsPerMinute) || has(self.tokensPerMinute))", "access.requestsPerMinute and access.tokensPerMinute apply to each API key: they require access.apiKeysSecretRef")])))]
 pub struct Access {
     /// Secret in the same namespace with API keys. It is mounted into the routers, which read it again when it
     /// changes; the operator does not read it. Default: requests need no key.

@@ -165,7 +165,7 @@ impl Child {
         // The process may have exited already.
         let _ = pid.map(|pid| kill_process(pid, Signal::TERM));
         if tokio::time::timeout(limit, process.wait()).await.is_err() {
-            print(&format!("{} did not exit within {limit:?} and is killed", self.program.name));
+            print(&format!("{} did not exit within {limit:?}: killing it", self.program.name));
             let _ = process.kill().await;
         }
         self.process = None;

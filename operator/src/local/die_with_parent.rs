@@ -15,8 +15,7 @@ use crate::args::DieWithParentArgs;
 /// The program does not exist, or the parent process has already exited.
 pub(crate) fn run(args: DieWithParentArgs) -> anyhow::Result<()> {
     let DieWithParentArgs { parent, command } = args;
-    set_parent_process_death_signal(Some(Signal::KILL))
-        .context("failed to set the signal for the exit of the parent process")?;
+    set_parent_process_death_signal(Some(Signal::KILL)).context("failed to set the parent-death signal")?;
     // The parent may have exited before the signal was set.
     let present = getppid().map(|parent| parent.as_raw_nonzero().get());
     ensure!(present == Some(parent), "the parent process {parent} has exited");

@@ -41,7 +41,7 @@ impl Installation {
     /// The model does not exist or cannot be fetched.
     pub(super) async fn model(&self, valid: &ValidDeployment) -> anyhow::Result<String> {
         if let Some(model) = &self.args.model {
-            ensure!(model.exists(), "no model exists at {}", model.display());
+            ensure!(model.exists(), "--model: {} does not exist", model.display());
             return Ok(model.display().to_string());
         }
         match &valid.files {
@@ -61,9 +61,7 @@ impl Installation {
         match (&self.args.credentials, &fetched.credentials) {
             (Some(credentials), _) => flags.push(format!("--credentials={}", credentials.display())),
             (None, Some(secret)) => {
-                bail!(
-                    "the resource needs the Secret {secret} for fetching: pass a directory with --credentials"
-                );
+                bail!("fetching the model requires the Secret {secret}: pass a directory with --credentials");
             }
             (None, None) => {}
         }
@@ -86,7 +84,7 @@ impl Installation {
         let directory =
             |name: &str| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
         let base = directory("XDG_CACHE_HOME").or_else(|| Some(directory("HOME")?.join(".cache")));
-        Ok(base.context("the user has no cache directory: pass one with --cache")?.join("ovfleet"))
+        Ok(base.context("neither XDG_CACHE_HOME nor HOME is an absolute path: set --cache")?.join("ovfleet"))
     }
 }
 
@@ -94,7 +92,7 @@ impl Installation {
 /// executable or in PATH.
 fn program(given: Option<&Path>, name: &str) -> anyhow::Result<PathBuf> {
     if let Some(given) = given {
-        ensure!(given.is_file(), "no program exists at {}", given.display());
+        ensure!(given.is_file(), "the program {} does not exist", given.display());
         return Ok(given.to_owned());
     }
     let own = std::env::current_exe().context("failed to find the path of this program")?;

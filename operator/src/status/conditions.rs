@@ -107,7 +107,7 @@ fn replicas(summary: &Summary) -> ConditionState {
     let outdated = routable - updated_routable;
     let mut message = format!("{updated_routable} of {desired} replicas are up to date and receive requests");
     if outdated > 0 {
-        message.push_str(&format!("; {outdated} outdated ones receive requests until they are replaced"));
+        message.push_str(&format!("; {outdated} outdated replicas receive requests until they are replaced"));
     }
     if let Some(awaits) = &summary.awaits {
         message.push_str(&format!("; {awaits}"));

@@ -420,7 +420,7 @@ fn pods_that_cannot_be_created_are_reported_with_the_reason() {
     let degraded = status.conditions.iter().find(|condition| condition.type_ == "Degraded").unwrap();
     assert_eq!(
         degraded.message, "pods cannot be created: exceeded quota: compute",
-        "without the name, which varies"
+        "the message omits the name of the pod, which varies"
     );
 }
 
@@ -463,7 +463,7 @@ fn replicas_of_the_former_model_are_reported_as_serving() {
     let condition = status.conditions.iter().find(|condition| condition.type_ == "ReplicasReady").unwrap();
     assert_eq!(
         condition.message,
-        "0 of 3 replicas are up to date and receive requests; 1 outdated ones receive requests until they are replaced"
+        "0 of 3 replicas are up to date and receive requests; 1 outdated replicas receive requests until they are replaced"
     );
     assert_eq!(reason(&status, "Available"), "True Serving");
 }
@@ -492,10 +492,10 @@ fn an_upgrade_is_rolling_until_its_pods_are_ready() {
     assert_eq!(state(&old, Current, UpgradeStep::Wait(UpgradePermission::AwaitsSlot)), Waiting);
     assert_eq!(state(&old, Waiting, UpgradeStep::Start), Rolling);
     assert_eq!(state(&old, Current, UpgradeStep::StartWithoutSlot), Current);
-    assert_eq!(state(&old, Rolling, UpgradeStep::StartWithoutSlot), Current, "it gives up its slot");
+    assert_eq!(state(&old, Rolling, UpgradeStep::StartWithoutSlot), Current, "the upgrade slot is released");
     assert_eq!(state(&old, Rolling, UpgradeStep::None), Rolling);
     assert_eq!(state(&[replica("a")], Rolling, UpgradeStep::None), Current);
-    assert_eq!(state(&old, Current, UpgradeStep::None), Current, "a change by the user is no upgrade");
+    assert_eq!(state(&old, Current, UpgradeStep::None), Current, "a change by the user is not an upgrade");
 }
 
 #[test]

@@ -42,7 +42,7 @@ async fn a_resource_becomes_ready_can_change_and_is_deleted_completely() {
         let status = stage.resources().get("chat").await.unwrap().status?;
         (status.phase == Phase::Suspended && status.replicas == 0).then_some(())
     };
-    eventually(suspended).await.expect("it is suspended");
+    eventually(suspended).await.expect("the resource is suspended");
 
     let events: Api<Event> = Api::namespaced(stage.client.clone(), &stage.namespace);
     let is_published = async || {
@@ -51,7 +51,7 @@ async fn a_resource_becomes_ready_can_change_and_is_deleted_completely() {
             list.items.iter().filter(|event| event.involved_object.kind.as_deref() == Some("LLMDeployment"));
         of.any(|event| event.reason.as_deref() == Some("Serving")).then_some(())
     };
-    eventually(is_published).await.expect("an event reports that it is ready");
+    eventually(is_published).await.expect("an event reports that the resource is ready");
 
     stage.resources().delete("chat", &DeleteParams::default()).await.unwrap();
     eventually(async || stage.owned().await.is_empty().then_some(())).await.expect("nothing is left");

@@ -25,7 +25,7 @@ async fn one_of_two_operators_is_the_leader_and_the_other_takes_over() {
         tasks.spawn(operator(&namespace, Some(&identity), &metrics[number], kubelet.routers()).await);
     }
     let first =
-        eventually(async || metrics.iter().position(is_leader)).await.expect("one becomes the leader");
+        eventually(async || metrics.iter().position(is_leader)).await.expect("an operator is the leader");
     let second = 1 - first;
     let resources: Api<operator_api::LlmDeployment> = Api::namespaced(client.clone(), &namespace);
     let create = async |name: &str| {
@@ -41,17 +41,17 @@ async fn one_of_two_operators_is_the_leader_and_the_other_takes_over() {
                 .any(|known| known.type_ == "Ready" && known.status == "True")
                 .then_some(())
         };
-        eventually(ready).await.expect("it becomes ready");
+        eventually(ready).await.expect("the resource becomes ready");
     };
     create("one").await;
     assert!(!is_leader(&metrics[second]));
-    assert_eq!(metrics[second].api_calls("apply", "Deployment"), 0, "the other one applies nothing");
+    assert_eq!(metrics[second].api_calls("apply", "Deployment"), 0, "the other operator applies nothing");
 
     // The leader stops without releasing the Lease, as with kill -9.
     operators[first].shutdown().await;
     eventually(async || is_leader(&metrics[second]).then_some(()))
         .await
-        .expect("the other one becomes the leader");
+        .expect("the other operator becomes the leader");
     let leases: Api<Lease> = Api::namespaced(client.clone(), &namespace);
     let holder = leases.get("operator").await.unwrap().spec.unwrap().holder_identity;
     assert_eq!(holder, Some(format!("operator-{second}")));
@@ -64,6 +64,6 @@ async fn one_of_two_operators_is_the_leader_and_the_other_takes_over() {
         lease = leases.get("operator").await.unwrap();
         lease.spec.as_mut().unwrap().holder_identity = Some("another".to_owned());
     }
-    let ended = operators[second].join_next().await.expect("it runs").expect("it does not panic");
+    let ended = operators[second].join_next().await.expect("a task runs").expect("no task panics");
     assert!(ended.unwrap_err().to_string().contains("another operator has acquired the lease"));
 }

@@ -59,7 +59,7 @@ async fn an_operator_that_starts_during_an_outage_waits_for_the_api_server() {
     let mut operator = Operator::start(&cluster).await;
     operator.until_it_retries(&port).await;
     operator.stop.cancel();
-    let ended = operator.tasks.join_next().await.expect("it runs").expect("it does not panic");
+    let ended = operator.tasks.join_next().await.expect("a task runs").expect("no task panics");
     assert!(ended.is_ok(), "a stop signal ends the retries: {ended:?}");
 
     let mut operator = Operator::start(&cluster).await;

@@ -62,21 +62,21 @@ async fn it_is_created_once_and_deleted_with_the_resource() {
     stage.until("chat", "Ready=True").await;
     assert_eq!(templates(&stage).await, before);
     assert_eq!(token(&secrets.get(&name).await.unwrap()), both);
-    assert_eq!(stage.metrics.api_calls("create", "Secret"), 1, "no reconcile created it again");
+    assert_eq!(stage.metrics.api_calls("create", "Secret"), 1, "no reconcile created the Secret again");
 
     // Another operator does not know that the Secret exists, and does not change it.
     let successor = Metrics::default();
     let mut tasks = tokio::task::JoinSet::new();
     tasks.spawn(operator(&stage.namespace, None, &successor, stage.kubelet.routers()).await);
     let has_tried = async || (successor.api_calls("create", "Secret") > 0).then_some(());
-    eventually(has_tried).await.expect("the other operator has tried to create it");
+    eventually(has_tried).await.expect("the other operator has tried to create the Secret");
     stage.apply("chat", with_replicas(1)).await.unwrap();
     stage.until("chat", "Ready=True").await;
     assert_eq!(token(&secrets.get(&name).await.unwrap()), both);
     tasks.shutdown().await;
 
     stage.resources().delete("chat", &DeleteParams::default()).await.unwrap();
-    eventually(async || owned(&secrets).await.is_empty().then_some(())).await.expect("it is deleted");
+    eventually(async || owned(&secrets).await.is_empty().then_some(())).await.expect("no Secret is left");
 }
 
 #[tokio::test]
@@ -106,7 +106,7 @@ async fn it_is_created_again_when_a_pod_waits_for_it() {
         "state": {"waiting": {"reason": "ContainerCreating"}},
     }]}});
     pods.patch_status("waits", &PatchParams::default(), &Patch::Merge(&status)).await.unwrap();
-    eventually(async || secrets.get_opt(&name).await.unwrap()).await.expect("it is created again");
+    eventually(async || secrets.get_opt(&name).await.unwrap()).await.expect("the Secret is created again");
 }
 
 #[tokio::test]

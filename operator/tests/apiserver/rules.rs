@@ -216,13 +216,13 @@ fn invalid() -> Vec<(Vec<(&'static str, Value)>, &'static str)> {
         (vec![("model.cache", json!({"mode": "shared", "size": "1Gi"}))], "model.cache must be omitted"),
         (
             vec![("model.source", http()), ("model.cache", json!({"mode": "shared"}))],
-            "model.cache.size is needed",
+            "model.cache.size is required",
         ),
         (
             vec![("model.source", http()), ("model.cache", json!({"size": "much"}))],
             "must be a positive number of bytes",
         ),
-        (vec![("model.credentialsSecretRef", json!({"name": "a"}))], "is for models that are fetched"),
+        (vec![("model.credentialsSecretRef", json!({"name": "a"}))], "applies only to fetched models"),
         (vec![("model.aliases", json!(["a", "a"]))], "Duplicate value"),
         (vec![("model.format", json!("onnx"))], "Unsupported value"),
         (
@@ -251,15 +251,15 @@ fn invalid() -> Vec<(Vec<(&'static str, Value)>, &'static str)> {
             vec![("engine.extraArgs", json!(["--max-itl=50ms", "--log=debug"]))],
             "must not contain --log: use observability.logLevel",
         ),
-        (vec![("engine.extraArgs", json!(["fetch"]))], "must begin with -- and have its value after ="),
+        (vec![("engine.extraArgs", json!(["fetch"]))], "must be one flag, with its value after ="),
         (vec![("engine.maxNumSeqs", json!(0))], "should be greater than or equal to 1"),
-        (vec![("placement", pinned.clone())], "needs whole CPUs and memory"),
+        (vec![("placement", pinned.clone())], "requires whole CPUs and memory"),
         (
             vec![
                 ("placement", pinned.clone()),
                 ("resources", json!({"limits": {"cpu": "1500m", "memory": "1Gi"}})),
             ],
-            "needs whole CPUs and memory",
+            "requires whole CPUs and memory",
         ),
         (
             vec![
@@ -299,11 +299,11 @@ fn invalid() -> Vec<(Vec<(&'static str, Value)>, &'static str)> {
             "requests must not exceed limits",
         ),
         (vec![("resources", json!({"limits": {"memory": "much"}}))], "must be quantities"),
-        (vec![("model.name", json!("a b"))], "must not contain white space or commas"),
-        (vec![("model.aliases", json!(["a", "b,c"]))], "must not contain white space or commas"),
+        (vec![("model.name", json!("a b"))], "must not contain whitespace or commas"),
+        (vec![("model.aliases", json!(["a", "b,c"]))], "must not contain whitespace or commas"),
         (vec![("upgradePolicy", json!("Never"))], "Unsupported value"),
         (vec![("model.fetch", json!({"env": {"A": "b"}}))], "model.fetch must be omitted"),
-        (vec![("disruption", json!({"minAvailable": 1, "maxUnavailable": 1}))], "must not have both"),
+        (vec![("disruption", json!({"minAvailable": 1, "maxUnavailable": 1}))], "must not set both"),
         (vec![("router", json!({"replicas": 0}))], "should be greater than or equal to 1"),
         (vec![("router", json!({"policy": "best"}))], "Unsupported value"),
         (vec![("router", json!({"keyIsolation": "tenant"}))], "Unsupported value"),
@@ -322,9 +322,9 @@ fn invalid() -> Vec<(Vec<(&'static str, Value)>, &'static str)> {
         ),
         (
             vec![("router", json!({"service": {"nodePort": 30000}}))],
-            "needs the type NodePort or LoadBalancer",
+            "requires the type NodePort or LoadBalancer",
         ),
-        (vec![("access", json!({"requestsPerMinute": 1}))], "they need access.apiKeysSecretRef"),
+        (vec![("access", json!({"requestsPerMinute": 1}))], "they require access.apiKeysSecretRef"),
         // The routers would not start.
         (
             vec![("observability", json!({"tracing": {"endpoint": "https://collector:4317"}}))],

@@ -116,7 +116,7 @@ async fn a_new_default_image_is_rolled_out_to_one_resource_after_the_other() {
     assert_eq!(
         all[2],
         (UpgradeState::Waiting, "ovfleet/server:1".to_owned(), true),
-        "it has not been approved"
+        "the upgrade has not been approved"
     );
 
     releases.approve("manual").await;
@@ -124,7 +124,7 @@ async fn a_new_default_image_is_rolled_out_to_one_resource_after_the_other() {
         let (state, image, is_ready) = releases.state("manual").await;
         (state == UpgradeState::Current && image == "ovfleet/server:2" && is_ready).then_some(())
     };
-    eventually(approved).await.expect("it is upgraded after its approval");
+    eventually(approved).await.expect("the resource is upgraded after its approval");
 }
 
 #[tokio::test]

@@ -149,7 +149,7 @@ impl Engine {
     /// Schedules the next step and returns its duration. The engine must not be idle.
     pub(crate) fn begin_step(&mut self) -> Nanos {
         self.scheduler.schedule(&mut self.batch);
-        assert!(!self.batch.sequences.is_empty(), "a scheduler with work schedules some");
+        assert!(!self.batch.sequences.is_empty(), "a scheduler with work schedules a batch");
         let EngineConfig { step, prefill_token, decode_token, .. } = self.config;
         let time = |sequence: &ScheduledSequence| match sequence.tokens.len() as Nanos {
             1 => decode_token,

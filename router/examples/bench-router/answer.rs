@@ -140,7 +140,7 @@ impl Answer {
 
     fn line_end<'a>(&mut self, bytes: &'a [u8], next: ParseState) -> anyhow::Result<&'a [u8]> {
         let Some(rest) = self.until(bytes, b"\r\n")? else { return Ok(&[]) };
-        ensure!(self.line == b"\r\n", "there is more than was said");
+        ensure!(self.line == b"\r\n", "the chunk is longer than its size");
         self.line.clear();
         self.state = next;
         Ok(rest)

@@ -112,7 +112,7 @@ impl Client {
         answer.feed(&self.buffer[..count])?;
         let has_head = answer.status != 0;
         let refused = || String::from_utf8_lossy(&self.buffer[..count]).into_owned();
-        ensure!(!has_head || answer.status == 200, "refused: {}", refused());
+        ensure!(!has_head || answer.status == 200, "unexpected answer: {}", refused());
         Ok(())
     }
 }

@@ -85,7 +85,7 @@ impl Name {
     /// The version of the installed program.
     pub(crate) fn version(self, args: &Args) -> anyhow::Result<String> {
         let mut command = match self {
-            Self::Forward => return Ok("a process that only passes bytes on".to_owned()),
+            Self::Forward => return Ok("a process that only forwards bytes".to_owned()),
             Self::Ovfleet => {
                 let mut command = Command::new("git");
                 command.args([
@@ -171,7 +171,7 @@ impl Contender {
             }
             if started.elapsed() > READY_MAX {
                 let problem =
-                    problem.map_or_else(|| "some replicas get nothing".to_owned(), |it| it.to_string());
+                    problem.map_or_else(|| "some replicas are not used".to_owned(), |it| it.to_string());
                 bail!("the program is not ready ({problem}): {}", process.command());
             }
             if problem.is_some() {

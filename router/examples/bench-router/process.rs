@@ -35,7 +35,7 @@ impl Process {
     /// The process has exited.
     pub(crate) fn check(&mut self) -> anyhow::Result<()> {
         match self.child.try_wait()? {
-            Some(status) => bail!("it ended ({status}): {}", self.command),
+            Some(status) => bail!("the program exited ({status}): {}", self.command),
             None => Ok(()),
         }
     }

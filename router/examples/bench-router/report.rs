@@ -149,7 +149,7 @@ fn join(ranges: &mut Vec<DispatchRange>, at: usize) {
 pub(crate) async fn serve(replica: Arc<Replica>, listener: TcpListener) {
     let server = tonic::transport::Server::builder().add_service(ReplicaServer::new(Reports(replica)));
     if let Err(error) = server.serve_with_incoming(TcpListenerStream::new(listener)).await {
-        eprintln!("warning: a replica does not report any more: {error}");
+        eprintln!("warning: a replica stopped reporting: {error}");
     }
 }
 
@@ -178,7 +178,7 @@ impl replica_server::Replica for Reports {
     }
 
     async fn drain(&self, _: Request<DrainRequest>) -> Result<Response<Self::DrainStream>, Status> {
-        Err(Status::unimplemented("these replicas do not drain"))
+        Err(Status::unimplemented("these replicas do not support draining"))
     }
 }
 

@@ -47,7 +47,7 @@ impl Upstream {
                 until.cancelled().await;
             });
         })?;
-        let replicas = told.await.context("the replicas are gone")??;
+        let replicas = told.await.context("the replicas have stopped")??;
         Ok(Self { replicas, gone, stop, thread: Some(thread) })
     }
 

@@ -193,12 +193,12 @@ async fn a_request_without_a_replica_says_whose_timeout_has_expired() {
     assert_eq!(expired, PlacementError::ClientTimeout(WaitTarget::Model));
     assert_eq!(
         Error::from(expired).to_string(),
-        "the time given by x-ovfleet-timeout expired while no replica of the model was available"
+        "no replica of the model became available within x-ovfleet-timeout"
     );
     let expired = PlacementError::ClientTimeout(WaitTarget::StoredObject);
     assert_eq!(
         Error::from(expired).to_string(),
-        "the time given by x-ovfleet-timeout expired while no replica with the stored object was available"
+        "no replica with the stored object became available within x-ovfleet-timeout"
     );
     for timeout in [None, Some(3600)] {
         let expired = place(timeout).await.unwrap_err();
@@ -236,7 +236,7 @@ async fn a_request_that_fits_nowhere_does_not_block_the_requests_behind_it() {
     let mut first = std::pin::pin!(dispatcher.place(&served_model, large(), queued()));
     assert!(futures_util::poll!(first.as_mut()).is_pending());
     let mut second = std::pin::pin!(dispatcher.place(&served_model, request(), queued()));
-    let std::task::Poll::Ready(second) = futures_util::poll!(second.as_mut()) else { panic!("it waits") };
+    let std::task::Poll::Ready(second) = futures_util::poll!(second.as_mut()) else { panic!("still waits") };
     drop(second.unwrap());
     dispatcher.replicas.observe(&replica, report(2, 0, 100), Instant::now());
     dispatcher.place_waiting_at(&replica);
@@ -311,7 +311,7 @@ async fn a_replica_is_reserved_for_a_request_that_was_overtaken_for_too_long() {
     assert!(futures_util::poll!(first.as_mut()).is_pending());
     let reserved = || replicas.iter().filter(|replica| replica.is_reserved_against(0)).count();
     assert!(!dispatcher.place_next_waiting(&served_model, None, Instant::now()));
-    assert_eq!(reserved(), 0, "it has not waited for long enough");
+    assert_eq!(reserved(), 0, "the request has not waited for long enough");
     assert!(!dispatcher.place_next_waiting(&served_model, None, Instant::now() + RESERVE_AFTER));
     assert_eq!(reserved(), 1);
     let drains = usize::from(replicas[1].is_reserved_against(0));
@@ -496,7 +496,7 @@ async fn a_timeout_ejects_only_a_replica_that_makes_no_progress() {
     let ejected = |replica: &&Arc<Replica>| {
         dispatcher.health().state(replica.identity, Instant::now()) == HealthState::Ejected
     };
-    assert_eq!(replicas.iter().filter(ejected).count(), 1, "its engine makes no progress");
+    assert_eq!(replicas.iter().filter(ejected).count(), 1, "one engine makes no progress");
 }
 
 /// Two replicas that have reported once.

@@ -125,7 +125,7 @@ fn a_request_sent_before_the_ejection_is_not_a_probe() {
     eject(&mut health, 0, now);
     let later = now + CONFIG.ejection;
     let _probe = health.sent(0, later);
-    assert!(!health.failed(0, old, 0..4, later), "its result is from before the ejection");
+    assert!(!health.failed(0, old, 0..4, later), "the request was sent before the ejection");
     assert_eq!(health.state(0, later), HealthState::Probing);
 }
 

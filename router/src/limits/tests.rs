@@ -95,7 +95,7 @@ fn no_key_exceeds_its_rate_and_burst_at_random() {
                 }
                 Err(RateExceeded { retry_after, .. }) => {
                     // The request is permitted after exactly the reported time.
-                    let after = retry_after.expect("it is below the limit");
+                    let after = retry_after.expect("the request is below the limit");
                     let early = now + after.mul_f64(0.99);
                     assert!(after.is_zero() || limits.charge(1, RATES, tokens_wanted, early).is_err());
                     now += after + Duration::from_micros(1);

@@ -457,8 +457,8 @@ fn one_sleeping_replica_is_woken_when_the_others_are_full() {
         for seed in 0..20 {
             let demand = Demand { session: Some(seed), ..DEMAND };
             let pick = |candidates: &[Candidate]| pick_seeded(policy, &demand, candidates, seed);
-            assert_eq!(pick(&[sleeping(2), busy(15), sleeping(3)]), Ok(1), "{name}: there is room");
-            assert!(pick(&[sleeping(2), sleeping(3)]).is_ok(), "{name}: somebody has to");
+            assert_eq!(pick(&[sleeping(2), busy(15), sleeping(3)]), Ok(1), "{name}: replica 1 has room");
+            assert!(pick(&[sleeping(2), sleeping(3)]).is_ok(), "{name}: a sleeping replica is picked");
             // A request to the replica is in flight already.
             let mut waking = sleeping(2);
             waking.snapshot.booked.in_flight = 1;

@@ -128,7 +128,7 @@ impl Relay {
                 }
                 Poll::Ready(Some(Err(error))) => {
                     tracing::debug!(replica = self.replica(), %error, "the connection broke during an answer");
-                    return self.break_off("the replica died while it was answering", context);
+                    return self.break_off("the connection to the replica broke during the answer", context);
                 }
                 Poll::Pending => {
                     if !self.is_silent_too_long(context) {

@@ -164,7 +164,7 @@ fn is_finished_by_a_replica_that_leaves(leaving_by: Departure, is_stream: bool) 
         let replicas = [&leaving, &frozen];
         let (is_first, one) = ask(scope, &router, replicas, is_stream);
         let (is_other_first, other) = ask(scope, &router, replicas, is_stream);
-        assert_ne!(is_first, is_other_first, "in turn");
+        assert_ne!(is_first, is_other_first, "the replicas receive requests in turn");
         let (late, stuck) = if is_first { (one, other) } else { (other, one) };
         let staying_argument = staying.address.to_string();
         match leaving_by {

@@ -37,7 +37,7 @@ fn assert_retried_elsewhere(bad: &Upstream, arguments: &[&str], is_stream: bool)
     }
     assert!(!bad.seen().is_empty());
     let (one, other) = (&bad.seen()[0], &good.seen()[0]);
-    assert_eq!(one.body, other.body, "the same body");
+    assert_eq!(one.body, other.body, "both replicas receive the same body");
     let metrics = router.get("/metrics").body;
     assert!(metric(&metrics, "ovfleet_router_retries_total") >= 1.0, "{metrics}");
     metrics
@@ -332,7 +332,7 @@ fn a_request_without_a_replica_is_rejected_by_timeout_or_limit() {
     );
     assert_eq!(
         error["error"]["message"],
-        "the time given by x-ovfleet-timeout expired while no replica of the model was available"
+        "no replica of the model became available within x-ovfleet-timeout"
     );
     let router = Router::unready(&[&nobody, "--replica-wait-requests=0", "--replica-wait-timeout=1h"]);
     assert_eq!(router.post(CHAT, &chat("m", false)).status, 503);

@@ -402,7 +402,7 @@ pub(crate) fn await_condition<T>(what: &str, mut condition: impl FnMut() -> Opti
         if let Some(value) = condition() {
             return value;
         }
-        assert!(Instant::now() < end, "waited for {what}");
+        assert!(Instant::now() < end, "timed out waiting for {what}");
         std::thread::yield_now();
     }
 }

@@ -70,7 +70,7 @@ fn a_connection_without_a_complete_request_is_closed() {
         let timed_out = ended.is_err_and(|error| {
             matches!(error.kind(), std::io::ErrorKind::WouldBlock | std::io::ErrorKind::TimedOut)
         });
-        assert!(!timed_out, "{beginning:?} is left open");
+        assert!(!timed_out, "the connection remains open after {beginning:?}");
     }
     // A client that uses its connection is not disconnected.
     let mut stream = router.connect();
@@ -143,7 +143,7 @@ fn an_answer_that_is_not_read_is_aborted_over_http2() {
                 return;
             }
         }
-        panic!("it ended as if it were complete");
+        panic!("the stream ended as if it were complete");
     });
 }
 

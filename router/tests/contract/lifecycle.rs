@@ -115,7 +115,7 @@ fn json_logs_have_a_line_for_each_request() {
     router.signal("TERM");
     let (_, log) = router.ended();
     for line in log.lines() {
-        assert!(serde_json::from_str::<serde_json::Value>(line).is_ok(), "no JSON: {line}");
+        assert!(serde_json::from_str::<serde_json::Value>(line).is_ok(), "not JSON: {line}");
     }
     assert!(!log.contains("Hello"), "{log}");
 }

@@ -69,7 +69,7 @@ fn a_stream_is_charged_for_its_prompt_although_its_client_did_not_request_the_us
         }
         assert_eq!(answer.status, 200, "{answer:?}");
         let chunk = "data: {\"choices\":[{\"delta\":{\"content\":\"\\\"usage\\\":null\"}}]}\n\n";
-        assert_eq!(answer.body, format!("{}data: [DONE]\n\n", chunk.repeat(3)), "as the client requested it");
+        assert_eq!(answer.body, format!("{}data: [DONE]\n\n", chunk.repeat(3)), "the usage is not forwarded");
     }
     panic!("the quota was never exhausted");
 }

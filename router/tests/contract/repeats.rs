@@ -34,7 +34,7 @@ fn a_request_that_kills_replicas_is_sent_to_at_most_two() {
     assert_eq!(deadly_seen(&upstreams), 2);
     assert_eq!(answer.status, 502, "{answer:?}");
     assert!(answer.body.contains("\"replicas_failed\""), "{answer:?}");
-    assert_eq!(answer.header("x-should-retry"), Some("false"), "official clients would send it again");
+    assert_eq!(answer.header("x-should-retry"), Some("false"), "official clients would retry the request");
     // The client may retry a request that broke only one connection.
     let router = Router::start(&all, &["--attempts=1"]);
     let answer = router.post(CHAT, DEADLY);

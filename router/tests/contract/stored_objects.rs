@@ -85,7 +85,7 @@ fn a_stored_object_is_not_found_for_another_model() {
     let router = Router::start(&[&one, &other], &[]);
     let body = format!(r#"{{"model":"other","previous_response_id":"{}"}}"#, name("resp", 1));
     assert_eq!(router.post(PATH, &body).status, 404);
-    assert_eq!(router.get(&format!("{PATH}/{}", name("resp", 1))).body, "\"1\"", "a path names no model");
+    assert_eq!(router.get(&format!("{PATH}/{}", name("resp", 1))).body, "\"1\"", "a path contains no model");
 }
 
 #[test]

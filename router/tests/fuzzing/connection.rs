@@ -71,7 +71,7 @@ impl FuzzTarget {
                 Args::try_parse_from(["router", "--max-body-bytes=1KiB", "--max-buffered-body-bytes=1MiB"]);
             let app = App::new(args.expect("these options exist"), None);
             let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
-            let http = listener.local_addr().expect("it is bound");
+            let http = listener.local_addr().expect("the listener is bound");
             let models = r#"{"object":"list","data":[{"id":"m"}]}"#;
             let models = get(move || async move { ([(header::CONTENT_TYPE, "application/json")], models) });
             let replica = axum::Router::new().route("/v3/models", models).fallback(answer);
@@ -82,7 +82,7 @@ impl FuzzTarget {
                 pod: None,
             }]);
             let mut tasks = JoinSet::new();
-            tasks.spawn(async move { axum::serve(listener, replica).await.expect("it serves for ever") });
+            tasks.spawn(async move { axum::serve(listener, replica).await.expect("the replica is served") });
             tasks.spawn(load::run(Arc::clone(app.dispatcher()), replicas));
             let mut changes = app.dispatcher().replicas.changes();
             while !app.is_ready() {

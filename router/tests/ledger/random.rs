@@ -92,7 +92,7 @@ impl World {
             tenant: self.below(3) as u64,
         };
         let version = self.ledger.snapshot(self.now, TTL).version;
-        let booking = self.ledger.book_if(version, cost, self.now).expect("nobody else books");
+        let booking = self.ledger.book_if(version, cost, self.now).expect("the version has not changed");
         assert!(self.ledger.book_if(version, cost, self.now).is_none(), "the version has passed");
         self.in_transit.push(booking.number());
         self.bookings.insert(booking.number(), (booking, cost, ReplicaKnowledge::default()));

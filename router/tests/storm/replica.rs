@@ -154,7 +154,7 @@ async fn chat(Extract(replica): Extract<Arc<Replica>>, headers: HeaderMap, body:
     let epoch = replica.state.borrow().epoch;
     replica.state.send_modify(|now| {
         if now.router == router {
-            assert!(now.included.insert(number), "number {number} came twice");
+            assert!(now.included.insert(number), "request {number} arrived twice");
         }
         now.running += 1;
     });

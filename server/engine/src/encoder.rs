@@ -349,7 +349,7 @@ impl EncoderThread {
         };
         let outputs = result.ok().and_then(Result::ok).filter(rows);
         if outputs.is_none() {
-            tracing::warn!(images = batch.len(), "failed to encode images together; each is encoded alone");
+            tracing::warn!(images = batch.len(), "failed to encode images as a batch; encoding each alone");
         }
         outputs
     }

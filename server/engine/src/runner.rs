@@ -36,7 +36,7 @@ pub trait ModelRunner: Send {
         if images.is_empty() {
             return self.run(batch);
         }
-        Err(RunError { message: "the model reads no images".to_owned(), fatal: false })
+        Err(RunError { message: "the model does not support images".to_owned(), fatal: false })
     }
 
     /// The attention of the last batch to each of its blocks, in the order of [`Batch::blocks`], summed over all

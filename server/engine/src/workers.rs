@@ -111,7 +111,7 @@ mod tests {
             threads.lock().unwrap().insert(std::thread::current().id());
         };
         workers.for_each(&mut [(); 3], LOGITS_PER_THREAD, |_, _| note());
-        assert_eq!(threads.lock().unwrap().len(), 1, "a little work is not worth a helper");
+        assert_eq!(threads.lock().unwrap().len(), 1, "little work runs on one thread");
         // Each job waits until all three threads run a job.
         let barrier = Barrier::new(3);
         workers.for_each(&mut [(); 3], 3 * LOGITS_PER_THREAD, |_, _| {

@@ -250,7 +250,7 @@ impl GuideState for FormState {
         let memory = self.sequence.memory();
         if memory.bytes() > self.compiled.sequence_bytes_max() || self.compiled.is_too_large(memory) {
             return Err(GuideError::TooComplex(
-                "the text needs more memory to follow the form than the limit allows".to_owned(),
+                "parsing the text needs more memory than the limit allows".to_owned(),
             ));
         }
         Ok(progress)

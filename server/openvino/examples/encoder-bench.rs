@@ -63,7 +63,7 @@ struct EncodedImage {
 }
 
 fn encode(config: &Config, image: &ImageInput, rounds: usize) -> anyhow::Result<EncodedImage> {
-    let mut encoder = load_image_encoder(config)?.context("the model reads no images")?;
+    let mut encoder = load_image_encoder(config)?.context("the model does not support images")?;
     let mut features = encoder.encode(image)?;
     let mut seconds = Vec::with_capacity(rounds);
     for _ in 0..rounds {

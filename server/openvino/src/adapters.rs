@@ -71,7 +71,7 @@ pub(crate) fn add(
             let unusable = |why: String| Err(Error::Adapter { name: source.name.clone(), why });
             let Some(projection) = projections.get(&module) else {
                 return unusable(format!(
-                    "it changes {module}, which the model does not have or which cannot be adapted"
+                    "it changes {module}, which does not exist in the model or cannot be adapted"
                 ));
             };
             if (matrices.rows, matrices.columns) != (projection.rows, projection.columns) {
@@ -129,7 +129,7 @@ fn projections(model: &mut Model, origin: GraphOrigin<'_>) -> Result<BTreeMap<St
         if unknown_rotations > 0 || architecture != INTERLEAVED && all.iter().any(|one| one.paired.is_some())
         {
             return unsupported(
-                "adapters are not supported where the order of the rotated rows is unknown".to_owned(),
+                "adapters are not supported, because the order of its rotated rows is unknown".to_owned(),
             );
         }
     }

@@ -166,7 +166,7 @@ impl ModelLoader {
         let device_options = DeviceOptions::read(&core, &config.device, &config.plugin_config);
         let cpu = CpuFeatures::detect();
         if let TileSupport::Denied(reason) = tile_support() {
-            tracing::warn!(reason, "the AVX-512 kernels run instead of those for AMX");
+            tracing::warn!(reason, "falling back to the AVX-512 kernels, because AMX is not available");
         }
         let projections = projection_kernels(&device_options, cpu);
         Self { config: config.clone(), source, core, kernel_options, device_options, cpu, projections }
@@ -264,7 +264,7 @@ impl ModelLoader {
         }
         let native_attention = shim::make_paged(&mut model)?;
         self.resolve_length_conditions(&mut model)?;
-        stages.done("make the attention paged");
+        stages.done("convert the model to paged attention");
         let properties = GraphProperties { native_projections, native_attention, experts };
         let plan = self.plan(properties)?;
         let replaced = shim::apply_kernel_plan(&mut model, &plan)?;

@@ -216,13 +216,13 @@ impl StepInputs {
         let has = |input: &str| port(input).is_some();
         let reads_embeddings = has("inputs_embeds");
         if reads_embeddings != vision.is_some() {
-            return Err(Error::Unsupported("it reads embeddings of an unknown model".to_owned()));
+            return Err(Error::Unsupported("its inputs_embeds does not match its vision models".to_owned()));
         }
         let columns = vision.as_ref().map_or(0, |vision| vision.embeddings.width());
         let layers = vision.as_ref().map_or(0, |vision| vision.deepstack_layers);
         if has("deepstack_visual_embeds") != (layers > 0) {
             return Err(Error::Unsupported(format!(
-                "its input deepstack_visual_embeds does not match its {layers} layers that read images"
+                "its input deepstack_visual_embeds does not match its {layers} deepstack layers"
             )));
         }
         let positions = match port("position_ids") {

@@ -663,7 +663,7 @@ pub(crate) fn make_paged(model: &mut Model) -> Result<bool, Error> {
     let mut supported = 0;
     // SAFETY: both pointers are valid for the call.
     let code = unsafe { ovfleet_make_paged(model.as_mut_ptr(), &raw mut supported) };
-    check(code, "make the attention paged")?;
+    check(code, "convert the model to paged attention")?;
     Ok(supported != 0)
 }
 

@@ -52,7 +52,7 @@ pub struct SchedulerConfig {
     pub max_chunk_tokens: u32,
     /// The duration that a step with decoding sequences should not exceed. Prompts get as many tokens as fit into this
     /// time, predicted from the times of earlier steps ([`Scheduler::record_step`](crate::Scheduler::record_step)), but
-    /// at least [`PROMPT_TOKENS_MIN`]. Until enough steps have been recorded, `max_chunk_tokens` applies.
+    /// at least [`PROMPT_TOKENS_MIN`]. Until enough steps have been recorded, they get a quarter of `max_chunk_tokens`.
     pub max_itl: Option<Duration>,
     /// Maximum number of sequences that run at the same time. It is limited to `max_num_batched_tokens`, so that each
     /// running sequence can have a token in every step.

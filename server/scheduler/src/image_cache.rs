@@ -438,7 +438,7 @@ mod tests {
             cache.release([digest(image)].into_iter());
         }
         assert_eq!(drained(&mut cache), (vec![1, 2], vec![]));
-        assert_eq!(reserve(&mut cache, &[needed(1, 4)]), Reservation::Ready, "it is cached");
+        assert_eq!(reserve(&mut cache, &[needed(1, 4)]), Reservation::Ready, "the image is cached");
         cache.release([digest(1)].into_iter());
         assert_eq!(reserve(&mut cache, &[needed(3, 4)]), Reservation::Pending);
         assert_eq!(drained(&mut cache), (vec![3], vec![2]));

@@ -279,7 +279,7 @@ mod tests {
         shares.begin_step(Some(STEP));
         assert!(
             shares.resume_all(),
-            "the first sequences wait for the next step unless nobody uses this one"
+            "the first sequences wait for the next step unless no other sequence uses this step"
         );
         assert!(!shares.is_decode_deferred(1, Priority { start: 0, arrival: 0, index: 0 }));
     }

@@ -25,7 +25,7 @@ pub(super) fn load_text(path: &Path, model: &mut ModelText) -> anyhow::Result<Mo
 fn difference(model: &Tokenizer, draft: &Tokenizer) -> Option<String> {
     let sizes = [model, draft].map(Tokenizer::vocabulary_size);
     if sizes[0] != sizes[1] {
-        return Some(format!("it has {} tokens, but the model has {}", sizes[1], sizes[0]));
+        return Some(format!("its vocabulary has {} tokens, but the model's has {}", sizes[1], sizes[0]));
     }
     let token = (0..sizes[0]).find(|&token| model.token_bytes(token) != draft.token_bytes(token))?;
     let [of_model, of_draft] = [model, draft].map(|tokenizer| tokenizer.token_text(token));
@@ -44,7 +44,7 @@ mod tests {
         assert_eq!(difference(&plain, &plain), None);
         assert_eq!(difference(&plain, &text(&[])), None);
         let larger = difference(&plain, &text(&["<a>"])).unwrap();
-        assert_eq!(larger, "it has 260 tokens, but the model has 259");
+        assert_eq!(larger, "its vocabulary has 260 tokens, but the model's has 259");
         let other = difference(&text(&["<a>"]), &text(&["<b>"])).unwrap();
         assert_eq!(other, "its token 259 is \"<b>\", but that of the model is \"<a>\"");
     }

@@ -135,7 +135,7 @@ impl Downloader<'_> {
                 self.restart(part).await?;
                 return Err(Error::Source {
                     url: file.location.url().path().to_owned(),
-                    problem: "the answer is not the requested range of the same content".to_owned(),
+                    problem: "the answer is not the requested range, or the content has changed".to_owned(),
                 });
             }
             status => {

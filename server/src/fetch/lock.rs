@@ -45,7 +45,7 @@ impl FolderLock {
                     } else if attempt % ATTEMPTS_PER_WARNING == 0 {
                         tracing::warn!(
                             lock = %path.display(),
-                            "still waiting for another fetch into this folder; if there is none, delete the lock and restart this fetch"
+                            "still waiting for another fetch into this folder; if no other fetch is running, delete the lock and restart this fetch"
                         );
                     }
                     tokio::time::sleep(POLL_INTERVAL).await;

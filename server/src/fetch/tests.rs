@@ -200,7 +200,7 @@ async fn a_killed_fetch_is_resumed() {
     let folder = tempfile::tempdir().unwrap();
     let args = arguments(folder.path(), &["--url", &url, "--attempts", "1"]);
     assert_eq!(args.clone().run().await.unwrap_err().reason(), "SourceTooSlow");
-    assert!(!folder.path().join("current").exists(), "a half file is not served");
+    assert!(!folder.path().join("current").exists(), "an incomplete file is not served");
     args.run().await.unwrap();
     assert_eq!(std::fs::read(folder.path().join("current")).unwrap(), content);
     let last = web.requested_ranges().last().unwrap().clone();

@@ -30,7 +30,7 @@ fn check(version: Version, headers: &HeaderMap) -> Result<(), &'static str> {
     match headers.get_all(header::HOST).iter().count() {
         0 if version == Version::HTTP_11 => return Err("the Host header field is missing"),
         0 | 1 => {}
-        _ => return Err("there is more than one Host header field"),
+        _ => return Err("the request has more than one Host header field"),
     }
     let codings = headers.get_all(header::TRANSFER_ENCODING).iter();
     let mut codings = codings.flat_map(|value| value.as_bytes().split(|byte| *byte == b','));

@@ -148,7 +148,7 @@ impl FormRequest<'_> {
         }
         match (must_call, *content) {
             (true, _) => calls.alone(vocabulary).ok_or_else(|| {
-                let problem = "requires a call, but this model has no known format of tool calls";
+                let problem = "requires a tool call, but the tool call format of this model is unknown";
                 Error::invalid("tool_choice", problem)
             }),
             (false, Some(content)) => Ok(match calls.alone(vocabulary) {

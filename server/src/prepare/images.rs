@@ -130,7 +130,7 @@ pub(super) fn reject(messages: &[Message], param: &str) -> Result<Vec<Conversati
     match references(messages, param).next() {
         None => Ok(Vec::new()),
         Some(Err(error)) => Err(error),
-        Some(Ok((_, param))) => Err(Error::invalid(param, "this model does not read images")),
+        Some(Ok((_, param))) => Err(Error::invalid(param, "this model does not support images")),
     }
 }
 

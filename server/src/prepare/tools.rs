@@ -135,7 +135,7 @@ impl ToolChoice {
         const PARAM: &str = "tool_choice";
         let required = |choice: Self| {
             if tools.is_empty() {
-                return Err(Error::invalid(PARAM, "requires a call, but the request has no tools"));
+                return Err(Error::invalid(PARAM, "requires a tool call, but the request has no tools"));
             }
             Ok(choice)
         };

@@ -81,7 +81,7 @@ fn check_folder(folder: &Path, files: &[RecordFile<'_>]) {
         max_stored_bytes: BYTES_MAX,
         response_store_dir: Some(folder.to_owned()),
     };
-    let open = || Store::open(&config).expect("damaged files do not keep a server from starting");
+    let open = || Store::open(&config).expect("damaged files do not prevent a server from starting");
     let store = open();
     let number = store.store_id();
     assert_ne!(number, 0);

@@ -204,7 +204,7 @@ fn an_interrupted_append_is_overwritten_by_the_next() {
     assert!(add(&store, id, "lost").unwrap());
     drop(store);
     let longer = std::fs::read(&path).unwrap();
-    assert!(longer.starts_with(&whole), "it is appended to, not rewritten");
+    assert!(longer.starts_with(&whole), "the file is appended to, not rewritten");
     // If the process dies during an append, the append has no effect after the next start or any later one.
     std::fs::write(&path, &longer[..longer.len() - 1]).unwrap();
     let store = Store::open(&config(Some(folder.path()))).unwrap();
@@ -317,7 +317,7 @@ fn a_server_starts_with_a_damaged_store_id_file() {
     {
         std::fs::write(&path, damaged).unwrap();
         let given = Store::open(&config(Some(folder.path()))).unwrap().store_id();
-        assert!(given > 0xff, "{damaged:?} is no number: {given}");
+        assert!(given > 0xff, "{damaged:?} is not a number: {given}");
         let again = Store::open(&config(Some(folder.path()))).unwrap().store_id();
         assert_eq!(again, given, "{damaged:?}");
     }

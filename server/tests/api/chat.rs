@@ -368,7 +368,7 @@ async fn a_step_that_fails_before_the_first_token_has_a_status() {
     for stream in [false, true] {
         let answer = server.post(PATH, chat(json!({"stream": stream}))).await;
         if stream {
-            assert_eq!(answer.status, 200, "the engine goes on: {}", answer.body);
+            assert_eq!(answer.status, 200, "the engine continues to serve: {}", answer.body);
         } else {
             expect![[r#"
                 500

@@ -264,7 +264,7 @@ async fn bodies_share_a_budget_and_one_that_exceeds_it_is_429() {
         (large, small)
     };
     let (large, small) = tokio::select! {
-        _ = first => panic!("its body never ends"),
+        _ = first => panic!("the body never ends"),
         others = others => others,
     };
     assert_eq!((large.status.as_u16(), &large.json()["error"]["code"]), (429, &json!("body_buffer_full")));

@@ -146,7 +146,7 @@ async fn draining_reports_its_progress_until_no_request_is_left() {
     assert_eq!(server.get("/v2/health/ready").await.status, 503);
     drop(permits);
     let body = response.into_body().collect().await.unwrap().to_bytes();
-    assert!(body.ends_with(b"data: [DONE]\n\n"), "it is finished, not cut off");
+    assert!(body.ends_with(b"data: [DONE]\n\n"), "the answer is complete");
     assert_eq!(progress.message().await.unwrap().unwrap().requests, 0);
     assert!(progress.message().await.unwrap().is_none());
 }

@@ -263,7 +263,7 @@ fn the_check_finds_mismatches() {
 fn fits(document: &Value, schema: &Value, value: &Value) -> Result<(), String> {
     if let Some(reference) = schema["$ref"].as_str() {
         let target =
-            document.pointer(reference.trim_start_matches('#')).ok_or(format!("{reference} is nowhere"))?;
+            document.pointer(reference.trim_start_matches('#')).ok_or(format!("{reference} does not exist"))?;
         return fits(document, target, value);
     }
     if let Some(kinds) = schema["anyOf"].as_array() {
@@ -279,7 +279,7 @@ fn fits(document: &Value, schema: &Value, value: &Value) -> Result<(), String> {
     }
     let types = match &schema["type"] {
         Value::Array(types) => types.clone(),
-        Value::Null => return Err(format!("{schema} says nothing")),
+        Value::Null => return Err(format!("{schema} has no type")),
         one => vec![one.clone()],
     };
     let has = |kind: &Value| match kind.as_str() {
@@ -293,7 +293,7 @@ fn fits(document: &Value, schema: &Value, value: &Value) -> Result<(), String> {
         _ => false,
     };
     if !types.iter().any(has) {
-        return Err(format!("{value} is no {schema}"));
+        return Err(format!("{value} does not match {schema}"));
     }
     if let Some(values) = value.as_array() {
         values.iter().try_for_each(|value| fits(document, &schema["items"], value))?;

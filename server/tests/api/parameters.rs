@@ -132,7 +132,7 @@ fn example(schema: &str, name: &str) -> Value {
         "max_length" => json!({name: 1}),
         "pad_to_max_length" => json!({"max_length": 9, "pad_to_max_length": true}),
         "padding_side" => json!({name: "left"}),
-        other => panic!("{other} has no example: what may it be?"),
+        other => panic!("{other} has no example: add a valid value"),
     }
 }
 
@@ -212,7 +212,7 @@ async fn an_error_of_a_wrong_type_names_the_right_type() {
                 continue;
             }
             let wrong = wrong(&property);
-            assert!(!wrong.is_empty(), "{name} is of no type");
+            assert!(!wrong.is_empty(), "no value has the wrong type for {name}");
             for value in wrong {
                 let error = refused(&server, path, &body(json!({&name: value})), &name).await;
                 assert_eq!(error["code"], "invalid_type", "{name}: {value} gives {error}");

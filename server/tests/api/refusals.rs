@@ -100,7 +100,7 @@ async fn parameters_of_the_chat_endpoint() {
         400 invalid_type messages[0].content | messages[0].content: 5 is not a string or an array of content parts
         400 missing_required_parameter messages[0].content | messages[0].content: is missing
         400 invalid_value messages[0].role | messages[0].role: "oracle" must be one of system, developer, user, assistant, tool, function
-        400 invalid_value messages[0].content[0].image_url | messages[0].content[0].image_url: this model does not read images
+        400 invalid_value messages[0].content[0].image_url | messages[0].content[0].image_url: this model does not support images
         400 missing_required_parameter messages[0].content[0].text | messages[0].content[0].text: is missing
         400 context_length_exceeded messages | messages: the prompt has 619 tokens, which leaves no room in the context length of 512 tokens
         400 invalid_type logprobs | logprobs: 5 is not true or false

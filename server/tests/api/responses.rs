@@ -81,7 +81,7 @@ fn folded(events: &[Value]) -> Value {
                 for part in [&mut done, &mut added].map(|item| item.pointer_mut("/content/0/logprobs")) {
                     part.map(Value::take);
                 }
-                assert_eq!(added, done, "an item is what its deltas add up to");
+                assert_eq!(added, done, "the deltas of an item add up to the item");
                 output[at] = event["item"].clone();
             }
             _ => {}

@@ -22,7 +22,7 @@ async fn a_failure_before_the_first_token_has_a_status_and_a_later_one_is_an_eve
     let events = events(&answer);
     let [.., error, failed] = events.as_slice() else { panic!("{}", answer.body) };
     assert_eq!((&error["type"], &error["code"]), (&json!("error"), &json!("step_failed")));
-    assert!(error.get("error").is_none(), "clients would stop there: {error}");
+    assert!(error.get("error").is_none(), "clients would end the stream at a member `error`: {error}");
     assert_eq!(failed["type"], "response.failed");
     assert_eq!(failed["response"]["status"], "failed");
     assert_eq!(failed["response"]["error"]["code"], "server_error");

@@ -455,7 +455,7 @@ async fn a_background_response_is_cancelled_and_frees_its_blocks() {
     assert_eq!(
         server.post(&format!("{path}/cancel"), "").await.json(),
         cancelled,
-        "once is as good as twice"
+        "a second cancellation changes nothing"
     );
     assert_eq!(server.delete(&path).await.status, 200);
     assert_eq!(server.get(&path).await.status, 404);

@@ -224,7 +224,7 @@ fn full_featured_entry(schema: &str, name: &str) -> (Model, Value, Value) {
         "include_reasoning" => json!(false),
         "reasoning_effort" => json!("none"),
         "reasoning" => json!({"effort": "none"}),
-        other => panic!("{other} of {schema} has no entry: what does it do?"),
+        other => panic!("{other} of {schema} has no entry: add a value that has an effect"),
     };
     (Model::FullFeatured, base, value)
 }
@@ -308,6 +308,6 @@ async fn working_parameters_change_the_answer_and_accepted_ones_do_not() {
 #[test]
 fn tests_elsewhere_exist() {
     for (name, source, test) in ELSEWHERE {
-        assert!(source.contains(&format!("async fn {test}()")), "{name}: there is no {test}");
+        assert!(source.contains(&format!("async fn {test}()")), "{name}: the test {test} does not exist");
     }
 }

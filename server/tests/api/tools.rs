@@ -297,7 +297,7 @@ async fn calls_are_text_in_requests_without_tools() {
     let answer = answered(&server, json!({"skip_special_tokens": false})).await;
     assert_eq!(
         answer["choices"][0]["message"]["content"], CALL,
-        "special tokens are for those who read themselves"
+        "a client that requests special tokens parses calls itself"
     );
 }
 
@@ -321,7 +321,7 @@ async fn a_stop_string_ends_content_and_not_a_call() {
     }
     let answer = answered(&server, json!({"stop": "b"})).await;
     assert_eq!(answer["choices"][0]["message"]["content"], "a ");
-    assert_eq!(answer["choices"][0]["finish_reason"], "stop", "it came before the call");
+    assert_eq!(answer["choices"][0]["finish_reason"], "stop", "the stop string precedes the call");
     server.idle().await;
 }
 
@@ -472,7 +472,7 @@ async fn malformed_tools_and_choices_are_rejected() {
         invalid_value tool_choice.allowed_tools.mode | tool_choice.allowed_tools.mode: must be "auto" or "required"
         invalid_value tool_choice.tools | tool_choice.tools: is empty
         invalid_value tool_choice.tools[0].name | tool_choice.tools[0].name: "other" is not one of the tools
-        invalid_value tool_choice | tool_choice: requires a call, but the request has no tools
+        invalid_value tool_choice | tool_choice: requires a tool call, but the request has no tools
         invalid_value reasoning_effort | reasoning_effort: "lots" is not "none", "minimal", "low", "medium", "high", "xhigh" or "max"
         invalid_value chat_template_kwargs.tools | chat_template_kwargs.tools: cannot be set here: another parameter or the model sets it
         invalid_type messages[0].tool_calls[0].id | messages[0].tool_calls[0].id: must be a string

@@ -54,7 +54,7 @@ fn probes_and_metrics_are_answered_while_the_api_has_no_free_connection() {
     for path in ["/v2/health/live", "/v2/health/ready", "/metrics"] {
         assert!(get(path).starts_with("HTTP/1.1 200"), "{path}");
     }
-    assert_eq!(refusal(&get("/v1/models")).0, 404, "the API is not there");
+    assert_eq!(refusal(&get("/v1/models")).0, 404, "the admin port does not serve the API");
 }
 
 #[test]
@@ -104,7 +104,7 @@ fn a_silent_connection_is_closed_while_other_connections_replace_each_other() {
             }
             Err(error) => assert_eq!(error.kind(), ErrorKind::WouldBlock, "{error}"),
         }
-        assert!(started.elapsed() < DEADLINE, "it is still open");
+        assert!(started.elapsed() < DEADLINE, "the connection is still open");
     }
 }
 
@@ -292,7 +292,7 @@ fn a_client_that_disconnects_cancels_its_request_streamed_or_not() {
         let started = Instant::now();
         let wait = |running: u64| {
             while metric("ovfleet_server_sequences_running ") != running {
-                assert!(started.elapsed() < DEADLINE, "never {running} sequences");
+                assert!(started.elapsed() < DEADLINE, "timed out waiting for {running} sequences");
             }
         };
         wait(1);

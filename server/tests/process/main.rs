@@ -81,7 +81,7 @@ fn the_drain_timeout_cuts_off_requests_and_exits_with_success() {
     assert!(!rest(stream).contains("[DONE]"));
     let (status, log) = server.ended();
     assert_eq!(status.code(), Some(0), "{log}");
-    assert!(log.contains("cutting off the remaining requests"), "{log}");
+    assert!(log.contains("aborting the remaining requests"), "{log}");
 }
 
 #[test]
@@ -109,7 +109,7 @@ fn the_drain_timeout_stores_background_responses_as_failed_and_spills_cached_blo
     server.signal("TERM");
     let (status, log) = server.ended();
     assert_eq!(status.code(), Some(0), "{log}");
-    assert!(log.contains("cutting off the remaining requests"), "{log}");
+    assert!(log.contains("aborting the remaining requests"), "{log}");
     assert!(files(spill.path()) > before, "cached blocks are spilled");
     let stored = std::fs::read_dir(folder.path()).unwrap().map(|file| file.unwrap().path());
     let record =
@@ -166,7 +166,7 @@ fn logs_can_be_json_and_never_contain_prompts_or_answers() {
     assert!(rest(stream).contains("data: [DONE]"));
     let (_, log) = server.ended();
     for line in log.lines() {
-        assert!(serde_json::from_str::<serde_json::Value>(line).is_ok(), "no JSON: {line}");
+        assert!(serde_json::from_str::<serde_json::Value>(line).is_ok(), "not JSON: {line}");
     }
     assert!(log.contains(r#""prompt_tokens":27"#), "{log}");
     assert!(!log.contains("secret") && !log.contains("data: "), "{log}");

@@ -64,7 +64,7 @@ fn the_token_can_be_replaced_and_drain_sends_it() {
     std::fs::write(&path, NEW).unwrap();
     while get(&server.address, "/v3/models", OLD) == 200 {}
     assert!(!drain(&[]));
-    assert_eq!(get(&server.address, "/v2/health/ready", NEW), 200, "it was not drained");
+    assert_eq!(get(&server.address, "/v2/health/ready", NEW), 200, "the server was not drained");
     assert!(drain(&[&flag]));
     assert_eq!(get(&server.address, "/v2/health/ready", NEW), 503);
     server.signal("TERM");

@@ -1,6 +1,6 @@
 //! Tests that decoding tokens one at a time produces the same text as decoding all of them together.
 
-#![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+#![expect(clippy::unwrap_used, reason = "a failed precondition fails the test")]
 
 use std::sync::Arc;
 

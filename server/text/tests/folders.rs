@@ -1,6 +1,6 @@
 //! Tests loading models from folders: the effect of each file.
 
-#![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+#![expect(clippy::unwrap_used, reason = "a failed precondition fails the test")]
 
 use std::fs;
 

@@ -4,7 +4,7 @@
 //! texts, computed with another regular expression engine and a naive merge. `golden/sentencepiece*.json` contains a
 //! SentencePiece model, and the tokens of these texts according to the SentencePiece library.
 
-#![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+#![expect(clippy::unwrap_used, reason = "a failed precondition fails the test")]
 
 use std::{fs, path::PathBuf};
 

@@ -206,7 +206,7 @@ async fn a_connection_is_pooled_after_its_answer_until_the_replica_closes_it() {
     let text = "HTTP/1.1 200 OK\r\ncontent-length: 1\r\n\r\na";
     exchange(&mut connection, &mut replica, text).await;
     pool.put(address, connection);
-    assert!(pool.get(address).await.is_none(), "its answer was not read");
+    assert!(pool.get(address).await.is_none(), "the previous answer was not read");
 
     let (mut connection, mut replica) = connected().await;
     for is_reused in [false, true] {

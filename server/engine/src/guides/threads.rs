@@ -155,7 +155,7 @@ impl Executor {
         let outcome = match &spent {
             None => Err(GuideError::Failed("the request has ended".to_owned())),
             Some(spent) if spent.get() > job.time_max => Err(GuideError::TooComplex(format!(
-                "it took more than the {:.1} s that the request may use",
+                "computing the allowed tokens took more than {:.1} s, the limit for one request",
                 job.time_max.as_secs_f64()
             ))),
             Some(_) => compute(job),

@@ -144,7 +144,7 @@ impl DraftModel {
             }
             let began = clock.now();
             if let Err(error) = self.run(requests, drafters) {
-                tracing::warn!("the draft model proposes no drafts in this step: {error}");
+                tracing::warn!("failed to run the draft model, continuing this step without it: {error}");
                 self.is_broken = error.fatal;
                 break;
             }

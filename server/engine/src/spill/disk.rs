@@ -132,7 +132,7 @@ impl Writer {
         let _lock = match opened {
             Ok(None) => return,
             Ok(Some((lock, files))) => {
-                tracing::info!(blocks = files.len(), folder = %path.display(), "evicted blocks are stored");
+                tracing::info!(blocks = files.len(), folder = %path.display(), "opened the spill directory");
                 self.results.send(WriteResult::Opened(files));
                 lock
             }
@@ -161,7 +161,7 @@ impl Writer {
             }
             if !std::mem::replace(&mut is_logged, true) {
                 let folder = self.config.folder.display();
-                tracing::warn!(%folder, "another server uses the directory for evicted blocks, waiting for it to end");
+                tracing::warn!(%folder, "another server uses the directory for evicted blocks, waiting for it to exit");
             }
             match writes.recv_timeout(LOCK_INTERVAL) {
                 // The engine sends nothing before the directory is open.

@@ -16,7 +16,7 @@ fn grammar(text: String) -> Form {
 }
 
 fn rejection(form: &Form) -> String {
-    COMPILER.compile(form).expect_err("it exceeds a limit").problem
+    COMPILER.compile(form).expect_err("the form exceeds a limit").problem
 }
 
 /// Rules that each refer to the next. `rule` writes a rule, given its number.

@@ -104,7 +104,7 @@ impl Args {
         let plugin_config = self
             .plugin_config
             .iter()
-            .map(|one| one.split_once('=').context("--plugin-config takes KEY=VALUE"))
+            .map(|one| one.split_once('=').context("--plugin-config must have the form KEY=VALUE"))
             .map(|one| one.map(|(key, value)| (key.to_owned(), value.to_owned())))
             .collect::<anyhow::Result<_>>()?;
         let activation_precision = match self.activation_precision.as_str() {

@@ -66,7 +66,7 @@ public:
 
     bool evaluate(ov::TensorVector& outputs, const ov::TensorVector& inputs) const override {
         const auto* kernels = attention_kernels(isa_);
-        OPENVINO_ASSERT(kernels, "this processor does not have the instruction set of a native attention");
+        OPENVINO_ASSERT(kernels, "this processor does not support the instruction set of a native attention");
         const auto& shape = inputs.at(QUERY).get_shape();
         OPENVINO_ASSERT(shape.size() == 3 || shape.size() == 4, "the queries of an encoder do not have 3 or 4 dimensions");
         for (const auto& input : inputs)

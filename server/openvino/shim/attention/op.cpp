@@ -74,8 +74,8 @@ public:
         OPENVINO_ASSERT(!fault, "a native attention has invalid attributes: ", fault);
         OPENVINO_ASSERT(isa_ > Isa::plugin && int64_t(isa_) < ISA_COUNT, "a native attention has an unknown instruction set");
         const size_t inputs = get_input_size() - (has_sinks_ ? 1 : 0);
-        OPENVINO_ASSERT(inputs == BLOCK_SCORES || inputs == BLOCK_SCORES + 1, "a native attention has ", get_input_size(),
-                        " inputs");
+        OPENVINO_ASSERT(inputs == BLOCK_SCORES || inputs == BLOCK_SCORES + 1,
+                        "a native attention has an unexpected number of inputs: ", get_input_size());
         set_cache_sizes(layer_);
         const auto tokens = get_input_partial_shape(QUERY);
         const auto count = tokens.rank().is_static() && !fuses_rope_ ? tokens[0] : ov::Dimension::dynamic();
@@ -118,7 +118,7 @@ public:
 
     bool evaluate(ov::TensorVector& outputs, const ov::TensorVector& inputs) const override {
         const auto* kernels = attention_kernels(isa_);
-        OPENVINO_ASSERT(kernels, "this processor does not have the instruction set of a native attention");
+        OPENVINO_ASSERT(kernels, "this processor does not support the instruction set of a native attention");
         Layer layer = layer_;
         check_types(outputs, inputs);
         layer.is_bf16 = inputs[QUERY].get_element_type() == ov::element::bf16;
@@ -216,7 +216,7 @@ private:
 
 int64_t size_of(const ov::Node& node, const char* name) {
     const auto found = node.get_rt_info().find(name);
-    OPENVINO_ASSERT(found != node.get_rt_info().end(), "a paged attention without ", name);
+    OPENVINO_ASSERT(found != node.get_rt_info().end(), "a paged attention lacks the rt_info ", name);
     return found->second.as<int64_t>();
 }
 

@@ -41,15 +41,16 @@ void StepView::read(const ov::Tensor& tensor, size_t tokens, size_t cache_blocks
 
 void StepView::parse(size_t tokens) {
     const size_t size = content_.size();
-    check(size > 0 && content_[0] >= 0, "it has no number of sequences");
+    check(size > 0 && content_[0] >= 0, "the number of sequences is missing or negative");
     const auto count = size_t(content_[0]);
     check(count < size && size >= 1 + count + 2 * (count + 1), "it is too short");
     const auto *past = content_.data() + 1, *begins = past + count, *block_begins = begins + count + 1,
                *blocks = block_begins + count + 1;
     num_blocks_ = size - (1 + count + 2 * (count + 1));
-    check(begins[0] == 0 && size_t(begins[count]) == tokens, "the tokens of its sequences are not those of the step");
+    check(begins[0] == 0 && size_t(begins[count]) == tokens,
+          "the token counts of its sequences do not add up to the tokens of the step");
     check(block_begins[0] == 0 && size_t(block_begins[count]) == num_blocks_,
-          "the blocks of its sequences are not those of the step");
+          "the block counts of its sequences do not add up to the blocks of the step");
     tokens_ = tokens;
     sequences_.clear();
     for (size_t i = 0; i < count; ++i) {

@@ -93,7 +93,7 @@ bool ExpertsOp::visit_attributes(ov::AttributeVisitor& visitor) {
 
 bool ExpertsOp::evaluate(ov::TensorVector& outputs, const ov::TensorVector& inputs) const {
     const auto* kernels = projection::projection_kernels(isa_);
-    OPENVINO_ASSERT(kernels, "this processor does not have the instruction set of native experts");
+    OPENVINO_ASSERT(kernels, "this processor does not support the instruction set of native experts");
     check_tensors(outputs, inputs);
     const auto& src = inputs[SRC];
     outputs[0].set_shape(src.get_shape());

@@ -380,7 +380,7 @@ Support support(const ov::Model& model) {
 }
 
 size_t replace_experts(ov::Model& model, const Target& target) {
-    OPENVINO_ASSERT(projection_kernels(target.isa), "this processor does not have native experts for the instruction set ",
+    OPENVINO_ASSERT(projection_kernels(target.isa), "this processor does not support the instruction set of native experts: ",
                     int64_t(target.isa));
     size_t replaced = 0;
     for (const auto& sum : sums(model)) {

@@ -261,12 +261,12 @@ void combine(const Experts& experts, size_t M, const float* results, FloatData d
 const char* unsupported(const Experts& experts) {
     const auto& [count, used, has_biases, gate_up, down] = experts;
     if (count == 0 || count > COUNT_MAX) return "there must be from 1 to 4096 experts";
-    if (used == 0 || used > count || used > USED_MAX) return "a row must have from 1 to 64 of the experts";
+    if (used == 0 || used > count || used > USED_MAX) return "a row must use from 1 to 64 of the experts";
     if (const char* fault = projection::unsupported(gate_up)) return fault;
     if (const char* fault = projection::unsupported(down)) return fault;
     if (gate_up.K > COLUMNS_MAX || down.K > COLUMNS_MAX) return "the matrices of experts must have at most 2^20 columns";
     if (!is_gated(gate_up.epilogue) || down.epilogue != Epilogue::none) return "the epilogue is not that of an expert";
-    if (dst_columns(gate_up) != down.K || down.N != gate_up.K) return "the matrices of an expert do not fit together";
+    if (dst_columns(gate_up) != down.K || down.N != gate_up.K) return "the sizes of an expert's matrices do not match";
     return nullptr;
 }
 

@@ -79,7 +79,7 @@ void ovfleet::name_heads(const ov::Model& model) {
         auto name = cache->get_friendly_name() + mark;
         for (const auto* size : sizes) {
             const auto found = node->get_rt_info().find(size);
-            OPENVINO_ASSERT(found != node->get_rt_info().end(), "a paged attention without ", size);
+            OPENVINO_ASSERT(found != node->get_rt_info().end(), "a paged attention lacks the rt_info ", size);
             name += std::to_string(found->second.as<int64_t>()) + " ";
         }
         cache->set_friendly_name(name);

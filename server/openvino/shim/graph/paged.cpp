@@ -64,7 +64,7 @@ void restore_windows(const ov::Model& model, const std::vector<int32_t>& windows
             input.replace_source_output(op::v0::Constant::create(ov::element::i32, {}, {window}));
         }
     }
-    OPENVINO_ASSERT(layer == windows.size(), "the pass has not made all attention layers paged");
+    OPENVINO_ASSERT(layer == windows.size(), "the pass has not converted all attention layers to paged attention");
 }
 
 }  // namespace

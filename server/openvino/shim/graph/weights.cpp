@@ -110,7 +110,7 @@ extern "C" int ovfleet_set_weight(ovfleet_weights_t* weights, const ovfleet_weig
         OPENVINO_ASSERT(shape.is_static() && (shape.size() == 2 || shape.size() == 3) &&
                             shape[shape.size() - 1] == int64_t(weight->columns) &&
                             ov::shape_size(shape.to_shape()) == weight->rows * weight->columns,
-                        "tensor ", weight->tensor, " is ", shape, " in the graph");
+                        "tensor ", weight->tensor, " has the unexpected shape ", shape, " in the graph");
         OPENVINO_ASSERT(old->get_output_element_type(0) == ov::element::f32, "tensor ", weight->tensor,
                         " is not f32 in the graph");
         auto replacement = decompressed(weights->source, *weight, shape.to_shape());

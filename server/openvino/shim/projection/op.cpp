@@ -156,7 +156,7 @@ bool Projection::visit_attributes(ov::AttributeVisitor& visitor) {
     visitor.on_attribute("to_bf16", to_bf16_);
     visitor.on_attribute("gives_residual", gives_residual_);
     OPENVINO_ASSERT(all.size() % STAGE_NUMBERS == 0 && all.size() / STAGE_NUMBERS <= STAGES_MAX,
-                    "the stages of a native projection have ", all.size(), " attributes");
+                    "the stages of a native projection have an unexpected number of attributes: ", all.size());
     stages_.resize(all.size() / STAGE_NUMBERS);
     auto next = all.begin();
     each_number([&](auto& value) {
@@ -181,7 +181,7 @@ size_t Projection::residual_columns() const {
 
 bool Projection::evaluate(ov::TensorVector& outputs, const ov::TensorVector& inputs) const {
     const auto* kernels = projection_kernels(isa_);
-    OPENVINO_ASSERT(kernels, "this processor does not have the instruction set of a native projection");
+    OPENVINO_ASSERT(kernels, "this processor does not support the instruction set of a native projection");
     check_tensors(outputs, inputs);
     auto shape = inputs[SRC].get_shape();
     const size_t M = ov::shape_size(shape) / stages_.front().matmul.K;

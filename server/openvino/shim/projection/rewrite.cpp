@@ -266,8 +266,8 @@ bool supports_all(const ov::Model& model, const std::set<const ov::Node*>& other
 }
 
 size_t replace_projections(ov::Model& model, const Target& target) {
-    OPENVINO_ASSERT(projection_kernels(target.isa), "this processor does not have native projections for the instruction set ",
-                    int64_t(target.isa));
+    OPENVINO_ASSERT(projection_kernels(target.isa),
+                    "this processor does not support the instruction set of native projections: ", int64_t(target.isa));
     auto all = candidates(model);
     AdapterNumbers numbers(model);
     size_t replaced = 0, parts = 0;

@@ -116,7 +116,7 @@ impl CompiledCacheEntry {
             // A file that cannot be removed now is evicted later.
             let _ = fs::remove_file(self.folder.file(&part));
             let file = self.folder.shown(&self.name);
-            tracing::warn!(error, file = %file.display(), "the compiled model is not cached");
+            tracing::warn!(error, file = %file.display(), "failed to cache the compiled model");
         }
     }
 
@@ -135,7 +135,7 @@ impl CompiledCacheEntry {
         let imported = shim::import(&core, file, &self.device, &properties).map_err(runtime)?;
         let found = probe::logits(Arc::clone(&core), Arc::new(imported)).map_err(runtime)?;
         if found != probe::logits(core, compiled).map_err(runtime)? {
-            return Err("the model that is read back computes other logits".to_owned());
+            return Err("the model that was read back computes different logits".to_owned());
         }
         self.folder.finish(part, &self.name).map_err(io)
     }

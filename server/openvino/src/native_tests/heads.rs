@@ -60,7 +60,7 @@ fn an_attention_without_heads_or_with_heads_of_size_0_is_rejected() {
     }
     // OpenVINO itself rejects heads whose values have size 0.
     let error = rejection(&Heads { value_size: 0, ..valid() });
-    assert!(error.starts_with("failed to make the attention paged: "), "{error}");
+    assert!(error.starts_with("failed to convert the model to paged attention: "), "{error}");
     // The same model with valid heads is rejected later, because it has no output for logits.
     let error = rejection(&valid());
     assert!(error.contains("'logits' is not found"), "{error}");

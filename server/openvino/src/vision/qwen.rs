@@ -75,7 +75,7 @@ impl QwenModels {
         let width = merger.row_values()?.unwrap_or(1);
         interleave(features.values::<f32>()?, deepstack.values::<f32>()?, width, *deepstack_layers)
             .ok_or_else(|| {
-                Error::runtime("encode an image", "the merger returned another number of deepstack layers")
+                Error::runtime("encode an image", "the merger returned a wrong number of deepstack layers")
             })
     }
 }
@@ -94,7 +94,7 @@ fn add_positions(
     let count = weights.values().len() / 4;
     let width = embedded.len() / count.max(1);
     if corners.len() != 4 * embedded.len() || width == 0 {
-        let message = "the position embeddings have another size than the patches";
+        let message = "the size of the position embeddings does not match the patches";
         return Err(Error::runtime("encode an image", message));
     }
     for (patch, row) in embedded.chunks_exact_mut(width).enumerate() {

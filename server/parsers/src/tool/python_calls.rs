@@ -229,7 +229,7 @@ impl PythonCalls {
     fn step_again(&mut self, letters: impl Iterator<Item = char>, out: &mut DeltaBuffer) -> Step {
         let mut last = Step::More;
         for letter in letters {
-            debug_assert_eq!(last, Step::More, "what was seen ahead goes on as a call or as text");
+            debug_assert_eq!(last, Step::More, "the lookahead continues a call or text");
             out.read(letter);
             last = self.step(letter, out);
         }

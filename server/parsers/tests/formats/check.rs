@@ -91,7 +91,7 @@ impl Case {
             assert_eq!(self.read([head, tail]), expected, "cut: {head:?} {tail:?}");
         }
         let letters: Vec<&str> = ends.windows(2).map(|ends| &text[ends[0]..ends[1]]).collect();
-        assert_eq!(self.read(letters), expected, "by characters: {text:?}");
+        assert_eq!(self.read(letters), expected, "character by character: {text:?}");
         for seed in 0..8 {
             let pieces = pieces(text, &mut StdRng::seed_from_u64(seed));
             assert_eq!(self.read(pieces.iter().copied()), expected, "seed {seed}: {pieces:?}");
@@ -158,7 +158,7 @@ pub(crate) fn well_formed(deltas: &[Delta]) {
                 let value: Result<Value, _> = serde_json::from_str(&arguments);
                 // A number that no numeric type can represent is still valid JSON.
                 let is_range = value.as_ref().is_err_and(|error| error.to_string().contains("out of range"));
-                assert!(is_range || value.is_ok_and(|value| value.is_object()), "no object: {arguments}");
+                assert!(is_range || value.is_ok_and(|value| value.is_object()), "not an object: {arguments}");
             }
         }
     }

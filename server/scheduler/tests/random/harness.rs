@@ -296,7 +296,7 @@ impl Harness {
             || self.scheduler.is_restoring()
             || self.scheduler.has_suspended()
             || self.scheduler.is_waiting_for_images();
-        assert!(!batch.sequences.is_empty() || waits, "a scheduler with work schedules some");
+        assert!(!batch.sequences.is_empty() || waits, "a scheduler with work schedules a batch");
         assert!(batch.sequences.is_empty() || !self.scheduler.is_idle());
         self.check();
         if batch.sequences.is_empty() {

@@ -33,7 +33,7 @@ pub(super) fn render(
         .rfind(END_OF_TEXT)
         .and_then(|end| prompt.strip_suffix(&longer[end + END_OF_TEXT.len()..]))
         .filter(|continued| continued.trim_end().ends_with(&said));
-    continued.map(str::to_owned).ok_or_else(|| invalid("is changed by the chat template"))
+    continued.map(str::to_owned).ok_or_else(|| invalid("cannot be continued: the chat template changes it"))
 }
 
 /// Returns the last text of a message, unless it is only whitespace or a call follows it.

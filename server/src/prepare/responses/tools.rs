@@ -196,7 +196,7 @@ impl RequestTools {
                     text.push_str("\n\n");
                 }
                 text.push_str(&grammar);
-                let problem = "the model reads the grammar, but its input is not constrained by it";
+                let problem = "the model sees the grammar, but the tool's input is not constrained by it";
                 self.warn("unsupported_format", &format!("{param}.format"), problem.to_owned());
             }
         }

@@ -241,7 +241,8 @@ impl<'a> Chain<'a> {
 }
 
 fn too_long(name: &str) -> Error {
-    let problem = format!("{name:?} follows more than {CHAIN_MAX} responses; start a new one with a summary");
+    let problem =
+        format!("{name:?} follows more than {CHAIN_MAX} responses; start a new conversation with a summary");
     Error::invalid("previous_response_id", problem)
 }
 

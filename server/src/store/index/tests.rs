@@ -50,7 +50,7 @@ fn the_least_recently_used_record_is_evicted_first() {
     assert_eq!(index.insert(key(3), entry(10, None)), [key(2)]);
     assert_eq!(index.insert(key(4), entry(95, None)), [key(1), key(3)]);
     assert_eq!((index.bytes, index.records.len()), (95, 1));
-    assert_eq!(index.insert(key(4), entry(1, None)), [], "it is replaced, not added");
+    assert_eq!(index.insert(key(4), entry(1, None)), [], "the entry is replaced, not added");
     assert_eq!(index.bytes, 1);
 }
 

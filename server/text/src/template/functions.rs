@@ -90,7 +90,7 @@ fn bounded(text: String) -> Result<String, Error> {
 }
 
 fn too_long() -> Error {
-    Error::new(ErrorKind::InvalidOperation, "a text is too long")
+    Error::new(ErrorKind::InvalidOperation, "a text is longer than 64 MiB")
 }
 
 fn indent(value: &Value) -> Result<String, Error> {
@@ -100,7 +100,7 @@ fn indent(value: &Value) -> Result<String, Error> {
     }
     match value.as_usize() {
         Some(spaces) if spaces <= SPACES_MAX => Ok(" ".repeat(spaces)),
-        _ => Err(Error::new(ErrorKind::InvalidOperation, "indent must be a small number or a string")),
+        _ => Err(Error::new(ErrorKind::InvalidOperation, "indent must be a string or a number from 0 to 64")),
     }
 }
 

@@ -77,7 +77,7 @@ pub(super) async fn readers_that_never_read(targets: Targets) -> anyhow::Result<
             ensure!(status == 200, "a request while {number} streams are unread: {status} {body:.300}");
         }
     }
-    Ok(format!("{} streams that nobody reads", streams.len()))
+    Ok(format!("{} unread streams", streams.len()))
 }
 
 /// Reads a response sixteen bytes at a time, which takes a few seconds.

@@ -336,6 +336,6 @@ fn a_model_without_images_names_the_part() {
     let text = built_in_text_with(TEMPLATE, &[]).unwrap();
     let model = Model::new(vec!["m".to_owned()], text, "test");
     let error = render(&conversation, &model, &Media::default(), None).err().unwrap();
-    expect!["messages[0].content[1].image_url: this model does not read images"]
+    expect!["messages[0].content[1].image_url: this model does not support images"]
         .assert_eq(&error.to_string());
 }

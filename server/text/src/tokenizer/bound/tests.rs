@@ -14,7 +14,7 @@ fn bound(entries: &[&str], composes: bool) -> TokenBound {
 #[test]
 fn each_byte_counts_for_its_part_of_the_longest_entry_that_contains_it() {
     let bound = bound(&["a", "b", "ab", "    ", "7"], false);
-    assert_eq!(bound.min_tokens("7777777"), 6, "7 less what rounding may add");
+    assert_eq!(bound.min_tokens("7777777"), 6, "7 minus a margin for rounding");
     assert_eq!(bound.min_tokens(&"7".repeat(7_000_000)), 6_999_999);
     assert_eq!(bound.min_tokens(&"ab".repeat(1000)), 999);
     assert_eq!(bound.min_tokens(&" ".repeat(4004)), 1000);
