@@ -373,7 +373,7 @@ Support support(const ov::Model& model) {
         found.routers.insert(layer->router.get());
         ++supported;
     }
-    // A layer has three products.
+    // Each layer has three products: gate, up and down.
     found.layers = div_up(products, 3);
     found.supports_all = 3 * supported == products;
     return found;

@@ -56,8 +56,8 @@ struct TileRounding {
 
 // ---- In tile registers ----
 
-// `count` tiles of rows or columns. Each tile has one tile register for each of `capacity` steps, whose products are added to
-// the same sums.
+// A packed matrix, which consists of `count` tiles of 16 rows or columns. A tile has the content of one tile register for each
+// of `capacity` steps, whose products are added to the same sums.
 struct PackedTiles {
     const uint32_t* data;
     size_t count, capacity;
@@ -66,8 +66,8 @@ struct PackedTiles {
 
 enum class InitialSums { zero, stored };
 
-// A multiplication of rows by columns: `steps` products of tile registers for each register of sums. `sums` has `stride`
-// columns.
+// A multiplication of rows by columns: `steps` products of tile registers are added to each register of sums. The rows of
+// `sums` are `stride` floats apart.
 struct TileProduct {
     PackedTiles rows, columns;
     size_t steps;
@@ -126,10 +126,10 @@ inline void multiply(TileRegisters& registers, const TileProduct& product) {
         }
 }
 
-// The number of rows of whole tile registers.
+// Rounds a number of rows up to whole tile registers.
 inline size_t whole_tiles(size_t rows) { return (rows + TILE_ROWS - 1) / TILE_ROWS * TILE_ROWS; }
 
-// Returns the 16 pairs of a row in one of `capacity` products.
+// Returns the 16 pairs of bf16 of a row in a step, in tiles with `capacity` steps.
 inline uint32_t* packed_row(uint32_t* tiles, size_t capacity, size_t row, size_t step) {
     return tiles + ((row / TILE_ROWS * capacity + step) * TILE_ROWS + row % TILE_ROWS) * TILE_COLUMNS;
 }
@@ -186,11 +186,12 @@ inline void pack_values(const Layer& layer, const uint8_t* block, size_t at, uin
 
 // ---- In vectors ----
 
-// Whether registers hold the sums of even and of odd numbers at the same time: more sums keep the processor busy while it
-// waits for the last ones. For more queries there are not enough registers.
+// The number of sums of a result that are in registers at the same time: both those of the products with even and with odd
+// indices, or one after the other. Two sums keep the processor busy while it waits for the latest additions, but with more
+// than 3 queries they do not fit into the registers.
 constexpr size_t chains_at_once(size_t queries) { return queries <= 3 ? 2 : 1; }
 
-// The scores of `R` queries with the keys of a block.
+// Computes the scores of `R` queries with the keys of a block.
 template <typename T, size_t R>
 inline void score_rows(const Layer& layer, const uint8_t* block, const float* queries, float* scores, Prefetch& prefetch) {
     constexpr size_t V = BLOCK_VECTORS, CHAINS = chains_at_once(R);
