@@ -165,7 +165,7 @@ int ovfleet_replace_patch_convolutions(ov_model_t* model, size_t* replaced);
 
 // Replaces each attention without a mask in an encoder with the native attention for the instruction set `isa` (an
 // ovfleet_isa), which multiplies in bf16 with OVFLEET_AVX512_BF16 and OVFLEET_AMX, and in f32 with all others. `replaced`
-// returns their number. The plugin computes all other attention (with OVFLEET_PLUGIN, all attention), in blocks of queries
+// receives their number. The plugin computes all other attention (with OVFLEET_PLUGIN, all attention), in blocks of queries
 // where possible.
 int ovfleet_replace_encoder_attention(ov_model_t* model, uint32_t isa, size_t* replaced);
 
