@@ -238,7 +238,7 @@ impl Core {
     }
 
     /// Applies the results of other threads. Returns whether there are restored blocks, images or ready guides that a
-    /// step may need; `restores_before` is the former number of restores.
+    /// step may need; `restores_before` is the number of restores when the engine began to wait.
     fn has_results(&mut self, shared: &SharedState, restores_before: usize) -> bool {
         self.poll_spill(shared);
         self.collect_images()

@@ -18,11 +18,11 @@ pub struct Request {
     /// The images of the prompt. The draft model reads no images, so it proposes no drafts for the request, and the
     /// prompt is not scored.
     pub images: Option<Arc<RequestImages>>,
-    /// The number of sequences that continue the prompt, at least 1. Events have the index of their sequence.
+    /// The number of sequences that continue the prompt, at least 1. Each event contains the index of its sequence.
     pub num_sequences: u32,
-    /// The parameters of a beam search, in which the sequences search for the most probable texts together. Then the
-    /// events refer to the results, and are sent at the end. Only the bias, penalties, bans and log probabilities of
-    /// `sampling` apply.
+    /// The parameters of a beam search, in which the sequences search for the most probable texts together. If they are
+    /// set, the events refer to the results and are sent at the end, and only the bias, penalties, bans and log
+    /// probabilities of `sampling` apply.
     pub beam_search: Option<BeamSearch>,
     /// The parameters of prompt lookup, which proposes draft tokens. Drafts change only the time that a request takes.
     /// Beam search uses no drafts.
@@ -35,7 +35,7 @@ pub struct Request {
     /// The criteria by which sequences end. With a guide, sequences also end when no token can follow, and stop tokens
     /// end them only where the guide allows it.
     pub stop: StopCriteria,
-    /// The form that each sequence must follow.
+    /// The guide that restricts each sequence to a form.
     pub guide: Option<Arc<dyn Guide>>,
     /// A number that separates prefix caches: only requests with the same salt share cached blocks.
     pub cache_salt: u64,

@@ -1,5 +1,5 @@
-//! Beam search: decides which continuations of a prompt are continued, and which of them are results. It receives the
-//! candidates of each beam, and has no access to logits or blocks.
+//! Beam search: decides which beams continue, and which of them become results. It receives the candidates of each
+//! beam, and has no access to logits or blocks.
 //!
 //! The search is that of openvino_genai, so that the same model produces the same results. It is the search of
 //! `transformers` (Wolf et al., 2020) with the groups of Diverse Beam Search (Vijayakumar et al., 2016):

@@ -69,7 +69,7 @@ struct ActiveRestore {
     last_deadline: Duration,
     /// Whether the restore was requested from the reader.
     is_requested: bool,
-    /// A flag that shows the reader whether the blocks are still needed.
+    /// A flag by which the reader checks whether the blocks are still needed.
     is_needed: Arc<AtomicBool>,
 }
 
@@ -83,7 +83,7 @@ pub(crate) struct Spill {
     waker: Waker,
     stats: Arc<SpillStats>,
     stored: StoredBlocks,
-    /// Number of writes without a result.
+    /// Number of writes whose results have not been received.
     queued: usize,
     /// The blocks to remove with the next write.
     removed: Vec<BlockKey>,
@@ -94,7 +94,7 @@ pub(crate) struct Spill {
     pause_until: Duration,
     block_bytes: usize,
     block_tokens: u32,
-    /// The files of the model, with their sizes and modification times, which show whether they have changed.
+    /// The files of the model, with the sizes and modification times by which changes are detected.
     files: Vec<(PathBuf, FileStamp)>,
 }
 

@@ -6,7 +6,7 @@ use std::sync::mpsc::SyncSender;
 
 use crate::command::Command;
 
-/// Sends a command to wake up to the engine's thread. All clones together have at most one such command in the channel.
+/// Sends the engine's thread a command to wake up. All clones together have at most one such command in the channel.
 #[derive(Clone, Debug)]
 pub(crate) struct Waker {
     commands: SyncSender<Command>,

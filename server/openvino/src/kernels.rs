@@ -2,8 +2,8 @@
 //! (OpenVINO's), for which instruction set and in which precision.
 //!
 //! The decision is a pure function of the configuration, the device, the processor and the graph. Its result is a
-//! [`KernelPlan`], which the shim carries out. To add a kernel for another instruction set, add it to [`Isa`], to the
-//! order of preference in this module, and to `shim/`; see `shim/README.md`.
+//! [`KernelPlan`], which the shim applies to the graph. To add a kernel for another instruction set, add it to [`Isa`],
+//! to the order of preference in this module, and to `shim/`; see `shim/README.md`.
 
 use std::fmt;
 
@@ -58,7 +58,7 @@ pub(crate) enum ExpertSupport {
 }
 
 impl ExpertSupport {
-    /// The value with this number, or `None` if there is none.
+    /// The value with this number, or `None` if no value has it.
     pub(crate) fn new(number: u64) -> Option<Self> {
         [Self::Absent, Self::Plugin, Self::Native].into_iter().find(|one| *one as u64 == number)
     }

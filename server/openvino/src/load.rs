@@ -123,7 +123,7 @@ impl Stages<'_> {
     }
 }
 
-/// The facts about a model that are known before its graph is read.
+/// Loads one model. The fields are determined before its graph is read.
 struct ModelLoader {
     config: Config,
     source: ModelSource,

@@ -50,8 +50,8 @@ struct RawThreadGroup {
     node: i32,
 }
 
-/// Numbers of threads and groups of them with which results are compared to those of one thread. Most machines that run the
-/// tests have fewer processors. Some groups have more threads than others.
+/// Numbers of threads and of their groups. Tests compare the results for each of them with those of a single thread.
+/// Most machines that run the tests have fewer processors. Some groups have more threads than others.
 const THREADS: [Threads; 9] = [
     Threads { count: 2, groups: 1 },
     Threads { count: 3, groups: 1 },
@@ -156,7 +156,7 @@ impl FloatType {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum KernelVariant {
     Kernels(Isa),
-    /// The kernels for AMX over the C++ model of tiles, with the vectors of an instruction set.
+    /// The AMX kernels on the C++ model of the tile registers, with the vectors of an instruction set.
     TileModel(Isa),
 }
 

@@ -457,7 +457,7 @@ impl InputShape {
         }
     }
 
-    /// Number of layers that read values of their own.
+    /// Number of layers, each of which reads separate values; 0 if all layers read the same ones.
     fn layers(self) -> usize {
         if let Self::Layers { layers, .. } = self { layers } else { 0 }
     }

@@ -346,13 +346,13 @@ unsafe extern "C" fn free_tensors(context: *mut c_void) {
     drop(unsafe { Box::from_raw(context.cast::<TensorSource>()) });
 }
 
-/// A weight of the graph.
+/// A weight that replaces one of the graph.
 #[derive(Clone, Copy)]
 pub(crate) struct WeightForm<'a> {
     /// The number of the weight in the source.
     pub(crate) number: usize,
     pub(crate) shape: MatrixShape,
-    /// A matrix with the same form.
+    /// A matrix whose types, group size and properties are those of the weight. Its values and its shape are not used.
     pub(crate) form: &'a Matrix,
 }
 
@@ -485,8 +485,8 @@ pub(crate) fn rotate_halves(model: &mut Model) -> Result<usize, Error> {
     Ok(rotated)
 }
 
-/// Gives the output of experts the shape of their input, and normalizes the weights of a token's experts. Returns the number
-/// of changed layers.
+/// Changes the shape of the experts' output to that of their input, and normalizes the weights of a token's experts.
+/// Returns the number of changed layers.
 pub(crate) fn fix_experts(model: &mut Model) -> Result<usize, Error> {
     let mut layers = 0;
     // SAFETY: both pointers are valid for the call.
@@ -586,8 +586,8 @@ pub(crate) fn merge_projections(model: &mut Model) -> Result<usize, Error> {
     Ok(merged)
 }
 
-/// Removes the masks of all pairs of patches from the encoder of a Qwen model. Returns the number of replaced attention operations:
-/// 0 if the graph has another form and was not changed.
+/// Removes the attention masks, which have an element for each pair of patches, from the encoder of a Qwen model.
+/// Returns the number of replaced attention operations: 0 if the graph has another form and was not changed.
 pub(crate) fn remove_attention_masks(model: &mut Model) -> Result<usize, Error> {
     let mut replaced = 0;
     // SAFETY: both pointers are valid for the call.
@@ -639,7 +639,7 @@ pub(crate) fn replace_encoder_projections(
 /// The multiplications by weights in a model that the native kernels support.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ProjectionSupport {
-    /// Whether they support all of them, including those of experts.
+    /// Whether the native kernels support all of them, including those of experts.
     pub(crate) supports_all: bool,
     pub(crate) experts: ExpertSupport,
 }

@@ -1,6 +1,6 @@
-//! Compares the answers of tiny vision-language models with those of transformers: `tests/conformance/images/make_models.py`
-//! makes the models and records the answers. `OVFLEET_VISION_MODELS` is their folder. The images pass through the image
-//! processor of this server.
+//! Compares the answers of tiny vision-language models with those of transformers:
+//! `tests/conformance/images/make_models.py` creates the models and records the answers. `OVFLEET_VISION_MODELS` is
+//! their folder. The images pass through the image processor of this server.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -61,7 +61,7 @@ struct Case {
     name: String,
     prompt: Vec<TokenId>,
     images: Option<Arc<RequestImages>>,
-    /// What transformers inserts into the prompt in place of the image tokens: a row for each token.
+    /// The features that transformers inserts into the prompt in place of the image tokens, with a row for each token.
     features: Vec<f32>,
     answer: Vec<TokenId>,
     smallest_gap: f64,

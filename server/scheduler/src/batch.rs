@@ -10,7 +10,7 @@ use crate::request::SequenceId;
 ///
 /// # Guarantees
 /// - The ranges of the sequences in `tokens`, `blocks` and `samples` follow each other in the order of `sequences`.
-/// - `copies` must be carried out, in order, before the tokens are computed.
+/// - `copies` must be performed, in order, before the tokens are computed.
 /// - A batch without sequences has nothing to compute.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Batch {

@@ -32,7 +32,7 @@ pub(crate) struct SequenceGroup {
     pub(crate) adapter: u32,
     pub(crate) tenant: u128,
     pub(crate) images: PromptImages,
-    /// The images of the prompt, each once.
+    /// The distinct images of the prompt.
     pub(crate) distinct_images: Vec<NeededImage>,
     /// The words that identify the images of the full blocks that have any, by the index of the block.
     pub(crate) block_words: BTreeMap<u32, Box<[u32]>>,
@@ -64,7 +64,7 @@ pub(crate) struct PrefixChain {
     adapter: u32,
     /// The hash from which that of the first block is derived: the request's seed, combined with the adapter.
     first_parent: BlockHash,
-    /// The hashes of the leading full blocks, which are computed when they are needed.
+    /// The hashes of the leading full blocks, each of which is computed when it is needed.
     pub(crate) hashes: Vec<BlockHash>,
     /// Number of leading blocks that are registered in the prefix cache.
     pub(crate) registered: u32,

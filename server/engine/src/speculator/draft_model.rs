@@ -267,7 +267,7 @@ impl DraftModel {
         let logits = match result {
             Ok(logits) => logits,
             Err(error) => {
-                // The copies may not have been carried out.
+                // The copies may not have been performed.
                 if !batch.copies.is_empty() {
                     cache.clear();
                 }

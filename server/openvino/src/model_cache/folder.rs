@@ -108,7 +108,7 @@ impl PrivateFolder {
         format!("{UNFINISHED}{:016x}-{name}", RandomState::new().build_hasher().finish())
     }
 
-    /// Gives a finished file its name.
+    /// Restricts a finished file to its owner, and renames it to its final name.
     pub(super) fn finish(&self, unfinished: &str, name: &str) -> io::Result<()> {
         let from = self.file(unfinished);
         fs::set_permissions(&from, fs::Permissions::from_mode(0o600))?;

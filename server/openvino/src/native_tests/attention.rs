@@ -1,5 +1,6 @@
-//! Tests of the attention kernels with every instruction set of this processor. The kernels for AMX also run over the C++ model of
-//! tiles, on any processor. This module has the shared helpers: a layer with its cache, and a plain computation in f64.
+//! Tests of the attention kernels with every instruction set of this processor. The AMX kernels also run on the C++
+//! model of the tile registers, on any processor. This module contains the shared helpers: a layer with its cache, and
+//! a plain computation in f64.
 
 mod sinks;
 mod sparse;
@@ -115,7 +116,7 @@ struct Tensors {
     sin: Vec<f32>,
 }
 
-/// Whether steps also have another sequence.
+/// Whether each step also computes another sequence.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum OtherSequences {
     Absent,

@@ -1,4 +1,5 @@
-//! The image encoder on OpenVINO. It runs on a request and on threads of its own, beside the language model.
+//! The image encoder on OpenVINO. It has a separate request and separate threads, and runs concurrently with the
+//! language model.
 
 use std::fmt;
 use std::sync::Arc;
@@ -32,7 +33,7 @@ pub struct EncoderImage {
     pub feature_rows: Option<Vec<FeatureRow>>,
 }
 
-/// How an image encoder is computed.
+/// The device, the precision and the kernels of an image encoder.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EncoderReport {
     /// The name of the device.
@@ -43,9 +44,9 @@ pub struct EncoderReport {
     pub quantization_group: String,
     /// Number of threads of the encoder.
     pub threads: usize,
-    /// The kernels of the projections: how many are native, if any are.
+    /// The kernels of the projections, with the number of native projections if there are any.
     pub projections: String,
-    /// The kernels of the attention: how many operations are native, if any are.
+    /// The kernels of the attention, with the number of native operations if there are any.
     pub attention: String,
 }
 
@@ -136,7 +137,7 @@ pub fn load_image_encoder(config: &Config) -> Result<Option<OpenVinoImageEncoder
 }
 
 impl OpenVinoImageEncoder {
-    /// How the encoder is computed.
+    /// The device, the precision and the kernels of the encoder.
     pub fn report(&self) -> &EncoderReport {
         &self.report
     }

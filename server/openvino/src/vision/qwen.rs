@@ -18,12 +18,12 @@ pub(super) struct QwenModels {
     pub(super) attention: MergerAttention,
 }
 
-/// How the patches of an image attend to each other in the merger.
+/// The form in which the merger computes the attention among the patches of an image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum MergerAttention {
     /// The graph computes windows separately, and all other layers without a mask.
     Windows,
-    /// The graph reads masks of all pairs of patches, because its structure is unknown.
+    /// The graph reads masks with an element for each pair of patches, because its structure is unknown.
     Masks,
 }
 

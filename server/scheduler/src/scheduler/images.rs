@@ -79,7 +79,7 @@ impl Scheduler {
         self.sequences.iter().map(|(slot, _)| slot).filter(holds).collect()
     }
 
-    /// Requests reserved images in the order of the waiting sequences, until the encoder may get no more.
+    /// Requests reserved images in the order of the waiting sequences, until the encoder's budget is exhausted.
     pub(super) fn request_images(&mut self) {
         let Self { waiting, sequences, images, .. } = self;
         for entry in &*waiting {

@@ -19,8 +19,8 @@
 //! draft 1 xy                sequence 1 may have these drafts in the next step,
 //! step 1=1z                 of which one is accepted, and z is sampled after it
 //! step 1=?                  sequence 1 is suspended: its next token is not known yet
-//! resume 1=x                it is x
-//! steps 9                   as many steps, of which only the events are printed
+//! resume 1=x                the next token of sequence 1 is x
+//! steps 9                   nine steps, of which only the events are printed
 //! schedule                  the first half of a step,
 //! commit 1=x                and the second
 //! fail                      a step that fails, or the second half of one

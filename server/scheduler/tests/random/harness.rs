@@ -420,7 +420,7 @@ impl Harness {
         }
     }
 
-    /// What the cache contains for each token of a sequence, drafts included.
+    /// The expected content of the cache for each token of a sequence, including drafts.
     fn identities(&self, batch: &Batch, sequence: &ScheduledSequence) -> Vec<TokenId> {
         let record = &self.sequences[&sequence.id];
         images::identities(record, &with_drafts(record, batch, sequence))
