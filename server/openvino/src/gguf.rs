@@ -204,9 +204,10 @@ fn reject_unproven_experts(file: &GgufFile) -> Result<(), Error> {
     Ok(())
 }
 
-/// Corrects the graphs that the front end builds for these architectures. In these graphs, the output of the experts has the
-/// shape of one sequence, and the weights of the chosen experts are normalized only if the file demands it, for gpt-oss over a
-/// dimension of one number. For qwen3moe, adjacent pairs are rotated, although the halves of a head form pairs in the files.
+/// Corrects the graphs that the front end builds for these architectures. In these graphs, the output of the experts
+/// has the shape of one sequence. The weights of the chosen experts are normalized only if the file demands it, and for
+/// gpt-oss over a dimension of size 1. For qwen3moe, adjacent pairs are rotated, although the halves of a head form
+/// pairs in the files.
 fn fix_experts(file: &GgufFile, model: &mut Model) -> Result<(), Error> {
     if !has_experts(file) {
         return Ok(());

@@ -90,7 +90,7 @@ pub(crate) struct NodeProcessors {
     pub(crate) processors: Vec<u32>,
 }
 
-/// The nodes that have processors that the process is allowed to use.
+/// The nodes with processors that the process is allowed to use.
 pub(crate) fn processors_by_node() -> Vec<NodeProcessors> {
     let allowed = processors();
     let nodes = nodes().into_iter();

@@ -48,7 +48,7 @@ impl Cutoff {
         logit > self.logit || (logit == self.logit && token <= self.token && logit > f32::NEG_INFINITY)
     }
 
-    /// The cut that keeps fewer tokens.
+    /// The cutoff that keeps fewer tokens.
     pub(super) fn stricter(self, other: Self) -> Self {
         if self.keeps(other.logit, other.token) { other } else { self }
     }
@@ -58,7 +58,7 @@ impl Cutoff {
 const ROOM_MIN: usize = 128;
 
 /// Fills `top` with the `count` most probable tokens in any order, or fewer if fewer have a probability above zero.
-/// Returns the cut that keeps exactly these tokens.
+/// Returns the cutoff that keeps exactly these tokens.
 ///
 /// If `count` blocks have a logit of at least `x`, no logit below `x` is among the `count` greatest, so only a few
 /// blocks are read. When `top` has twice as many tokens as requested, its worse half is removed. After that, only
