@@ -43,8 +43,8 @@ pub trait ImageEncoder: Send {
         false
     }
 
-    /// Encodes images that [`Self::can_join`] allows in one run. Returns an output for each, in the same order. The default
-    /// implementation encodes one image after the other.
+    /// Encodes images that [`Self::can_join`] allows in one run. Returns an output for each, in the same order. The
+    /// default implementation encodes one image after the other.
     ///
     /// # Errors
     /// [`RunError`] if an image could not be encoded. Each image is then encoded alone.

@@ -39,7 +39,8 @@ pub struct Request {
     pub guide: Option<Arc<dyn Guide>>,
     /// A number that separates prefix caches: only requests with the same salt share cached blocks.
     pub cache_salt: u64,
-    /// The number of the adapter, from 1, or 0 for the base model. Only requests with the same adapter share cached blocks.
+    /// The number of the adapter, from 1, or 0 for the base model. Only requests with the same adapter share cached
+    /// blocks.
     pub adapter: u32,
     /// The tenant to which the request belongs, so that waiting requests of several tenants take turns. The number has
     /// no other meaning.
@@ -100,8 +101,8 @@ pub struct Sampling {
     pub bad_words: Arc<[Vec<TokenId>]>,
     /// The seed: the draw of the i-th token of the k-th sequence depends only on `(seed, k, i)` and the logits.
     pub seed: u64,
-    /// `Some(k)` reports the log probability of each generated token and of the `k` most probable ones, in the model's own
-    /// distribution (before bias, penalties and temperature).
+    /// `Some(k)` reports the log probability of each generated token and of the `k` most probable ones, in the model's
+    /// own distribution (before bias, penalties and temperature).
     pub logprobs: Option<u32>,
     /// Reports the same for the prompt's tokens except the first, in [`Event::Scored`].
     pub prompt_logprobs: Option<u32>,
@@ -149,8 +150,8 @@ impl Sampling {
     }
 }
 
-/// The events of a request, in order: `Started` once, `Scored` once if requested, then `Token`s and one `Finished` for each
-/// sequence. `Failed` can come at any time and is the last event.
+/// The events of a request, in order: `Started` once, `Scored` once if requested, then `Token`s and one `Finished` for
+/// each sequence. `Failed` can come at any time and is the last event.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Event {
     /// A step has computed tokens of the request for the first time.

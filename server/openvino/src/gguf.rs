@@ -1,5 +1,5 @@
-//! Reads a GGUF file as a graph with exactly the weights that the file contains. The weights are read from the file when they
-//! are needed.
+//! Reads a GGUF file as a graph with exactly the weights that the file contains. The weights are read from the file
+//! when they are needed.
 
 use std::sync::Arc;
 
@@ -147,8 +147,8 @@ fn replace_weights<'a>(
             let lacks = "the graph lacks a part of a fused projection";
             return Err(Error::runtime("write a weight", lacks).into());
         }
-        // If the front end has read the weight, the graph may use it under another name. But the front end may have rounded
-        // experts.
+        // If the front end has read the weight, the graph may use it under another name. But the front end may have
+        // rounded experts.
         let is_rounded = entry.shape.len() == 3 && entry.kind.is_quantized();
         if is_rounded || input == GraphInput::Vectors {
             return Err(ReadError::NoNode(entry));
@@ -343,8 +343,8 @@ fn is_split(file: &GgufFile) -> bool {
     file.paths().len() > 1
 }
 
-/// Whether a tensor is replaced: it contains the weights of a matrix or of experts that the front end may round or did not
-/// read.
+/// Whether a tensor is replaced: it contains the weights of a matrix or of experts that the front end may round or did
+/// not read.
 fn is_replaced(entry: &TensorEntry, input: GraphInput) -> bool {
     // The biases of experts have two dimensions, but the front end reads them like those of projections.
     !entry.name.ends_with(".bias")

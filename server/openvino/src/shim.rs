@@ -407,8 +407,8 @@ impl<'a> GraphWeights<'a> {
             has_super_scales: c_int::from(form.has_super_scales),
         };
         let mut found = 0;
-        // SAFETY: the pointers are valid for the call; `self.raw` is valid until it is dropped. `read_tensor` writes matrices of
-        // this form.
+        // SAFETY: the pointers are valid for the call; `self.raw` is valid until it is dropped. `read_tensor` writes
+        // matrices of this form.
         let code = unsafe { ovfleet_set_weight(self.raw, &raw const raw, &raw mut found) };
         check(code, "write a weight")?;
         Ok(found != 0)
@@ -444,7 +444,8 @@ pub(crate) fn divide_frequencies(
     Ok(applied)
 }
 
-/// Multiplies the cosines and sines of rotary embeddings with this number of pairs. Returns the number of changed tables.
+/// Multiplies the cosines and sines of rotary embeddings with this number of pairs. Returns the number of changed
+/// tables.
 pub(crate) fn scale_rotary(model: &mut Model, factor: f32, pairs: usize) -> Result<usize, Error> {
     let mut applied = 0;
     // SAFETY: both pointers are valid for the call.
@@ -510,7 +511,8 @@ pub(crate) fn list_projections(model: &mut Model) -> Result<Projections, Error> 
         columns: usize,
         paired: usize,
     ) {
-        // SAFETY: `context` is the vector below, which outlives the call that runs this function; `name` is NUL-terminated.
+        // SAFETY: `context` is the vector below, which outlives the call that runs this function; `name` is
+        // NUL-terminated.
         let (all, name) = unsafe { (&mut *context.cast::<Vec<Projection>>(), CStr::from_ptr(name)) };
         let paired = (paired > 0).then_some(paired);
         all.push(Projection { name: name.to_string_lossy().into_owned(), rows, columns, paired });
@@ -605,8 +607,8 @@ pub(crate) fn replace_patch_convolutions(model: &mut Model) -> Result<usize, Err
     Ok(replaced)
 }
 
-/// Replaces each attention without a mask in an image encoder with the native attention for `isa`. Returns their number: 0 with
-/// `None`, which leaves them to the plugin.
+/// Replaces each attention without a mask in an image encoder with the native attention for `isa`. Returns their
+/// number: 0 with `None`, which leaves them to the plugin.
 pub(crate) fn replace_encoder_attention(model: &mut Model, isa: Option<Isa>) -> Result<usize, Error> {
     let mut replaced = 0;
     let isa = isa.map_or(PLUGIN, |isa| isa as u32);
@@ -657,8 +659,8 @@ pub(crate) fn projection_support(model: &mut Model) -> Result<ProjectionSupport,
     Ok(ProjectionSupport { supports_all: supported != 0, experts })
 }
 
-/// Turns a stateful language model into a paged one with the plugin's attention. Returns whether the native attention supports
-/// all of its attention layers.
+/// Turns a stateful language model into a paged one with the plugin's attention. Returns whether the native attention
+/// supports all of its attention layers.
 pub(crate) fn make_paged(model: &mut Model) -> Result<bool, Error> {
     let mut supported = 0;
     // SAFETY: both pointers are valid for the call.
@@ -667,8 +669,8 @@ pub(crate) fn make_paged(model: &mut Model) -> Result<bool, Error> {
     Ok(supported != 0)
 }
 
-/// Replaces conditions of a paged model on the length of the longest sequence of a step with their values for a sequence of
-/// `max_model_len` tokens. Returns the number of conditions.
+/// Replaces conditions of a paged model on the length of the longest sequence of a step with their values for a
+/// sequence of `max_model_len` tokens. Returns the number of conditions.
 ///
 /// # Errors
 /// The model has such conditions, and `max_model_len` is unknown or a condition cannot be replaced.
@@ -709,8 +711,8 @@ pub(crate) fn save(model: &mut Model, xml: &Path, bin: &Path) -> Result<(), Erro
     check(code, "save the rewritten model")
 }
 
-/// A core that reads compiled models, which may contain the native operations. A core that reads a user's models must not know
-/// these operations, because it would let a file choose their attributes.
+/// A core that reads compiled models, which may contain the native operations. A core that reads a user's models must
+/// not know these operations, because it would let a file choose their attributes.
 pub(crate) fn import_core() -> Result<Core, Error> {
     let core = Core::new()?;
     // SAFETY: the pointer is valid for the call.

@@ -5,8 +5,8 @@
 //! holds them until these tokens are computed. An output that no sequence holds remains cached until its space is
 //! needed; the least recently held output is evicted first.
 //!
-//! The images of a sequence that has not reserved any yet are expected. The cache only counts them, so that the load includes
-//! the work of the encoder for all waiting sequences.
+//! The images of a sequence that has not reserved any yet are expected. The cache only counts them, so that the load
+//! includes the work of the encoder for all waiting sequences.
 //!
 //! A reserved image is requested from the encoder only while the requested images have fewer tokens than the encoder's
 //! budget, so that the images of the foremost sequences are encoded next even if they arrive last.
@@ -150,8 +150,8 @@ impl ImageCache {
         }
     }
 
-    /// Reserves `images` for a sequence that holds none. The images of one sequence may exceed the size of the cache, but
-    /// only if no sequence holds any other image. Images that are held already need no room.
+    /// Reserves `images` for a sequence that holds none. The images of one sequence may exceed the size of the cache,
+    /// but only if no sequence holds any other image. Images that are held already need no room.
     pub(crate) fn reserve(&mut self, images: &[NeededImage]) -> Reservation {
         let new: u64 = images
             .iter()

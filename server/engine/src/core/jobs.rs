@@ -1,7 +1,7 @@
 //! The part of sampling that any thread can do: a job computes the tokens of one sequence from its logits.
 //!
-//! A job owns everything that it changes, so the result depends neither on the thread nor on the other jobs. It does not
-//! commit tokens to guides, because their states can share data.
+//! A job owns everything that it changes, so the result depends neither on the thread nor on the other jobs. It does
+//! not commit tokens to guides, because their states can share data.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;

@@ -177,8 +177,8 @@ fn keep_bucket(candidates: &mut Vec<Candidate>, mass: f64) -> f64 {
     let logits = || candidates.iter().map(|candidate| candidate.logit);
     let max = logits().fold(f32::NEG_INFINITY, f32::max);
     let min = logits().fold(f32::INFINITY, f32::min);
-    // The scale is infinite or NaN if all logits are equal or too far apart. The cast saturates, and each step is monotonic, so no
-    // bucket has a token that is more probable than one of the buckets before it.
+    // The scale is infinite or NaN if all logits are equal or too far apart. The cast saturates, and each step is
+    // monotonic, so no bucket has a token that is more probable than one of the buckets before it.
     let scale = (BUCKETS - 1) as f32 / (max - min);
     let bucket = |candidate: &Candidate| (((max - candidate.logit) * scale) as usize).min(BUCKETS - 1);
 

@@ -329,7 +329,8 @@ fn sample_draft(
     Some(token)
 }
 
-/// Resizes logits to the target's vocabulary: models with the same vocabulary can have different numbers of unused logits.
+/// Resizes logits to the target's vocabulary: models with the same vocabulary can have different numbers of unused
+/// logits.
 fn resize_logits<'a>(logits: &'a [f32], vocabulary: usize, padded: &'a mut Vec<f32>) -> &'a [f32] {
     if logits.len() >= vocabulary {
         return &logits[..vocabulary];

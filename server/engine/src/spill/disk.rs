@@ -171,7 +171,8 @@ impl Writer {
         }
     }
 
-    /// Lists the stored blocks of this model, oldest first. Removes those of other models and those beyond the size limit.
+    /// Lists the stored blocks of this model, oldest first. Removes those of other models and those beyond the size
+    /// limit.
     fn open(&self) -> io::Result<Vec<(BlockKey, u64)>> {
         let name = format!("{FOLDER}{:032x}", self.identity()?);
         for entry in fs::read_dir(&self.config.folder)? {

@@ -121,7 +121,8 @@ impl PrivateFolder {
         let _ = file.and_then(|file| file.set_modified(SystemTime::now()));
     }
 
-    /// Removes the least recently used files beyond the limits above, and abandoned unfinished files. A failure is logged.
+    /// Removes the least recently used files beyond the limits above, and abandoned unfinished files. A failure is
+    /// logged.
     pub(super) fn evict_old_files(&self) {
         if let Err(error) = evict(&self.root(), SystemTime::now()) {
             let folder = self.shown("");

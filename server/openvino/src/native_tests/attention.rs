@@ -181,8 +181,8 @@ impl Layer {
         self.sequences[sequence].keys.len() / (self.kv_heads * self.size)
     }
 
-    /// Runs a step with `counts` new tokens of each sequence, and returns the largest difference from the plain computation. `None`
-    /// if the processor does not have the kernels.
+    /// Runs a step with `counts` new tokens of each sequence, and returns the largest difference from the plain
+    /// computation. `None` if the processor does not have the kernels.
     fn step(&mut self, random: &mut Random, variant: KernelVariant, counts: &[usize]) -> Option<f64> {
         let tokens: usize = counts.iter().sum();
         let Self { heads, kv_heads, size, .. } = *self;

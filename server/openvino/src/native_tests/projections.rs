@@ -160,7 +160,8 @@ impl Lora {
         Self { adapter, rows, ranks, down, up }
     }
 
-    /// Up to three adapters. The rows are divided into one to three parts, and each adapter changes two thirds of the parts.
+    /// Up to three adapters. The rows are divided into one to three parts, and each adapter changes two thirds of the
+    /// parts.
     fn all(random: &mut Random, k: usize, n: usize) -> Vec<Self> {
         let parts = random.pick(&[1, 2, 3]).min(n);
         let ends: Vec<usize> = (1..=parts).map(|part| n * part / parts).collect();
@@ -326,8 +327,8 @@ impl Projection {
         }
     }
 
-    /// Reduces the projection to the multiplication by integers: removes the norm, the adapters, the bias, the epilogue, signs,
-    /// codes of E2M1 and bf16 activations.
+    /// Reduces the projection to the multiplication by integers: removes the norm, the adapters, the bias, the
+    /// epilogue, signs, codes of E2M1 and bf16 activations.
     fn set_plain(&mut self) {
         (self.norm, self.epilogue, self.activations, self.is_signed) =
             (None, Epilogue::None, FloatType::F32, false);

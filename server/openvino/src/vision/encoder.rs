@@ -18,8 +18,8 @@ use crate::kernels::{EncoderPlan, plan_encoder};
 use crate::runtime::Core;
 use crate::{Error, memory};
 
-/// Number of pixels for each thread that one run of the image encoder computes: 64 patches of 14 x 14 pixels. With fewer
-/// patches, a thread reads the weights for too little work. With more, a run only takes longer.
+/// Number of pixels for each thread that one run of the image encoder computes: 64 patches of 14 x 14 pixels. With
+/// fewer patches, a thread reads the weights for too little work. With more, a run only takes longer.
 ///
 /// If exceeded: further tiles are computed in the next runs. A tile with more pixels is computed alone.
 const RUN_PIXELS_PER_THREAD: usize = 64 * 14 * 14;
@@ -40,7 +40,8 @@ pub struct EncoderReport {
     pub device: String,
     /// The precision of the plugin's computations.
     pub precision: String,
-    /// Size of the groups of inputs that share a scale when the plugin quantizes them to 8 bits; 0 disables the quantization.
+    /// Size of the groups of inputs that share a scale when the plugin quantizes them to 8 bits; 0 disables the
+    /// quantization.
     pub quantization_group: String,
     /// Number of threads of the encoder.
     pub threads: usize,

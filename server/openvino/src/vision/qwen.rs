@@ -187,8 +187,8 @@ impl WindowSlots {
 /// The value that excludes a patch from the attention.
 const EXCLUDED: f32 = f32::NEG_INFINITY;
 
-/// Writes the mask with which patches attend only to patches of their own window: `[patches, patches]`, 0 within a window
-/// and -∞ elsewhere. Returns false if the windows do not have as many patches as the mask.
+/// Writes the mask with which patches attend only to patches of their own window: `[patches, patches]`, 0 within a
+/// window and -∞ elsewhere. Returns false if the windows do not have as many patches as the mask.
 fn write_window_mask(windows: &WindowLayout, patches: usize, mask: &mut [f32]) -> bool {
     let is_complete = windows.window_patches.iter().sum::<usize>() == patches;
     if !is_complete || Some(mask.len()) != patches.checked_mul(patches) {

@@ -1,5 +1,5 @@
-//! Reserves the encoder outputs that waiting sequences need. A sequence is admitted only when all of them exist, so that
-//! a running sequence never waits for the encoder. The images of the foremost sequences are requested first.
+//! Reserves the encoder outputs that waiting sequences need. A sequence is admitted only when all of them exist, so
+//! that a running sequence never waits for the encoder. The images of the foremost sequences are requested first.
 
 use std::ops::Range;
 

@@ -397,8 +397,8 @@ impl Harness {
         }
     }
 
-    /// Checks that the logits of every prompt token but the last are computed once, in order, and before the first token is
-    /// sampled.
+    /// Checks that the logits of every prompt token but the last are computed once, in order, and before the first
+    /// token is sampled.
     fn check_scores(&self, sequence: &ScheduledSequence) {
         let Request { to_score, scored, .. } = self.requests[&self.sequences[&sequence.id].request];
         let end = sequence.computed_tokens + sequence.tokens.len() as u32;
