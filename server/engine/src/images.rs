@@ -54,7 +54,7 @@ impl ImageFeatures {
 /// The images of a request.
 #[derive(Clone, Debug)]
 pub struct RequestImages {
-    /// The distinct images.
+    /// The distinct images of the request.
     pub inputs: Vec<Arc<ImageInput>>,
     /// The positions of the prompt that the images occupy.
     pub prompt: PromptImages,

@@ -43,7 +43,7 @@ int ovfleet_read_ir(const ov_core_t* core, const char* path, ov_model_t** model)
 // logits. The caller frees the model with ov_model_free.
 int ovfleet_read_gguf(const char* path, ov_model_t** model);
 
-// A request to read `count` rows of the tensor with the number `tensor`, starting at the row `first`, into memory in the form
+// A request to read `count` rows of the tensor with the number `tensor`, starting at the row `first`. The memory has the form
 // of ovfleet_weight: `quants` has `count * columns` elements (two u4 per byte, the first in the low half), and `scales` and
 // `zeros` have one element for each group. A pointer is null if its elements are not needed. `message` is a buffer of
 // `message_size` bytes for the reason of a failure, including its terminating NUL.
@@ -120,10 +120,10 @@ int ovfleet_set_sliding_window(ov_model_t* model, uint32_t tokens);
 
 // ---- Projections and adapters ----
 
-// Calls `found` for each projection with its name (that of its weight in a GGUF file, or otherwise that of its node), the rows
-// and columns of its weight, and the head size if a rotary embedding rotates adjacent pairs of its output, or otherwise 0.
-// `unknown` receives the number of rotary embeddings that rotate adjacent pairs and whose input comes from no projection. Call
-// this function before projections are merged.
+// Calls `found` for each projection with its name and with the rows and columns of its weight. The name is that of the weight
+// in a GGUF file, or otherwise that of the node. `paired` is the head size if a rotary embedding rotates adjacent pairs of the
+// projection's output, or otherwise 0. `unknown` receives the number of rotary embeddings that rotate adjacent pairs and whose
+// input comes from no projection. Call this function before projections are merged.
 int ovfleet_list_projections(const ov_model_t* model,
                              void (*found)(void* context, const char* name, size_t rows, size_t columns, size_t paired),
                              void* context, size_t* unknown);
@@ -154,10 +154,12 @@ int ovfleet_merge_projections(ov_model_t* model, size_t* merged);
 
 // Replaces the attention masks in the encoder of a Qwen model, which have an element for each pair of patches. Without the
 // input `attention_mask`, all patches attend to each other. Instead of `window_attention_mask`, there are three inputs:
-// `window_slots` [windows, slots] (i64), the index of the patch in each slot of a window, which is the index of any patch in
-// the unused slots of a window with fewer patches; `window_mask` [windows, 1, 1, slots] (f32), 0 for slots of patches and -inf
-// for others; and `window_patches` [patches] (i64), the slot of each patch, counted over all windows. `replaced` receives the
-// number of replaced attention operations: 0 if the graph has another form and was not changed.
+// - `window_slots` [windows, slots] (i64): the index of the patch in each slot of a window. A window with fewer patches than
+//   slots has unused slots, which contain the index of any patch.
+// - `window_mask` [windows, 1, 1, slots] (f32): 0 for slots of patches, and -inf for unused slots.
+// - `window_patches` [patches] (i64): the slot of each patch, counted over all windows.
+//
+// `replaced` receives the number of replaced attention operations: 0 if the graph has another form and was not changed.
 int ovfleet_remove_attention_masks(ov_model_t* model, size_t* replaced);
 
 // Replaces each convolution whose kernel covers its whole input with a matrix multiplication. `replaced` receives their number.

@@ -82,7 +82,7 @@ enum class Threading { parallel, serial };
 // Calls `body` with each index and its owner on the threads of the arena that runs the graph, `grain` indices at a time. Owner
 // `o` owns the indices from `begin_of(o)` to `begin_of(o + 1)`; those of the first owner begin at 0. A thread starts with the
 // owner that corresponds to its slot in the arena, because the data that it wrote earlier for this owner is in the cache of
-// its processor; reading data from the cache of another processor takes hundreds of nanoseconds, unless the processors share a
+// its processor. Reading data from the cache of another processor takes hundreds of nanoseconds, unless the processors share a
 // cache. Then the thread processes the remaining indices of other owners. If each slot is an owner, it helps the owners of its
 // group first.
 template <typename Begin, typename Body>

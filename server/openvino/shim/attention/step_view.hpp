@@ -11,9 +11,12 @@
 namespace ovfleet {
 
 // A single tensor (i32) contains the metadata of a step for all attention layers, because the plugin spends time on each input
-// of a custom operation. It contains, one after the other: the number S of sequences; the number of past tokens of each
-// sequence [S]; the index of the first new token of each sequence, and the end [S + 1]; the index of the first block of each
-// sequence, and the end [S + 1]; and the blocks of all sequences.
+// of a custom operation. It contains, one after the other:
+// - the number S of sequences;
+// - the number of past tokens of each sequence [S];
+// - the index of the first new token of each sequence, and the end [S + 1];
+// - the index of the first block of each sequence, and the end [S + 1];
+// - the blocks of all sequences.
 //
 // A view parses and validates the tensor once per step. The other layers of the step receive the same content, so they only
 // compare it with the view. The view is a copy, so that the validated content cannot change.

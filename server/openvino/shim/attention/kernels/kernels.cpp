@@ -3,11 +3,11 @@
 // FlashAttention: softmax with a running maximum, block by block (Dao et al., 2022). A tile contains the queries of all heads
 // that share a KV head.
 //
-// The output of a query depends only on the query, its position, and the keys and values that it sees: not on the other
-// queries of its tile, on the division into items, or on the form in which a tile reads blocks. Chunks and parts begin at
-// multiples of their length in the sequence, every sum has one order, and a key to which a query does not attend adds a zero.
-// `fused_multiply_add` rounds in the same way in every copy of a loop, because the compiler may not fuse other operations
-// (-ffp-contract=off).
+// The output of a query depends only on the query, its position, and the keys and values to which it attends. It does not
+// depend on the other queries of its tile, on the division into items, or on the form in which a tile reads blocks. Chunks and
+// parts begin at multiples of their length in the sequence, every sum has one order, and a key to which a query does not
+// attend adds a zero. `fused_multiply_add` rounds in the same way in every copy of a loop, because the compiler may not fuse
+// other operations (-ffp-contract=off).
 //
 // The file uses only memcpy and memset of the standard library: the linker could use inline functions that are compiled here
 // for other callers.
