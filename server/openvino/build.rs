@@ -7,8 +7,8 @@ use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// The sources of the shim. The sources of each list are compiled as one translation unit, because OpenVINO's headers take
-/// longer to compile than most of the sources. Sources that define the same names are in different lists.
+/// The sources of the shim. The sources of each list are compiled as one translation unit, because OpenVINO's headers
+/// take longer to compile than most of the sources. Sources that define the same names are in different lists.
 const UNITS: &[(&str, &[&str])] = &[
     (
         "attention",
@@ -110,7 +110,8 @@ fn write_unit(name: &str, sources: &[&str]) -> PathBuf {
     path
 }
 
-/// Whether kernels that run on a model of the tile registers are compiled. Only tests use them, and their builds are not optimized.
+/// Whether kernels that run on a model of the tile registers are compiled. Only tests use them, and their builds are
+/// not optimized.
 fn has_tile_models() -> bool {
     env::var("PROFILE").is_ok_and(|profile| profile == "debug")
 }
@@ -124,9 +125,9 @@ struct KernelSet {
     flags: &'static [&'static [&'static str]],
 }
 
-/// Returns the folder for the compiled libraries, whose name depends on everything that they are compiled from. It is not in
-/// `OUT_DIR`, because Cargo runs this script once more for Clippy, with another `OUT_DIR`, and compiling them takes
-/// minutes.
+/// Returns the folder for the compiled libraries, whose name depends on everything that they are compiled from. It is
+/// not in `OUT_DIR`, because Cargo runs this script once more for Clippy, with another `OUT_DIR`, and compiling them
+/// takes minutes.
 fn shared_folder(openvino: &Path) -> PathBuf {
     let mut hash = DefaultHasher::new();
     (openvino, env::var_os("PROFILE"), include_str!("build.rs")).hash(&mut hash);
@@ -169,8 +170,8 @@ fn compile(mut libraries: Vec<(String, cc::Build)>, folder: &Path) {
     println!("cargo:rustc-link-lib=stdc++");
 }
 
-/// Removes the compiled libraries of old versions. Those of the latest versions remain, because Cargo may still link them
-/// without running this script again, for example after an environment variable has changed back.
+/// Removes the compiled libraries of old versions. Those of the latest versions remain, because Cargo may still link
+/// them without running this script again, for example after an environment variable has changed back.
 fn remove_oldest(folders: &Path) {
     const RETAINED: usize = 3;
     let mut versions: Vec<_> = fs::read_dir(folders)
@@ -206,8 +207,8 @@ fn compile_to(libraries: &mut [(String, cc::Build)], folder: &Path) {
     });
 }
 
-/// Returns the libraries with the kernels for each instruction set. `shim/README.md` describes how to add an instruction
-/// set.
+/// Returns the libraries with the kernels for each instruction set. `shim/README.md` describes how to add an
+/// instruction set.
 fn kernels() -> Vec<(String, cc::Build)> {
     const AVX2: &[&str] = &["-mavx2", "-mfma", "-mf16c"];
     const AVX512: &[&str] = &["-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq"];

@@ -30,8 +30,8 @@ pub(crate) enum Command {
     Sleep(SleepCommand),
     /// End the thread after the current step.
     Stop,
-    /// Check the results of other threads (blocks that have been read, images that are encoded, and guides that are ready)
-    /// and whether clients have disconnected.
+    /// Check the results of other threads (blocks that have been read, images that are encoded, and guides that are
+    /// ready) and whether clients have disconnected.
     Wake,
 }
 

@@ -238,7 +238,7 @@ impl Core {
     }
 
     /// Applies the results of other threads. Returns whether there are restored blocks, images or ready guides that a
-    /// step may need; `restores_before` is the former number of restores.
+    /// step may need; `restores_before` is the number of restores when the engine began to wait.
     fn has_results(&mut self, shared: &SharedState, restores_before: usize) -> bool {
         self.poll_spill(shared);
         self.collect_images()
@@ -522,9 +522,9 @@ impl Core {
         spill.start_restores(scheduler, now, prefill_rate.per_second());
     }
 
-    /// Waits for the restored blocks, images or ready guides that the next step needs. Returns `None` when another thread
-    /// wakes the engine, because it has results or a client has disconnected, or when a restore is overdue. If a command
-    /// arrives before that, returns the command.
+    /// Waits for the restored blocks, images or ready guides that the next step needs. Returns `None` when another
+    /// thread wakes the engine, because it has results or a client has disconnected, or when a restore is overdue. If a
+    /// command arrives before that, returns the command.
     fn wait_for_results(&mut self, shared: &SharedState) -> Option<Command> {
         let restores_before = self.num_restores();
         loop {

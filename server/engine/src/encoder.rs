@@ -1,4 +1,4 @@
-//! Encodes images on a thread of its own, beside the steps of the model.
+//! Encodes images on a separate thread, concurrently with the steps of the model.
 //!
 //! The scheduler decides which images are encoded, in which order, and which outputs are evicted. This module stores
 //! the outputs and passes the images to the thread. The thread encodes consecutive images in one run if the encoder
@@ -36,14 +36,15 @@ pub trait ImageEncoder: Send {
     /// [`RunError`] if the image could not be encoded. The encoder can encode other images.
     fn encode(&mut self, image: &ImageInput) -> Result<ImageFeatures, RunError>;
 
-    /// Whether `image` can be encoded in one run with the images of `batch`, which is not empty. The outputs must be those
-    /// of each image alone, except for rounding errors, and the run must be short. By default, an image is encoded alone.
+    /// Whether `image` can be encoded in one run with the images of `batch`, which is not empty. Each output must equal
+    /// that of the image alone, except for rounding errors, and the run must remain short. By default, an image is
+    /// encoded alone.
     fn can_join(&self, _batch: &[Arc<ImageInput>], _image: &ImageInput) -> bool {
         false
     }
 
-    /// Encodes images that [`Self::can_join`] allows in one run. Returns an output for each, in the same order. The default
-    /// implementation encodes one image after the other.
+    /// Encodes images that [`Self::can_join`] allows in one run. Returns an output for each, in the same order. The
+    /// default implementation encodes one image after the other.
     ///
     /// # Errors
     /// [`RunError`] if an image could not be encoded. Each image is then encoded alone.
@@ -58,9 +59,9 @@ pub trait ImageEncoder: Send {
 
 /// The image encoder of an engine.
 pub struct EncoderConfig {
-    /// Encodes the images, on a thread of its own.
+    /// Encodes the images, on a separate thread.
     pub encoder: Box<dyn ImageEncoder>,
-    /// Bytes of encoder outputs that are stored, those of images that are being encoded included.
+    /// Bytes of encoder outputs that are stored, including those of images that are being encoded.
     ///
     /// If exceeded: outputs that no request needs are evicted, and further images wait to be encoded. The images of a
     /// single request may have more bytes; then no other images are stored.
@@ -98,7 +99,7 @@ struct EncoderRun {
 
 enum EncodeOutcome {
     Encoded(ImageFeatures),
-    /// The request that brought the image has ended.
+    /// The request to which the image belongs has ended.
     NotNeeded,
     Failed(String),
 }
@@ -150,7 +151,7 @@ impl Encoder {
         })
     }
 
-    /// The limits of the outputs that are stored and of the images that the thread has.
+    /// The limits for the outputs that are stored and for the images that are sent to the thread.
     pub(crate) fn limits(&self) -> ImageLimits {
         ImageLimits { rows_max: self.rows_max, max_num_encoder_input_tokens: MAX_NUM_ENCODER_INPUT_TOKENS }
     }
@@ -341,7 +342,7 @@ impl EncoderThread {
         }
     }
 
-    /// Encodes images in one run. `None` if that failed, or an output is not that of its image.
+    /// Encodes images in one run. `None` if that failed, or an output does not have the number of rows of its image.
     fn encode_batch(&mut self, batch: &[Arc<ImageInput>]) -> Option<Vec<ImageFeatures>> {
         let result = catch_unwind(AssertUnwindSafe(|| self.encoder.encode_batch(batch)));
         let rows = |outputs: &Vec<ImageFeatures>| {

@@ -228,7 +228,7 @@ impl Drop for Engine {
     }
 }
 
-/// Checks the settings and fits them to the cache.
+/// Validates the settings, and limits `max_model_len` to the size of the cache.
 fn fit(mut config: SchedulerConfig, layout: CacheLayout) -> Result<SchedulerConfig, StartError> {
     let CacheLayout { block_tokens, blocks_total, vocabulary, .. } = layout;
     config.max_model_len = config.max_model_len.min(block_tokens.saturating_mul(blocks_total));

@@ -1,6 +1,6 @@
-//! Images in requests: what a request brings, what the encoder returns, and what the runner reads in a step.
+//! Images in requests: the inputs and the outputs of the encoder, and the rows that the runner reads in a step.
 //!
-//! The engine knows images by their digests. Only the encoder reads their content, and only the runner reads its
+//! The engine identifies images by their digests. Only the encoder reads their content, and only the runner reads its
 //! output.
 
 use std::any::Any;
@@ -20,7 +20,7 @@ pub struct ImageInput {
     pub content: Arc<dyn Any + Send + Sync>,
 }
 
-/// The output of the encoder for an image: a row for each position of the prompt that the image takes.
+/// The output of the encoder for an image: a row for each position of the prompt that the image occupies.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ImageFeatures {
     values: Box<[f32]>,
@@ -54,9 +54,9 @@ impl ImageFeatures {
 /// The images of a request.
 #[derive(Clone, Debug)]
 pub struct RequestImages {
-    /// The images, each once.
+    /// The distinct images of the request.
     pub inputs: Vec<Arc<ImageInput>>,
-    /// The positions of the prompt that the images take.
+    /// The positions of the prompt that the images occupy.
     pub prompt: PromptImages,
     /// The positions of the tokens, if they differ from the indices of the tokens.
     pub positions: Option<Arc<PromptPositions>>,
@@ -104,13 +104,13 @@ impl RequestImages {
     }
 }
 
-/// The inputs of a step that images change. For all other tokens, the runner reads the embedding of the token, and the
-/// position is the index of the token in its sequence.
+/// The inputs of a step that depend on images. For all other tokens, the runner reads the embedding of the token, and
+/// the position is the index of the token in its sequence.
 #[derive(Clone, Debug, Default)]
 pub struct StepImages {
-    /// The tokens that read the output of the encoder, ascending.
+    /// The tokens that read the output of the encoder, in ascending order.
     pub rows: Vec<ImageRows>,
-    /// The sequences with positions of their own, ascending.
+    /// The sequences whose positions are not the indices of their tokens, in ascending order.
     pub positions: Vec<SequencePositions>,
 }
 
@@ -135,7 +135,7 @@ pub struct SequencePositions {
 }
 
 impl StepImages {
-    /// Whether images change nothing in the step.
+    /// Whether no input of the step depends on images.
     pub fn is_empty(&self) -> bool {
         self.rows.is_empty() && self.positions.is_empty()
     }

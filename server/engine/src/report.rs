@@ -40,7 +40,7 @@ pub struct StepReport {
     pub encoder_runs: u32,
     /// Number of images that were encoded.
     pub encoded_images: u32,
-    /// The time that the image encoder took for them, beside the steps.
+    /// The time that the image encoder took for them, concurrently with the steps.
     pub encode_time: Duration,
     /// Number of sequences whose allowed tokens are computed by guides.
     pub guided_sequences: u32,

@@ -18,11 +18,11 @@ pub struct Request {
     /// The images of the prompt. The draft model reads no images, so it proposes no drafts for the request, and the
     /// prompt is not scored.
     pub images: Option<Arc<RequestImages>>,
-    /// The number of sequences that continue the prompt, at least 1. Events have the index of their sequence.
+    /// The number of sequences that continue the prompt, at least 1. Each event contains the index of its sequence.
     pub num_sequences: u32,
-    /// The parameters of a beam search, in which the sequences search for the most probable texts together. Then the
-    /// events refer to the results, and are sent at the end. Only the bias, penalties, bans and log probabilities of
-    /// `sampling` apply.
+    /// The parameters of a beam search, in which the sequences search for the most probable texts together. If they are
+    /// set, the events refer to the results and are sent at the end, and only the bias, penalties, bans and log
+    /// probabilities of `sampling` apply.
     pub beam_search: Option<BeamSearch>,
     /// The parameters of prompt lookup, which proposes draft tokens. Drafts change only the time that a request takes.
     /// Beam search uses no drafts.
@@ -35,11 +35,12 @@ pub struct Request {
     /// The criteria by which sequences end. With a guide, sequences also end when no token can follow, and stop tokens
     /// end them only where the guide allows it.
     pub stop: StopCriteria,
-    /// The form that each sequence must follow.
+    /// The guide that restricts each sequence to a form.
     pub guide: Option<Arc<dyn Guide>>,
     /// A number that separates prefix caches: only requests with the same salt share cached blocks.
     pub cache_salt: u64,
-    /// The number of the adapter, from 1, or 0 for the base model. Only requests with the same adapter share cached blocks.
+    /// The number of the adapter, from 1, or 0 for the base model. Only requests with the same adapter share cached
+    /// blocks.
     pub adapter: u32,
     /// The tenant to which the request belongs, so that waiting requests of several tenants take turns. The number has
     /// no other meaning.
@@ -100,8 +101,8 @@ pub struct Sampling {
     pub bad_words: Arc<[Vec<TokenId>]>,
     /// The seed: the draw of the i-th token of the k-th sequence depends only on `(seed, k, i)` and the logits.
     pub seed: u64,
-    /// `Some(k)` reports the log probability of each generated token and of the `k` most probable ones, in the model's own
-    /// distribution (before bias, penalties and temperature).
+    /// `Some(k)` reports the log probability of each generated token and of the `k` most probable ones, in the model's
+    /// own distribution (before bias, penalties and temperature).
     pub logprobs: Option<u32>,
     /// Reports the same for the prompt's tokens except the first, in [`Event::Scored`].
     pub prompt_logprobs: Option<u32>,
@@ -149,8 +150,8 @@ impl Sampling {
     }
 }
 
-/// The events of a request, in order: `Started` once, `Scored` once if requested, then `Token`s and one `Finished` for each
-/// sequence. `Failed` can come at any time and is the last event.
+/// The events of a request, in order: `Started` once, `Scored` once if requested, then `Token`s and one `Finished` for
+/// each sequence. `Failed` can come at any time and is the last event.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Event {
     /// A step has computed tokens of the request for the first time.

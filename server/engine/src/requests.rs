@@ -224,8 +224,8 @@ impl ActiveRequest {
         ends
     }
 
-    /// Locks the shared state of a sequence's guide for a commit. `None` if the guide is not ready or another thread uses the
-    /// state.
+    /// Locks the shared state of a sequence's guide for a commit. `None` if the guide is not ready or another thread
+    /// uses the state.
     pub(crate) fn try_lock_commit(&self, index: u32) -> Option<CommitLock> {
         let unlocked = || Some(Box::new(()) as CommitLock);
         self.guides.get(index as usize).map_or_else(unlocked, GuideSlot::try_lock_commit)

@@ -20,7 +20,7 @@ pub trait ModelRunner: Send {
         0
     }
 
-    /// Carries out the copies of `batch`, computes its tokens, and returns the logits of the tokens at
+    /// Performs the copies of `batch`, computes its tokens, and returns the logits of the tokens at
     /// [`Batch::logits_indices`], in this order.
     ///
     /// # Errors

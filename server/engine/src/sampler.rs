@@ -35,8 +35,8 @@ use select::{Candidate, Cutoff};
 pub struct SamplingContext<'a> {
     /// The sampling parameters of the request.
     pub sampling: &'a Sampling,
-    /// The stop criteria. Stop tokens are banned while the sequence has fewer than `min_tokens` generated tokens, unless `allowed`
-    /// is set.
+    /// The stop criteria. Stop tokens are banned while the sequence has fewer than `min_tokens` generated tokens,
+    /// unless `allowed` is set.
     pub stop: &'a StopCriteria,
     /// The tokens of the sequence so far.
     pub history: &'a History,

@@ -1,12 +1,13 @@
-//! Beam search: decides which continuations of a prompt are continued, and which of them are results. It receives the
-//! candidates of each beam, and has no access to logits or blocks.
+//! Beam search: decides which beams continue, and which of them become results. It receives the candidates of each
+//! beam, and has no access to logits or blocks.
 //!
 //! The search is that of openvino_genai, so that the same model produces the same results. It is the search of
 //! `transformers` (Wolf et al., 2020) with the groups of Diverse Beam Search (Vijayakumar et al., 2016):
 //!
 //! - A beam's score is the sum of its tokens' log probabilities. Among the `2B` best continuations of a group's `B`
 //!   beams, those that end become results if they are among the first `B`. The first `B` others continue.
-//! - A result's score is divided by the number of its tokens to the power of `length_penalty`. A group has at most `B` results.
+//! - A result's score is divided by the number of its tokens to the power of `length_penalty`. A group has at most `B`
+//!   results.
 //! - A group ends according to [`EarlyStopping`], judged by the best beam *before* the step. All groups end at the
 //!   maximum number of tokens, and beams that have not ended then become results.
 //!
@@ -236,8 +237,8 @@ impl Search {
         self.candidates[slot as usize] = Some(candidates);
     }
 
-    /// Advances all beams by a token. The candidates of all beams must be set. Returns the continuations of the slots of groups that
-    /// have not ended.
+    /// Advances all beams by a token. The candidates of all beams must be set. Returns the continuations of the slots
+    /// of groups that have not ended.
     pub(crate) fn advance(&mut self) -> &[Move] {
         self.moves.clear();
         let mut used = Vec::new();

@@ -3,8 +3,8 @@
 //!
 //! A correct draft saves its sequence a step. Each draft costs as much as another token in a step, and a draft of the
 //! draft model also costs a run of that model. The speculator measures continuously how often drafts are accepted, and
-//! what tokens, steps and runs cost with the current number of sequences. It proposes no draft that is likely to cost
-//! more than it saves, and pauses for a while if drafts lose more than a small fraction of the time.
+//! the costs of tokens, steps and runs with the current number of sequences. It proposes no draft that is likely to
+//! cost more than it saves, and pauses for a while if drafts lose more than a small fraction of the time.
 //!
 //! Drafts affect only the time: each token is sampled as it would be without them.
 

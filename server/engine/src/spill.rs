@@ -69,7 +69,7 @@ struct ActiveRestore {
     last_deadline: Duration,
     /// Whether the restore was requested from the reader.
     is_requested: bool,
-    /// A flag that shows the reader whether the blocks are still needed.
+    /// A flag by which the reader checks whether the blocks are still needed.
     is_needed: Arc<AtomicBool>,
 }
 
@@ -83,7 +83,7 @@ pub(crate) struct Spill {
     waker: Waker,
     stats: Arc<SpillStats>,
     stored: StoredBlocks,
-    /// Number of writes without a result.
+    /// Number of writes whose results have not been received.
     queued: usize,
     /// The blocks to remove with the next write.
     removed: Vec<BlockKey>,
@@ -94,7 +94,7 @@ pub(crate) struct Spill {
     pause_until: Duration,
     block_bytes: usize,
     block_tokens: u32,
-    /// The files of the model, with their sizes and modification times, which show whether they have changed.
+    /// The files of the model, with the sizes and modification times by which changes are detected.
     files: Vec<(PathBuf, FileStamp)>,
 }
 
@@ -194,7 +194,8 @@ impl Spill {
         self.send_write(Some(WriteBlock { key, content }));
     }
 
-    /// Requests the blocks of the restores that the scheduler has begun. `rate` is the number of prompt tokens computed per second.
+    /// Requests the blocks of the restores that the scheduler has begun. `rate` is the number of prompt tokens computed
+    /// per second.
     pub(crate) fn start_restores(&mut self, scheduler: &mut Scheduler, now: Duration, rate: f32) {
         for restore in scheduler.drain_restores() {
             // The blocks must not be evicted before they are read. Later blocks are evicted first.
@@ -247,8 +248,8 @@ impl Spill {
     /// restores, because the disk is too slow.
     pub(crate) fn end_overdue(&mut self, scheduler: &mut Scheduler, now: Duration) {
         while let Some(index) = self.restores.iter().position(|restore| restore.deadline <= now) {
-            // The reader processes restores in order, so the other ones may only have waited for the first one. A reader
-            // that has delivered blocks may have waited for the engine.
+            // The reader processes restores in order, so the other ones may only have waited for the first one. A
+            // reader that has delivered blocks may have waited for the engine.
             if index == 0 && self.restores[0].is_requested && !self.has_read {
                 tracing::warn!(
                     seconds = PAUSE.as_secs(),

@@ -9,8 +9,8 @@ use crate::aborts::Aborts;
 use crate::request::{Event, Failure};
 use crate::waker::Waker;
 
-/// The events of one request, in order. The stream has room for all events that the request can produce, so the engine never
-/// waits for a client.
+/// The events of one request, in order. The stream has room for all events that the request can produce, so the engine
+/// never waits for a client.
 ///
 /// # Guarantees
 /// - The last event is the `Finished` of the last sequence that was not aborted, or `Failed`. If the engine ends before

@@ -6,7 +6,7 @@ use std::sync::mpsc::SyncSender;
 
 use crate::command::Command;
 
-/// Sends a command to wake up to the engine's thread. All clones together have at most one such command in the channel.
+/// Sends the engine's thread a command to wake up. All clones together have at most one such command in the channel.
 #[derive(Clone, Debug)]
 pub(crate) struct Waker {
     commands: SyncSender<Command>,
@@ -28,8 +28,8 @@ impl Waker {
     /// Records that the engine's thread has received the command. The thread must check the results of other threads
     /// after this call, so that it misses none.
     pub(crate) fn acknowledge(&self) {
-        // A swap, because a store could take effect after the thread has checked the results. A thread that adds a result
-        // in between would then not wake the engine.
+        // A swap, because a store could take effect after the thread has checked the results. A thread that adds a
+        // result in between would then not wake the engine.
         self.is_pending.swap(false, Ordering::AcqRel);
     }
 }

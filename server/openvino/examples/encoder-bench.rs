@@ -1,5 +1,5 @@
-//! Measures the image encoder of a vision-language model: the time of an image of noise, and how far the features are from
-//! those that the plugin computes in f32.
+//! Measures the image encoder of a vision-language model: the time of an image of noise, and the difference between its
+//! features and those that the plugin computes in f32.
 
 use std::io::Write as _;
 use std::path::PathBuf;

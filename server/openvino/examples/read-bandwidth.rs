@@ -1,5 +1,6 @@
 //! Measures how fast all threads together read memory, like STREAM but without writes: prints the best of several
-//! rounds in bytes per second. Generating a token reads the weights once, so this is its limit.
+//! rounds in bytes per second. Generating a token reads the weights once, so this bandwidth limits the speed of
+//! decoding.
 
 use std::hint::black_box;
 use std::num::NonZero;

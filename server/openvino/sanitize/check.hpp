@@ -85,5 +85,5 @@ inline uint16_t to_bf16(float value) {
 size_t check_attention();
 size_t check_projections();
 size_t check_experts();
-// Runs for a number of seconds, but checks at least a fixed number of cases.
+// This check runs for a number of seconds, but checks at least a fixed number of cases.
 size_t check_operations(double seconds);

@@ -20,7 +20,8 @@ struct Bounded {
     std::vector<double> values, off;
 };
 
-// How the kernels round rows: relative to the largest of 32 numbers, or each to bf16 together with the weights.
+// The rounding of the kernels. Numbers of a row are rounded to integers, relative to the largest of 32 numbers, or to bf16,
+// like the weights.
 struct RowRounding {
     Rounding rounding;
     double most_quant;

@@ -14,7 +14,7 @@ using namespace ovfleet::projection;
 
 constexpr size_t KS[] = {32, 64, 128, 160, 384, 576, 1024};
 constexpr size_t NS[] = {2, 16, 18, 30, 32, 34, 48, 50, 64, 96, 200};
-// 0 is the size of a whole row.
+// 0 stands for groups that are as long as a row.
 constexpr size_t WEIGHT_GROUPS[] = {16, 32, 64, WIDE_GROUP, 0};
 constexpr size_t M_MAX = 70;
 

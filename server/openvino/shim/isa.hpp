@@ -19,8 +19,8 @@ enum class TileSupport {
     granted,
 };
 
-// The first call requests the permission from the operating system, for all threads of the process. `reason` returns the reason
-// for a denial, a string that remains valid.
+// The first call requests the permission from the operating system, for all threads of the process. `reason` receives the
+// reason for a denial, a string that remains valid.
 TileSupport tile_support(const char** reason = nullptr);
 
 // Whether this processor runs kernels of an instruction set. Callers check this before each use of kernels, because a file may

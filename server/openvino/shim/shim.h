@@ -1,9 +1,9 @@
-// The parts that OpenVINO's C API lacks, behind a C interface: reading models, also GGUF files through OpenVINO's front end,
-// the graph rewrites that turn a language model into a paged one, and the native kernels. Models cross this boundary as the C
-// API's own `ov_model_t`, so that all other operations on them use the C API.
+// A C interface to what OpenVINO's C API lacks: reading models (including GGUF files, through OpenVINO's front end), the graph
+// rewrites that turn a language model into a paged one, and the native kernels. Models cross this boundary as the C API's own
+// `ov_model_t`, so all other operations on them use the C API.
 //
-// Every function that returns int returns 0, or 1 with a message in ovfleet_last_error(), unless its comment says otherwise.
-// None throws.
+// Unless its comment says otherwise, a function that returns int returns 0 on success, and 1 on failure with a message in
+// ovfleet_last_error(). No function throws.
 #pragma once
 
 #include <stddef.h>
@@ -20,7 +20,7 @@ typedef struct ov_compiled_model ov_compiled_model_t;
 // The message of the last failed call on this thread. It is valid until the next failed call on this thread.
 const char* ovfleet_last_error(void);
 
-// The path of the OpenVINO library to which this process is linked; null if the loader does not know it.
+// The path of the OpenVINO library that this process is linked against, or null if the dynamic loader cannot determine it.
 const char* ovfleet_library_path(void);
 
 enum ovfleet_element {
@@ -43,9 +43,10 @@ int ovfleet_read_ir(const ov_core_t* core, const char* path, ov_model_t** model)
 // logits. The caller frees the model with ov_model_free.
 int ovfleet_read_gguf(const char* path, ov_model_t** model);
 
-// Rows of a tensor in the model's files, and the memory for them in the form of ovfleet_weight: `quants` has `count * columns`
-// elements (two u4 per byte, the first in the low half), and `scales` and `zeros` have one element for each group. A null
-// pointer stands for elements that are not needed. `message` has space for the reason of a failure with its NUL.
+// A request to read `count` rows of the tensor with the number `tensor`, starting at the row `first`. The memory has the form
+// of ovfleet_weight: `quants` has `count * columns` elements (two u4 per byte, the first in the low half), and `scales` and
+// `zeros` have one element for each group. A pointer is null if its elements are not needed. `message` is a buffer of
+// `message_size` bytes for the reason of a failure, including its terminating NUL.
 typedef struct {
     size_t tensor, first, count;
     void* quants;
@@ -55,8 +56,8 @@ typedef struct {
     size_t message_size;
 } ovfleet_tensor_rows;
 
-// The tensors of the model's files, by number. `read` returns 0 if it has read the rows. Several threads call it at the same
-// time. `free` is called once, when no constant needs the source any more.
+// Reads the tensors of the model's files, which are identified by numbers. `read` returns 0 on success, and several threads
+// may call it at the same time. `free` is called once, when no constant needs the source any more.
 typedef struct {
     void* context;
     int (*read)(const void* context, const ovfleet_tensor_rows* rows);
@@ -65,14 +66,14 @@ typedef struct {
 
 // A weight matrix with groups along its rows: w[r][c] = (q[r][c] - zero[r][c / group]) * scale[r][c / group].
 typedef struct {
-    const char* tensor;   // its name in the GGUF file
-    size_t number;        // the number of the tensor that has its rows, in the source
+    const char* tensor;   // the name of the weight's tensor in the GGUF file
+    size_t number;        // the number by which the source identifies this tensor
     uint32_t type;        // the ovfleet_element of the quants
-    uint32_t zeros_type;  // the ovfleet_element of the zeros
-    int has_zeros;        // whether there are zeros; otherwise all are zero
+    uint32_t zeros_type;  // the ovfleet_element of the zero points
+    int has_zeros;        // whether the weight has zero points; otherwise all of them are 0
     size_t rows, columns;
     size_t group;  // 0 if the quants are the weights themselves, without scales
-    // Whether the quants, without their sign, have at most 6 bits: u8 below 64, or i8 from -32 to 31.
+    // Whether all quants fit into 6 bits: u8 below 64, or i8 from -32 to 31.
     int fits_six_bits;
     // Whether the 16 scales of each 256 weights of a row are multiples of one number in f16 by integers from -128 to 127.
     int has_super_scales;
@@ -84,15 +85,16 @@ typedef struct ovfleet_weights ovfleet_weights_t;
 int ovfleet_find_weights(const ov_model_t* model, const ovfleet_tensor_source* source, ovfleet_weights_t** weights);
 void ovfleet_free_weights(ovfleet_weights_t* weights);
 
-// Replaces a weight with one that is read from the source when it is needed. `found` returns whether the graph has this weight.
-// The rows of a stack of matrices, one for each expert, follow each other.
+// Replaces a weight with one that is read from the source when it is needed. `found` receives whether the graph has this
+// weight. If the weight is a stack of matrices, one for each expert, the rows of all matrices are stored one matrix after the
+// other.
 int ovfleet_set_weight(ovfleet_weights_t* weights, const ovfleet_weight* weight, int* found);
 
 // Divides the frequencies of the rotary embeddings with this base (0: with any base) by `factors`, one for each pair of a head.
-// `applied` returns the number of changed frequency tables, which is 0 if no table has this length and base.
+// `applied` receives the number of changed frequency tables, which is 0 if no table has this length and base.
 int ovfleet_divide_frequencies(ov_model_t* model, double base, const float* factors, size_t count, size_t* applied);
 
-// Multiplies the cosines and sines of the rotary embeddings with `count` pairs by `factor`. `applied` returns the number of
+// Multiplies the cosines and sines of the rotary embeddings with `count` pairs by `factor`. `applied` receives the number of
 // changed tables.
 int ovfleet_scale_rotary(ov_model_t* model, float factor, size_t count, size_t* applied);
 
@@ -103,13 +105,13 @@ int ovfleet_rewrite_rotary(ov_model_t* model, void (*permuted)(void* context, co
                            void* context);
 
 // Replaces rotary embeddings that rotate adjacent pairs with embeddings that rotate halves, in the form that plugins fuse. It
-// is for files whose weights need rotated halves, but whose graph rotates pairs. `rotated` returns the number of replaced
+// is for files whose weights need rotated halves, but whose graph rotates pairs. `rotated` receives the number of replaced
 // embeddings.
 int ovfleet_rotate_halves(ov_model_t* model, size_t* rotated);
 
-// Gives the output of experts the shape of their input, because the front end gives it the shape of one sequence, but in paged
-// attention each token is a sequence. Also divides the weights of a token's experts by their sum, unless the graph does.
-// `layers` returns the number of changed layers.
+// Changes the shape of the experts' output to that of their input: the front end assumes a single sequence, but with paged
+// attention each token is a sequence. Also divides the weights of a token's experts by their sum, unless the graph already
+// does so. `layers` receives the number of changed layers.
 int ovfleet_fix_experts(ov_model_t* model, size_t* layers);
 
 // Sets the sliding window of all attention layers to `tokens` tokens, including the current one, regardless of their masks. The
@@ -118,10 +120,10 @@ int ovfleet_set_sliding_window(ov_model_t* model, uint32_t tokens);
 
 // ---- Projections and adapters ----
 
-// Calls `found` for each projection with its name (that of its weight in a GGUF file, or otherwise that of its node), the rows
-// and columns of its weight, and the head size if a rotary embedding rotates adjacent pairs of its output, or otherwise 0.
-// `unknown` returns the number of rotary embeddings that rotate adjacent pairs and whose input comes from no projection. No
-// projections may be merged yet.
+// Calls `found` for each projection with its name and with the rows and columns of its weight. The name is that of the weight
+// in a GGUF file, or otherwise that of the node. `paired` is the head size if a rotary embedding rotates adjacent pairs of the
+// projection's output, or otherwise 0. `unknown` receives the number of rotary embeddings that rotate adjacent pairs and whose
+// input comes from no projection. Call this function before projections are merged.
 int ovfleet_list_projections(const ov_model_t* model,
                              void (*found)(void* context, const char* name, size_t rows, size_t columns, size_t paired),
                              void* context, size_t* unknown);
@@ -144,31 +146,34 @@ typedef struct {
 int ovfleet_add_adapters(ov_model_t* model, const ovfleet_lora* loras, size_t count, int in_native_projections,
                          const char* content);
 
-// Merges projections that read the same input and have weights of the same form (q/k/v, gate/up). `merged` returns the number
+// Merges projections that read the same input and have weights of the same form (q/k/v, gate/up). `merged` receives the number
 // of projections that were merged.
 int ovfleet_merge_projections(ov_model_t* model, size_t* merged);
 
 // ---- Image encoders ----
 
-// Replaces the masks of all pairs of patches in the encoder of a Qwen model. Without the input `attention_mask`, all patches
-// attend to each other. Instead of `window_attention_mask`, there are three inputs: `window_slots` [windows, slots] (i64), the
-// patch of each slot of a window, which is any patch if the window has fewer; `window_mask` [windows, 1, 1, slots] (f32), 0 for
-// slots of patches and -inf for others; and `window_patches` [patches] (i64), the slot of each patch, counted over all windows.
-// `replaced` returns the number of replaced attention operations: 0 if the graph has another form and was not changed.
+// Replaces the attention masks in the encoder of a Qwen model, which have an element for each pair of patches. Without the
+// input `attention_mask`, all patches attend to each other. Instead of `window_attention_mask`, there are three inputs:
+// - `window_slots` [windows, slots] (i64): the index of the patch in each slot of a window. A window with fewer patches than
+//   slots has unused slots, which contain the index of any patch.
+// - `window_mask` [windows, 1, 1, slots] (f32): 0 for slots of patches, and -inf for unused slots.
+// - `window_patches` [patches] (i64): the slot of each patch, counted over all windows.
+//
+// `replaced` receives the number of replaced attention operations: 0 if the graph has another form and was not changed.
 int ovfleet_remove_attention_masks(ov_model_t* model, size_t* replaced);
 
-// Replaces each convolution whose kernel covers its whole input with a matrix multiplication. `replaced` returns their number.
+// Replaces each convolution whose kernel covers its whole input with a matrix multiplication. `replaced` receives their number.
 int ovfleet_replace_patch_convolutions(ov_model_t* model, size_t* replaced);
 
 // Replaces each attention without a mask in an encoder with the native attention for the instruction set `isa` (an
 // ovfleet_isa), which multiplies in bf16 with OVFLEET_AVX512_BF16 and OVFLEET_AMX, and in f32 with all others. `replaced`
-// returns their number. All other attention remains with the plugin, as all of it does with OVFLEET_PLUGIN, and is computed in
-// blocks of queries where possible.
+// receives their number. The plugin computes all other attention (with OVFLEET_PLUGIN, all attention), in blocks of queries
+// where possible.
 int ovfleet_replace_encoder_attention(ov_model_t* model, uint32_t isa, size_t* replaced);
 
 // Replaces the multiplications by integer weights in an encoder with native projections for the instruction set `isa` (an
-// ovfleet_isa), which read and return f32 and multiply activations in `terms` terms of 8 bits. `replaced` returns their number.
-// All other multiplications remain with the plugin.
+// ovfleet_isa), which read and return f32 and multiply activations in `terms` terms of 8 bits. `replaced` receives their
+// number. The plugin computes all other multiplications.
 int ovfleet_replace_encoder_projections(ov_model_t* model, uint32_t isa, uint32_t terms, size_t* replaced);
 
 // ---- Paged attention and kernels ----
@@ -181,12 +186,12 @@ enum ovfleet_tile_support {
 };
 
 // Returns an ovfleet_tile_support. The first call requests the permission from the operating system, for all threads of the
-// process. `reason` returns the reason for a denial, a string that remains valid.
+// process. `reason` receives the reason for a denial, a string that remains valid.
 int ovfleet_tile_support(const char** reason);
 
 // An instruction set for which native kernels are compiled. Compiled models contain these numbers.
 enum ovfleet_isa {
-    OVFLEET_PLUGIN = 0,  // no native kernels: those of the plugin
+    OVFLEET_PLUGIN = 0,  // the plugin's kernels instead of native ones
     OVFLEET_PORTABLE = 1,
     OVFLEET_AVX2 = 2,
     OVFLEET_AVX_VNNI = 3,
@@ -203,7 +208,7 @@ typedef struct ovfleet_kernel_plan {
     uint32_t attention_isa;           // an ovfleet_isa
     uint32_t attention_activations;   // OVFLEET_F32 or OVFLEET_BF16
     uint32_t kv_cache;                // OVFLEET_F32, OVFLEET_BF16, OVFLEET_F16, OVFLEET_U8 or OVFLEET_U4
-    float attention_mass;             // the fraction that long prompts must cover; 0: they attend to all keys
+    float attention_mass;             // the fraction of the attention that long prompts must cover; 0: all keys
     uint32_t block_scores;            // whether decodes report the attention to each block
     uint32_t projection_terms;        // the number of 8-bit terms in which projections multiply activations: 1 or 2
     uint32_t native_experts;          // whether the kernels of the projections also compute experts
@@ -212,7 +217,7 @@ typedef struct ovfleet_kernel_plan {
 // The support of the native kernels for the experts of a model.
 enum ovfleet_experts {
     OVFLEET_NO_EXPERTS = 0,      // the model has none
-    OVFLEET_PLUGIN_EXPERTS = 1,  // only the plugin computes all of them
+    OVFLEET_PLUGIN_EXPERTS = 1,  // only the plugin supports all of them
     OVFLEET_NATIVE_EXPERTS = 2,
 };
 
@@ -224,17 +229,18 @@ int ovfleet_supports_native_projections(ov_model_t* model, int* supported, int* 
 // supports every attention layer.
 int ovfleet_make_paged(ov_model_t* model, int* supports_native_attention);
 
-// Replaces conditions of a paged model on the largest position or on the length of the longest sequence of a step with their
-// values for a sequence of `max_model_len` tokens (0: unknown), so that a sequence does not depend on others. `resolved`
-// returns their number. The call fails if there is such a condition and `max_model_len` is unknown, or if the condition has an
-// unknown form and its value may differ between sequences of up to `max_model_len` tokens.
+// Some paged models contain conditions on the largest position of a step or on the length of its longest sequence. Replaces
+// them with their values for a sequence of `max_model_len` tokens (0: unknown), so that the result of a sequence does not
+// depend on other sequences in the step. `resolved` receives their number. The call fails if there is such a condition and
+// `max_model_len` is unknown, or if the condition has an unknown form and its value may differ between sequences of up to
+// `max_model_len` tokens.
 int ovfleet_resolve_length_conditions(ov_model_t* model, uint32_t max_model_len, size_t* resolved);
 
 // Replaces operations of a paged model with native ones according to the plan, and limits the output to [rows, vocabulary]: the
 // new input `logits_indices` [rows] (i64) lists the tokens whose logits are computed.
 //
 // With `block_scores`, the model gets another input `block_scores` (u8), which contains [kv_heads][blocks of the step] in f32:
-// the kernels add the attention of decoded tokens to each block. `projections` returns the number of replaced projections. The
+// the kernels add the attention of decoded tokens to each block. `projections` receives the number of replaced projections. The
 // call fails if the plan has native attention, but the native attention does not support a layer of the model.
 int ovfleet_apply_kernel_plan(ov_model_t* model, const ovfleet_kernel_plan* plan, size_t* projections);
 
@@ -247,8 +253,9 @@ typedef struct ovfleet_thread_group {
     int32_t node;                // the NUMA node of the group's weights; -1: they are not placed
 } ovfleet_thread_group;
 
-// Divides the threads into groups, for all models of the process; with one group or none, there are no groups. Results do not
-// depend on groups. Call it before a model is run for the first time, because that is when its weights are placed.
+// Divides the threads into groups, for all models of the process. If `count` is 0 or 1, the threads are not divided. Results
+// do not depend on groups. Call this function before any model runs: the first run of a model places its weights on the NUMA
+// nodes.
 void ovfleet_set_thread_groups(const ovfleet_thread_group* groups, size_t count);
 
 // ---- Files ----
@@ -270,7 +277,8 @@ int ovfleet_import(ov_core_t* core, const char* path, size_t bytes, const char* 
 
 // ---- Native kernels without a graph, for tests ----
 
-// The new tokens of a sequence, and the blocks of its cache.
+// The new tokens of a sequence, of which the first is token `begin` of the step and follows `past` earlier tokens, and the
+// blocks of the sequence's cache.
 typedef struct ovfleet_sequence {
     size_t begin, count, past;
     const int32_t* blocks;
@@ -288,7 +296,8 @@ typedef struct ovfleet_attention_test {
     // An ovfleet_element.
     int kv_cache;
     int is_bf16;
-    // Whether the kernels are those for AMX with the plain C++ model of tiles, and with the vectors of the instruction set.
+    // Whether to run the AMX kernels on the plain C++ model of the tile registers, with the vectors of the instruction set
+    // `isa`.
     int tile_model;
     const ovfleet_sequence* sequences;
     const void *queries, *keys, *values;
@@ -314,13 +323,13 @@ typedef struct ovfleet_lora_test {
 } ovfleet_lora_test;
 
 // One native projection: a source of `m` rows and `k` columns, multiplied by weights of `n` rows and `k` columns. `quants`
-// contains a byte for each weight of 4, 6 or 8 bits (signed with `is_signed`), or of 5 bits, which stand for codes of E2M1
-// without zero points; groups of `group` weights share a zero point and a scale. Weights of 6 bits in groups of 16 are signed
-// and have no zero points, and their scales must be products of super-scales. `bias`, which may be null, has a number for each
-// row of the weights. `epilogue`: 0, or 1 to add `residual`, or 2 for SwiGLU, or 3 for its clamped form. With `norm`, the rows
-// of the source are normalized. The source and the destination are f32, or bf16 with `is_bf16`. `adapters` contains the number
-// of the adapter of each row. With `tile_model`, the kernels are those for AMX over the plain C++ model of tiles, with the
-// vectors of the instruction set.
+// contains one byte for each weight. If `bits` is 4, 6 or 8, the bytes are integers of this size (signed with `is_signed`). If
+// `bits` is 5, they are codes of E2M1, and there are no zero points. Groups of `group` weights share a zero point and a scale.
+// Weights of 6 bits in groups of 16 are signed and have no zero points, and their scales must be products of super-scales.
+// `bias`, which may be null, has a number for each row of the weights. `epilogue` is 0 for none, 1 to add `residual`, 2 for
+// SwiGLU, or 3 for clamped SwiGLU. With `norm`, the rows of the source are normalized. The source and the destination are f32,
+// or bf16 with `is_bf16`. `adapters` contains the number of the adapter of each row. With `tile_model`, the AMX kernels run on
+// the plain C++ model of the tile registers, with the vectors of the instruction set `isa`.
 typedef struct ovfleet_projection_test {
     size_t isa, m, k, n, bits, group, terms;
     int tile_model, is_signed, epilogue, is_bf16;

@@ -18,7 +18,7 @@ extern "C" int ovfleet_test_on_threads(size_t threads, void (*body)(void* contex
     tbb::task_arena arena{int(threads)};
     bool has_threads = false;
     arena.execute([&] {
-        // Each task occupies a thread until as many threads as there are tasks have taken one.
+        // Each task occupies its thread until all tasks have started, so that every task runs on a separate thread.
         std::atomic<size_t> arrived{0};
         const auto deadline = std::chrono::steady_clock::now() + std::chrono::minutes(2);
         const auto wait = [&](size_t) {

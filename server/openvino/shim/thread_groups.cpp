@@ -50,14 +50,14 @@ void bind_to_group(size_t number) {
     CPU_ZERO(&set);
     for (const auto processor : bound->processors)
         if (processor < CPU_SETSIZE) CPU_SET(processor, &set);
-    // A thread that may not be bound computes the same results.
+    // Ignore failures, because a thread that is not bound computes the same results.
     static_cast<void>(sched_setaffinity(0, sizeof(set), &set));
 }
 
 void place_on_group(const void* memory, size_t bytes, size_t number) {
     const Group* group = group_at(number);
     if (!group || group->node < 0 || size_t(group->node) >= NODES_MAX) return;
-    // Only whole pages can be moved. Those that two groups share stay with the first.
+    // Only whole pages can be moved. Pages that two groups share stay where they are.
     const size_t page = size_t(sysconf(_SC_PAGESIZE)), begin = (uintptr_t(memory) + page - 1) / page * page;
     const size_t end = (uintptr_t(memory) + bytes) / page * page;
     if (begin >= end) return;

@@ -11,8 +11,8 @@ size_t num_thread_groups();
 // Binds the calling thread to the processors of a group, unless it is bound to them already. With one group, nothing is bound.
 void bind_to_group(size_t number);
 
-// Moves the pages of memory to the NUMA node of a group. Memory without a group's node, and pages that the system cannot move,
-// remain where they are: the placement affects only the speed.
+// Moves the pages of memory to the NUMA node of a group. Pages stay where they are if the group has no node or if the system
+// cannot move them: the placement affects only the speed.
 void place_on_group(const void* memory, size_t bytes, size_t number);
 
 }  // namespace ovfleet

@@ -17,7 +17,7 @@ namespace ovfleet {
 
 inline size_t div_up(size_t count, size_t part) { return (count + part - 1) / part; }
 
-// The alignment of buffers, with which buffers of two threads share no cache lines.
+// The alignment of buffers in bytes, so that the buffers of two threads never share a cache line.
 constexpr size_t ALIGNMENT = 128;
 
 // Memory that is reused in every step.
@@ -67,8 +67,8 @@ struct Groups {
     size_t first_block(size_t slot, size_t blocks) const { return slot * blocks / threads; }
 };
 
-// The minimum number of tokens per thread with which each thread owns a part of the tokens. With fewer tokens, reading the
-// weights costs more than reading the results of other threads.
+// From this number of tokens per thread on, each thread owns a part of the tokens, for which it reads all weights. With fewer
+// tokens, reading all weights in each thread would cost more than reading the results of other threads.
 constexpr size_t TOKENS_PER_OWNER = 8;
 
 // The number of threads that each own a part of the tokens of a step; 1 if all threads share the tokens.
@@ -76,15 +76,15 @@ inline size_t num_owners(size_t tokens, size_t tokens_per_owner = TOKENS_PER_OWN
     return tokens >= tokens_per_owner * num_threads() ? num_threads() : 1;
 }
 
-// Whether work is worth the cost of several threads.
+// Whether a loop runs on several threads or only on the calling thread.
 enum class Threading { parallel, serial };
 
 // Calls `body` with each index and its owner on the threads of the arena that runs the graph, `grain` indices at a time. Owner
-// `o` owns the indices from `begin_of(o)` to `begin_of(o + 1)`; those of the first owner begin at 0. A thread first takes the
-// indices that it owns, by its slot in the arena, and then the remaining indices of other owners. Data that the thread wrote
-// earlier for the same owner is in the cache of its processor. Reading data from the cache of another processor takes hundreds
-// of nanoseconds, unless the processors share a cache. If each slot is
-// an owner, a thread first helps the owners of its group.
+// `o` owns the indices from `begin_of(o)` to `begin_of(o + 1)`; those of the first owner begin at 0. A thread starts with the
+// owner that corresponds to its slot in the arena, because the data that it wrote earlier for this owner is in the cache of
+// its processor. Reading data from the cache of another processor takes hundreds of nanoseconds, unless the processors share a
+// cache. Then the thread processes the remaining indices of other owners. If each slot is an owner, it helps the owners of its
+// group first.
 template <typename Begin, typename Body>
 void for_each_owned(size_t owners, const Begin& begin_of, size_t grain, Threading threading, const Body& body) {
     const size_t count = begin_of(owners);
@@ -132,8 +132,8 @@ void parallel_for(size_t count, size_t grain, const Body& body) {
     parallel_for_owned(1, [&](size_t owner) { return owner * count; }, grain, Threading::parallel, body);
 }
 
-// Calls `body` for each index below `count`, `grain` indices at a time, and binds no thread to its group. The loops of loading
-// are unbound, because the calling thread starts others, which would inherit its processors.
+// Calls `body` for each index below `count`, `grain` indices at a time, and binds no thread to its group. Loops that load a
+// model use this function: the thread that calls them starts other threads, which would inherit its binding.
 template <typename Body>
 void parallel_for_unbound(size_t count, size_t grain, const Body& body) {
     tbb::parallel_for(size_t(0), div_up(count, grain), [&](size_t part) {

@@ -2,9 +2,9 @@
 // processor, and `ModelTiles` computes the same bits in plain C++ on any processor. Kernels are templates over the
 // implementation, or are compiled once for each. Only for kernels, which are compiled once for each instruction set.
 //
-// A tile has up to 16 rows of up to 64 bytes. The product of two tiles adds to each 32-bit sum in row `m` and column `n` the
-// products of row `m` of A, which has up to 32 bf16, with column `n` of B, which has a row for each two bf16 of A: row `k` of B
-// contains the elements 2 * k and 2 * k + 1 of each column next to each other.
+// A tile has up to 16 rows of up to 64 bytes. Multiplying two tiles adds the dot product of row `m` of A and column `n` of B
+// to the f32 sum in row `m` and column `n`. A row of A has up to 32 bf16. B has one row for each pair of them: row `k` of B
+// contains the elements 2 * k and 2 * k + 1 of each column, next to each other.
 //
 //     TileConfig config;
 //     config.set(0, 16, 64);      // and the other tiles
@@ -14,7 +14,8 @@
 //     tiles.multiply<0, 1, 2>();
 //     tiles.store<0>(sums, 64);
 //
-// `OVFLEET_TILES` is the implementation that a file of kernels is compiled for, with `TileRegisters`.
+// A file of kernels is compiled with `OVFLEET_TILES` defined as one of the implementations, which it uses through
+// `TileRegisters`.
 #pragma once
 
 #include <cstddef>
@@ -147,8 +148,9 @@ private:
         std::memcpy(&value, &bits, sizeof(value));
         return double(normal(value));
     }
-    // Multiplication and addition are fused: a product of two bf16 is exact in f64, and its sum with an f32 is rounded to f64
-    // only if it is not near the middle of two f32, so that rounding the sum to f32 produces the bits of a single rounding.
+    // Multiplication and addition are fused: a product of two bf16 is exact in f64, and its sum with an f32 is inexact in f64
+    // only if it is not near the midpoint between two f32. Rounding the sum to f32 therefore produces the bits of a single
+    // rounding.
     static inline void add_products(float (&sums)[TILE_ROWS], double a, const double (&b)[TILE_ROWS]) {
         for (size_t column = 0; column < TILE_ROWS; ++column)
             sums[column] = normal(float(a * b[column] + double(sums[column])));

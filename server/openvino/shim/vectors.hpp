@@ -182,12 +182,13 @@ inline Floats broadcast(float value) {
 // produces remains NaN.
 inline Floats rounded_to_bf16(Floats values) { return (Floats)(((Words)values + 0x8000) & 0xffff0000); }
 
-// Rounds two vectors in the same way, and interleaves their numbers.
+// Rounds two vectors to bf16 in the same way, and interleaves them: each 32-bit lane has the number of `first` in its low half
+// and that of `second` in its high half.
 inline Words bf16_pairs(Floats first, Floats second) {
     return ((Words)first + 0x8000) >> 16 | (((Words)second + 0x8000) & 0xffff0000);
 }
 
-// Interleaves two vectors of numbers that are exact in bf16.
+// Interleaves two vectors in the same way, without rounding. Their numbers must be exact in bf16.
 inline Words exact_bf16_pairs(Floats first, Floats second) { return (Words)first >> 16 | ((Words)second & 0xffff0000); }
 
 inline Floats larger(Floats a, Floats b) { return a > b ? a : b; }

@@ -6,8 +6,7 @@ use std::thread::JoinHandle;
 pub(crate) struct BackgroundThread(Option<JoinHandle<()>>);
 
 impl BackgroundThread {
-    /// Starts `work` on a new thread. If the system cannot start a thread, the work is not done and a warning is
-    /// logged.
+    /// Starts `work` on a new thread. If the system cannot start a thread, the work is skipped and a warning is logged.
     pub(crate) fn start(name: &str, work: impl FnOnce() + Send + 'static) -> Self {
         let thread = std::thread::Builder::new().name(name.to_owned()).spawn(work);
         Self(

@@ -7,8 +7,8 @@ use crate::adapters::AdapterSource;
 /// The configuration of a model to load.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// Path of a GGUF file, or of a directory with an OpenVINO IR (`openvino_model.xml`) or with a vision-language model
-    /// (`openvino_language_model.xml`).
+    /// Path of a GGUF file, or of a directory with an OpenVINO IR (`openvino_model.xml`) or with a vision-language
+    /// model (`openvino_language_model.xml`).
     pub model: PathBuf,
     /// The OpenVINO device, such as `CPU`, `GPU.1` or `HETERO:GPU,CPU`. Only `CPU` is tested.
     pub device: String,
@@ -22,22 +22,24 @@ pub struct Config {
     pub kv_cache_tokens_max: u64,
     /// The directory in which rewritten graphs and compiled models are cached, so that the next start is faster.
     pub cache_dir: Option<PathBuf>,
-    /// Length of the longest sequence. It selects the rotary embeddings of models that have others for short contexts
-    /// (LongRoPE). `None` is the context length in a GGUF file; an IR with such embeddings needs a length.
+    /// Length of the longest sequence. It selects the rotary embeddings of models with different embeddings for short
+    /// and for long contexts (LongRoPE). `None` stands for the context length in a GGUF file; an IR with such
+    /// embeddings requires a value.
     pub max_model_len: Option<u32>,
     /// The adapters. Sequences refer to them by numbers from 1.
     pub adapters: Vec<AdapterSource>,
-    /// The fraction of the attention mass that long prompts must cover with the keys that they read, from 0 to 1. `None` reads
-    /// all keys. A sparse prompt is not exact. Only the native attention supports it.
+    /// The fraction of the attention mass that long prompts must cover with the keys that they read, from 0 to 1.
+    /// `None` reads all keys. The results of a sparse prompt are not exact. Only the native attention supports it.
     pub sparse_attention: Option<f32>,
     /// Whether decodes report the attention to each block
-    /// ([`ModelRunner::block_scores`](server_engine::ModelRunner::block_scores)). Only the native attention supports it.
+    /// ([`ModelRunner::block_scores`](server_engine::ModelRunner::block_scores)). Only the native attention supports
+    /// it.
     pub block_scores: bool,
 }
 
 impl Config {
-    /// The configuration of a model on the CPU, without adapters, sparse attention or a cache directory. The size of the KV
-    /// cache is derived from the available memory, with no other limit.
+    /// The configuration of a model on the CPU, without adapters, sparse attention or a cache directory. The size of
+    /// the KV cache is derived from the available memory, with no other limit.
     pub fn new(model: PathBuf) -> Self {
         Self {
             model,
@@ -56,7 +58,8 @@ impl Config {
     }
 }
 
-/// The precision in which the native projections multiply activations by integer weights. Kernels for AMX always use bf16.
+/// The precision in which the native projections multiply activations by integer weights. Kernels for AMX always use
+/// bf16.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ActivationPrecision {
     /// A precision whose rounding errors are not larger than those of bf16.

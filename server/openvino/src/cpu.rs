@@ -4,7 +4,8 @@ use std::fmt;
 
 use crate::tiles::{TileSupport, tile_support};
 
-/// An instruction set for which the native kernels are compiled. The numbers are those of `ovfleet_isa` in `shim/shim.h`.
+/// An instruction set for which the native kernels are compiled. The numbers are those of `ovfleet_isa` in
+/// `shim/shim.h`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub(crate) enum Isa {

@@ -1,5 +1,5 @@
-//! Reads a GGUF file as a graph with exactly the weights that the file contains. The weights are read from the file when they
-//! are needed.
+//! Reads a GGUF file as a graph with exactly the weights that the file contains. The weights are read from the file
+//! when they are needed.
 
 use std::sync::Arc;
 
@@ -147,8 +147,8 @@ fn replace_weights<'a>(
             let lacks = "the graph lacks a part of a fused projection";
             return Err(Error::runtime("write a weight", lacks).into());
         }
-        // If the front end has read the weight, the graph may use it under another name. But the front end may have rounded
-        // experts.
+        // If the front end has read the weight, the graph may use it under another name. But the front end may have
+        // rounded experts.
         let is_rounded = entry.shape.len() == 3 && entry.kind.is_quantized();
         if is_rounded || input == GraphInput::Vectors {
             return Err(ReadError::NoNode(entry));
@@ -204,9 +204,10 @@ fn reject_unproven_experts(file: &GgufFile) -> Result<(), Error> {
     Ok(())
 }
 
-/// Corrects the graphs that the front end builds for these architectures. In these graphs, the output of the experts has the
-/// shape of one sequence, and the weights of the chosen experts are normalized only if the file demands it, for gpt-oss over a
-/// dimension of one number. For qwen3moe, adjacent pairs are rotated, although the halves of a head form pairs in the files.
+/// Corrects the graphs that the front end builds for these architectures. In these graphs, the output of the experts
+/// has the shape of one sequence. The weights of the chosen experts are normalized only if the file demands it, and for
+/// gpt-oss over a dimension of size 1. For qwen3moe, adjacent pairs are rotated, although the halves of a head form
+/// pairs in the files.
 fn fix_experts(file: &GgufFile, model: &mut Model) -> Result<(), Error> {
     if !has_experts(file) {
         return Ok(());
@@ -342,8 +343,8 @@ fn is_split(file: &GgufFile) -> bool {
     file.paths().len() > 1
 }
 
-/// Whether a tensor is replaced: it contains the weights of a matrix or of experts that the front end may round or did not
-/// read.
+/// Whether a tensor is replaced: it contains the weights of a matrix or of experts that the front end may round or did
+/// not read.
 fn is_replaced(entry: &TensorEntry, input: GraphInput) -> bool {
     // The biases of experts have two dimensions, but the front end reads them like those of projections.
     !entry.name.ends_with(".bias")

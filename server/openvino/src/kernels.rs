@@ -2,8 +2,8 @@
 //! (OpenVINO's), for which instruction set and in which precision.
 //!
 //! The decision is a pure function of the configuration, the device, the processor and the graph. Its result is a
-//! [`KernelPlan`], which the shim carries out. To add a kernel for another instruction set, add it to [`Isa`], to the
-//! order of preference in this module, and to `shim/`; see `shim/README.md`.
+//! [`KernelPlan`], which the shim applies to the graph. To add a kernel for another instruction set, add it to [`Isa`],
+//! to the order of preference in this module, and to `shim/`; see `shim/README.md`.
 
 use std::fmt;
 
@@ -58,7 +58,7 @@ pub(crate) enum ExpertSupport {
 }
 
 impl ExpertSupport {
-    /// The value with this number, or `None` if there is none.
+    /// The value with this number, or `None` if no value has it.
     pub(crate) fn new(number: u64) -> Option<Self> {
         [Self::Absent, Self::Plugin, Self::Native].into_iter().find(|one| *one as u64 == number)
     }
@@ -117,8 +117,8 @@ pub(crate) enum ProductPrecision {
     /// Activations are integers of 8 bits, with a scale for each 32 activations. Those far above the root mean square
     /// of their row are multiplied in f32.
     Int8,
-    /// Activations are integers of 15 bits, with a scale for each 32 activations. Kernels with VNNI multiply them in two
-    /// terms of 8 bits, and all others as one number of 16 bits.
+    /// Activations are integers of 15 bits, with a scale for each 32 activations. Kernels with VNNI multiply them in
+    /// two terms of 8 bits, and all others as one number of 16 bits.
     Int16,
     /// Activations and weights are in bf16.
     Bf16,
@@ -307,9 +307,9 @@ pub(crate) struct EncoderPlan {
 /// Chooses the kernels of an image encoder. `precision` is that of the plugin's operations, which is f32 unless another
 /// one is configured. In any other precision, the plugin computes everything.
 ///
-/// Projections with AMX and attention multiply in bf16 if the device prefers bf16 and the processor has fast instructions
-/// for it, as for a language model. All other operations are computed in f32. In f32, the plugin's attention is faster
-/// than the native one.
+/// Projections with AMX and attention multiply in bf16 if the device prefers bf16 and the processor has fast
+/// instructions for it, as for a language model. All other operations are computed in f32. In f32, the plugin's
+/// attention is faster than the native one.
 pub(crate) fn plan_encoder(
     options: &KernelOptions,
     device: &DeviceOptions,

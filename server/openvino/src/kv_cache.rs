@@ -76,7 +76,8 @@ impl CachePorts {
         Ok(KvCache { tensors })
     }
 
-    /// A description of the format of a block. Blocks of models or runtimes with different descriptions are not compatible.
+    /// A description of the format of a block. Blocks of models or runtimes with different descriptions are not
+    /// compatible.
     pub(crate) fn describe(&self) -> String {
         let port = |port: &Port| format!("{} {:?} {:?}", port.name, port.element, port.shape);
         self.ports.iter().map(port).collect::<Vec<_>>().join(", ")

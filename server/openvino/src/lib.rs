@@ -12,7 +12,8 @@
 //!                                                       compile ◄─ native kernels ◄─ kernel plan (`kernels.rs`) ◄┘
 //! ```
 //!
-//! The language model of a vision-language model takes the same path. Its other models are compiled unchanged (`vision.rs`).
+//! The language model of a vision-language model takes the same path. Its other models are compiled unchanged
+//! (`vision.rs`).
 #![allow(unsafe_code, reason = "the boundary to OpenVINO; every block says why it is sound")]
 
 mod adapters;

@@ -1,4 +1,4 @@
-//! The files of the OpenVINO runtime to which this process is linked.
+//! The files of the OpenVINO runtime that this process is linked against.
 
 use std::ffi::{CStr, c_char};
 use std::path::PathBuf;
@@ -7,7 +7,8 @@ unsafe extern "C" {
     fn ovfleet_library_path() -> *const c_char;
 }
 
-/// The path of the C API that belongs to the linked OpenVINO library. `None` if the loader does not know the library's path.
+/// The path of the C API that belongs to the linked OpenVINO library. `None` if the dynamic loader cannot determine the
+/// library's path.
 pub(crate) fn c_library() -> Option<PathBuf> {
     // SAFETY: the function has no parameters and returns null or a NUL-terminated string that the loader owns.
     let linked = unsafe {

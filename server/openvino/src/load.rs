@@ -45,7 +45,8 @@ pub struct LoadReport {
     /// Whether the native kernels compute all projections and the attention. In this case, the logits of a token are
     /// identical to the bit, regardless of the other tokens in the step.
     pub native_kernels: bool,
-    /// The precision of computations other than products of 8-bit integers: the configured one, or the device's default.
+    /// The precision of computations other than products of 8-bit integers: the configured one, or the device's
+    /// default.
     pub inference_precision: String,
     /// The precision of the KV cache, as the device reports it.
     pub kv_cache_precision: String,
@@ -123,7 +124,7 @@ impl Stages<'_> {
     }
 }
 
-/// The facts about a model that are known before its graph is read.
+/// Loads one model. The fields are determined before its graph is read.
 struct ModelLoader {
     config: Config,
     source: ModelSource,
@@ -189,8 +190,8 @@ impl ModelLoader {
     }
 
     /// The entry of the compiled model in the cache directory. Models with adapters are not cached, because their
-    /// adapters must be read at every start, nor are the language models of vision-language models, because the probe of
-    /// the cache has no embeddings for them.
+    /// adapters must be read at every start, nor are the language models of vision-language models, because the probe
+    /// of the cache has no embeddings for them.
     fn compiled_entry(&self) -> Option<CompiledCacheEntry> {
         if !self.config.adapters.is_empty() || self.vision().is_some() {
             return None;
@@ -273,8 +274,8 @@ impl ModelLoader {
         Ok(PreparedGraph { model, plan, properties, from_cache, adapter_digests })
     }
 
-    /// Computes all sequences with the rotary embeddings for the longest sequence, because a step contains several sequences
-    /// and parts of prompts, and cached keys cannot change.
+    /// Computes all sequences with the rotary embeddings for the longest sequence, because a step contains several
+    /// sequences and parts of prompts, and cached keys cannot change.
     fn resolve_length_conditions(&self, model: &mut Model) -> Result<(), Error> {
         let max_model_len = self.config.max_model_len;
         let conditions = shim::resolve_length_conditions(model, max_model_len)?;
@@ -318,8 +319,8 @@ impl ModelLoader {
         Ok(SourceGraph { model, from_cache: false })
     }
 
-    /// Adds the adapters to a model whose projections are not merged, and merges the projections. Returns a digest of each
-    /// adapter.
+    /// Adds the adapters to a model whose projections are not merged, and merges the projections. Returns a digest of
+    /// each adapter.
     fn add_adapters(&self, model: &mut Model, method: AdapterMethod) -> Result<Vec<u64>, Error> {
         let origin = match &self.source {
             ModelSource::Gguf(file) => GraphOrigin::Gguf(file.architecture().unwrap_or_default()),

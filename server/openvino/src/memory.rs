@@ -66,11 +66,11 @@ const VERSION_1: ControllerFiles = ControllerFiles {
     page_cache: ["total_inactive_file", "total_active_file"],
 };
 
-/// Bytes that remain within the limits of the control groups of a process and of the groups that contain these. `None` if
-/// none has a limit. In version 1, a group without a limit has one that exceeds the memory of any machine.
+/// Bytes that remain within the limits of the control groups of a process and of the groups that contain these. `None`
+/// if none has a limit. In version 1, a group without a limit has one that exceeds the memory of any machine.
 ///
-/// `groups` is the content of `/proc/PID/cgroup`. Its paths can be those of the host, while only the process's own group is
-/// mounted, at the root.
+/// `groups` is the content of `/proc/PID/cgroup`. Its paths can be those of the host, while only the process's own
+/// group is mounted, at the root.
 fn group_available(mount: &Path, groups: &str) -> Option<u64> {
     let limit = |line: &str| {
         let (controllers, path) = line.split_once(':')?.1.split_once(':')?;

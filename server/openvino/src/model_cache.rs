@@ -1,5 +1,5 @@
-//! Compiled models (`model_cache/compiled.rs`), and rewritten graphs (`model_cache/graph.rs`) where compiled models cannot be
-//! cached, for the next start.
+//! Caches compiled models (`model_cache/compiled.rs`) for the next start, and rewritten graphs (`model_cache/graph.rs`)
+//! where compiled models cannot be cached.
 //!
 //! The cache only saves time: an error in the cache or its directory is logged, and never prevents the start.
 

@@ -50,8 +50,8 @@ struct RawThreadGroup {
     node: i32,
 }
 
-/// Numbers of threads and groups of them with which results are compared to those of one thread. Most machines that run the
-/// tests have fewer processors. Some groups have more threads than others.
+/// Numbers of threads and of their groups. Tests compare the results for each of them with those of a single thread.
+/// Most machines that run the tests have fewer processors. Some groups have more threads than others.
 const THREADS: [Threads; 9] = [
     Threads { count: 2, groups: 1 },
     Threads { count: 3, groups: 1 },
@@ -79,8 +79,8 @@ fn on_threads<T>(threads: Threads, body: impl FnMut() -> T) -> T {
     on_processors(threads.count, &vec![&[][..]; threads.groups], body)
 }
 
-/// Calls `body` in an arena of `count` threads, all of which are running. Each group of threads may be bound to its processors;
-/// without processors, it is not bound.
+/// Calls `body` in an arena of `count` threads, all of which are running. Each group of threads may be bound to its
+/// processors; without processors, it is not bound.
 fn on_processors<T>(count: usize, groups: &[&[u32]], body: impl FnMut() -> T) -> T {
     static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
     struct Context<T, F> {
@@ -104,8 +104,8 @@ fn on_processors<T>(count: usize, groups: &[&[u32]], body: impl FnMut() -> T) ->
         node: -1,
     };
     let groups: Vec<RawThreadGroup> = groups.iter().map(raw).collect();
-    // SAFETY: the processors of the groups live until the call returns. The context has the type that the function expects,
-    // and lives as long.
+    // SAFETY: the processors of the groups live until the call returns. The context has the type that the function
+    // expects, and lives as long.
     let was_run = unsafe {
         ovfleet_set_thread_groups(groups.as_ptr(), groups.len());
         let was_run = ovfleet_test_on_threads(count, function, (&raw mut context).cast());
@@ -156,7 +156,7 @@ impl FloatType {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum KernelVariant {
     Kernels(Isa),
-    /// The kernels for AMX over the C++ model of tiles, with the vectors of an instruction set.
+    /// The AMX kernels on the C++ model of the tile registers, with the vectors of an instruction set.
     TileModel(Isa),
 }
 
@@ -176,8 +176,8 @@ impl KernelVariant {
         matches!(self, Self::TileModel(_))
     }
 
-    /// Asserts that the shim has kernels for an instruction set exactly if the planner may choose them on this processor, and
-    /// the model of tiles exactly if the processor has the vectors.
+    /// Asserts that the shim has kernels for an instruction set exactly if the planner may choose them on this
+    /// processor, and the model of tiles exactly if the processor has the vectors.
     fn assert_agrees_with_plan(self, isas: &[Isa], was_run: bool) {
         let may_run = self.is_tile_model() || isas.contains(&self.isa());
         assert_eq!(was_run, may_run && CpuFeatures::detect().has(self.isa()), "{self:?}");

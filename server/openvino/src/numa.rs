@@ -76,8 +76,8 @@ pub fn run_on_node(node: u32) -> Result<NumaBinding, NodeError> {
     Ok(NumaBinding { processors: used.len(), is_memory_bound: bound })
 }
 
-/// The nodes whose processors the process is allowed to use. A process that reads much memory is slower on several nodes
-/// than on one.
+/// The nodes whose processors the process is allowed to use. A process that reads much memory is slower on several
+/// nodes than on one.
 #[must_use]
 pub fn nodes_in_use() -> Vec<u32> {
     processors_by_node().into_iter().map(|node| node.number).collect()
@@ -90,7 +90,7 @@ pub(crate) struct NodeProcessors {
     pub(crate) processors: Vec<u32>,
 }
 
-/// The nodes that have processors that the process is allowed to use.
+/// The nodes with processors that the process is allowed to use.
 pub(crate) fn processors_by_node() -> Vec<NodeProcessors> {
     let allowed = processors();
     let nodes = nodes().into_iter();

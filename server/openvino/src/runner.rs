@@ -392,7 +392,8 @@ impl StepInputs {
         self.position_ids.write(batch.tokens.len(), positions)
     }
 
-    /// Sums the attention to each block of the step over all heads. The result is empty if the model has no block scores.
+    /// Sums the attention to each block of the step over all heads. The result is empty if the model has no block
+    /// scores.
     fn sum_block_scores(&mut self, sums: &mut Vec<f32>) -> Result<(), Error> {
         sums.clear();
         if self.block_scores.presence == InputPresence::Absent {
@@ -457,7 +458,7 @@ impl InputShape {
         }
     }
 
-    /// Number of layers that read values of their own.
+    /// Number of layers, each of which reads separate values; 0 if all layers read the same ones.
     fn layers(self) -> usize {
         if let Self::Layers { layers, .. } = self { layers } else { 0 }
     }

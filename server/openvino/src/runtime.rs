@@ -253,8 +253,8 @@ fn describe_port(port: *const ov::ov_output_const_port_t) -> Result<Port, Error>
     check(unsafe { ov::ov_port_get_element_type(port, &raw mut element) }, "read an input's type")?;
     let mut partial =
         ov::ov_partial_shape { rank: ov::ov_dimension_t { min: 0, max: 0 }, dims: ptr::null_mut() };
-    // SAFETY: both pointers are valid; on success there are `rank` dimensions (if the rank is static), which the matching
-    // call frees.
+    // SAFETY: both pointers are valid; on success there are `rank` dimensions (if the rank is static), which the
+    // matching call frees.
     let shape = unsafe {
         check(ov::ov_port_get_partial_shape(port, &raw mut partial), "read an input's shape")?;
         let rank = if partial.rank.min == partial.rank.max {

@@ -346,13 +346,13 @@ unsafe extern "C" fn free_tensors(context: *mut c_void) {
     drop(unsafe { Box::from_raw(context.cast::<TensorSource>()) });
 }
 
-/// A weight of the graph.
+/// A weight that replaces one of the graph.
 #[derive(Clone, Copy)]
 pub(crate) struct WeightForm<'a> {
     /// The number of the weight in the source.
     pub(crate) number: usize,
     pub(crate) shape: MatrixShape,
-    /// A matrix with the same form.
+    /// A matrix whose types, group size and properties are those of the weight. Its values and its shape are not used.
     pub(crate) form: &'a Matrix,
 }
 
@@ -407,8 +407,8 @@ impl<'a> GraphWeights<'a> {
             has_super_scales: c_int::from(form.has_super_scales),
         };
         let mut found = 0;
-        // SAFETY: the pointers are valid for the call; `self.raw` is valid until it is dropped. `read_tensor` writes matrices of
-        // this form.
+        // SAFETY: the pointers are valid for the call; `self.raw` is valid until it is dropped. `read_tensor` writes
+        // matrices of this form.
         let code = unsafe { ovfleet_set_weight(self.raw, &raw const raw, &raw mut found) };
         check(code, "write a weight")?;
         Ok(found != 0)
@@ -444,7 +444,8 @@ pub(crate) fn divide_frequencies(
     Ok(applied)
 }
 
-/// Multiplies the cosines and sines of rotary embeddings with this number of pairs. Returns the number of changed tables.
+/// Multiplies the cosines and sines of rotary embeddings with this number of pairs. Returns the number of changed
+/// tables.
 pub(crate) fn scale_rotary(model: &mut Model, factor: f32, pairs: usize) -> Result<usize, Error> {
     let mut applied = 0;
     // SAFETY: both pointers are valid for the call.
@@ -485,8 +486,8 @@ pub(crate) fn rotate_halves(model: &mut Model) -> Result<usize, Error> {
     Ok(rotated)
 }
 
-/// Gives the output of experts the shape of their input, and normalizes the weights of a token's experts. Returns the number
-/// of changed layers.
+/// Changes the shape of the experts' output to that of their input, and normalizes the weights of a token's experts.
+/// Returns the number of changed layers.
 pub(crate) fn fix_experts(model: &mut Model) -> Result<usize, Error> {
     let mut layers = 0;
     // SAFETY: both pointers are valid for the call.
@@ -510,7 +511,8 @@ pub(crate) fn list_projections(model: &mut Model) -> Result<Projections, Error> 
         columns: usize,
         paired: usize,
     ) {
-        // SAFETY: `context` is the vector below, which outlives the call that runs this function; `name` is NUL-terminated.
+        // SAFETY: `context` is the vector below, which outlives the call that runs this function; `name` is
+        // NUL-terminated.
         let (all, name) = unsafe { (&mut *context.cast::<Vec<Projection>>(), CStr::from_ptr(name)) };
         let paired = (paired > 0).then_some(paired);
         all.push(Projection { name: name.to_string_lossy().into_owned(), rows, columns, paired });
@@ -586,8 +588,8 @@ pub(crate) fn merge_projections(model: &mut Model) -> Result<usize, Error> {
     Ok(merged)
 }
 
-/// Removes the masks of all pairs of patches from the encoder of a Qwen model. Returns the number of replaced attention operations:
-/// 0 if the graph has another form and was not changed.
+/// Removes the attention masks, which have an element for each pair of patches, from the encoder of a Qwen model.
+/// Returns the number of replaced attention operations: 0 if the graph has another form and was not changed.
 pub(crate) fn remove_attention_masks(model: &mut Model) -> Result<usize, Error> {
     let mut replaced = 0;
     // SAFETY: both pointers are valid for the call.
@@ -605,8 +607,8 @@ pub(crate) fn replace_patch_convolutions(model: &mut Model) -> Result<usize, Err
     Ok(replaced)
 }
 
-/// Replaces each attention without a mask in an image encoder with the native attention for `isa`. Returns their number: 0 with
-/// `None`, which leaves them to the plugin.
+/// Replaces each attention without a mask in an image encoder with the native attention for `isa`. Returns their
+/// number: 0 with `None`, which leaves them to the plugin.
 pub(crate) fn replace_encoder_attention(model: &mut Model, isa: Option<Isa>) -> Result<usize, Error> {
     let mut replaced = 0;
     let isa = isa.map_or(PLUGIN, |isa| isa as u32);
@@ -639,7 +641,7 @@ pub(crate) fn replace_encoder_projections(
 /// The multiplications by weights in a model that the native kernels support.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ProjectionSupport {
-    /// Whether they support all of them, including those of experts.
+    /// Whether the native kernels support all of them, including those of experts.
     pub(crate) supports_all: bool,
     pub(crate) experts: ExpertSupport,
 }
@@ -657,8 +659,8 @@ pub(crate) fn projection_support(model: &mut Model) -> Result<ProjectionSupport,
     Ok(ProjectionSupport { supports_all: supported != 0, experts })
 }
 
-/// Turns a stateful language model into a paged one with the plugin's attention. Returns whether the native attention supports
-/// all of its attention layers.
+/// Turns a stateful language model into a paged one with the plugin's attention. Returns whether the native attention
+/// supports all of its attention layers.
 pub(crate) fn make_paged(model: &mut Model) -> Result<bool, Error> {
     let mut supported = 0;
     // SAFETY: both pointers are valid for the call.
@@ -667,8 +669,8 @@ pub(crate) fn make_paged(model: &mut Model) -> Result<bool, Error> {
     Ok(supported != 0)
 }
 
-/// Replaces conditions of a paged model on the length of the longest sequence of a step with their values for a sequence of
-/// `max_model_len` tokens. Returns the number of conditions.
+/// Replaces conditions of a paged model on the length of the longest sequence of a step with their values for a
+/// sequence of `max_model_len` tokens. Returns the number of conditions.
 ///
 /// # Errors
 /// The model has such conditions, and `max_model_len` is unknown or a condition cannot be replaced.
@@ -709,8 +711,8 @@ pub(crate) fn save(model: &mut Model, xml: &Path, bin: &Path) -> Result<(), Erro
     check(code, "save the rewritten model")
 }
 
-/// A core that reads compiled models, which may contain the native operations. A core that reads a user's models must not know
-/// these operations, because it would let a file choose their attributes.
+/// A core that reads compiled models, which may contain the native operations. A core that reads a user's models must
+/// not know these operations, because it would let a file choose their attributes.
 pub(crate) fn import_core() -> Result<Core, Error> {
     let core = Core::new()?;
     // SAFETY: the pointer is valid for the call.

@@ -1,5 +1,5 @@
-//! Divides the threads that compute models into groups, one for each NUMA node. The native kernels divide weights and KV heads
-//! among the groups, so that each group reads only the memory of its node.
+//! Divides the threads that compute models into groups, one for each NUMA node. The native kernels divide weights and
+//! KV heads among the groups, so that each group reads only the memory of its node.
 
 use std::fmt;
 
@@ -22,8 +22,8 @@ unsafe extern "C" {
 pub struct ThreadGroups(Vec<Option<NodeProcessors>>);
 
 impl ThreadGroups {
-    /// Assigns consecutive nodes, which are often those of one socket, to each group. If there are fewer nodes than groups, the
-    /// groups are not bound.
+    /// Assigns consecutive nodes, which are often those of one socket, to each group. If there are fewer nodes than
+    /// groups, the groups are not bound.
     fn of_nodes(count: usize, nodes: Vec<NodeProcessors>) -> Self {
         let mut groups: Vec<Option<NodeProcessors>> = vec![None; count];
         let total = nodes.len();
@@ -55,8 +55,8 @@ impl fmt::Display for ThreadGroups {
     }
 }
 
-/// Divides the threads of all models of the process into groups. Call this before a model is loaded. Memory is placed on the
-/// first node of a group.
+/// Divides the threads of all models of the process into groups. Call this before a model is loaded. Memory is placed
+/// on the first node of a group.
 #[must_use]
 pub fn divide_threads(count: u32) -> ThreadGroups {
     let groups = ThreadGroups::of_nodes(count as usize, processors_by_node());

@@ -1,4 +1,5 @@
-//! Vision-language models that optimum-intel has exported: their files, the embeddings of tokens, and the image encoder.
+//! Vision-language models that optimum-intel has exported: their files, the embeddings of tokens, and the image
+//! encoder.
 //!
 //! The language model is loaded like any other IR (`load.rs`), but reads embeddings instead of token ids.
 

@@ -276,7 +276,7 @@ fn a_block_that_is_read_and_written_elsewhere_is_identical() {
     expect_identical_copies(quantized);
 }
 
-/// Returns the logits after the question.
+/// Asserts that a step reads identical logits from copied blocks. Returns the logits after the question.
 fn expect_identical_copies(mut runner: OpenVinoRunner) -> Vec<f32> {
     let mut sequences = [Stepper::new(0, &QUESTION)];
     step(&mut runner, &mut sequences, 512);

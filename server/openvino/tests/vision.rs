@@ -1,6 +1,6 @@
-//! Compares the answers of tiny vision-language models with those of transformers: `tests/conformance/images/make_models.py`
-//! makes the models and records the answers. `OVFLEET_VISION_MODELS` is their folder. The images pass through the image
-//! processor of this server.
+//! Compares the answers of tiny vision-language models with those of transformers:
+//! `tests/conformance/images/make_models.py` creates the models and records the answers. `OVFLEET_VISION_MODELS` is
+//! their folder. The images pass through the image processor of this server.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -22,8 +22,8 @@ use server_images::{
 };
 use server_openvino::{Config, EncoderImage, OpenVinoImageEncoder, load, load_image_encoder};
 
-/// The largest difference between a feature of an image that is encoded together with others and that of the image alone,
-/// relative to the largest feature.
+/// The largest difference between a feature of an image that is encoded together with others and that of the image
+/// alone, relative to the largest feature.
 const BATCH_TOLERANCE: f32 = 1e-5;
 
 /// The largest difference between a feature of an image and that of transformers, relative to the largest feature.
@@ -32,11 +32,12 @@ const FEATURE_TOLERANCE: f32 = 3e-5;
 /// The largest difference between a logit and that of transformers.
 const TOLERANCE: f32 = 2e-4;
 
-/// The largest noise of the features of an encoder with weights of 8 bits: the root mean square of the difference to the features
-/// that the plugin computes in f32 from the same weights, relative to those features.
+/// The largest noise of the features of an encoder with weights of 8 bits: the root mean square of the difference to
+/// the features that the plugin computes in f32 from the same weights, relative to those features.
 const NOISE_MAX: f64 = 5e-4;
 
-/// The same if the native attention multiplies in bf16. If everything is computed in bf16, these models have a noise of up to 9e-3.
+/// The same if the native attention multiplies in bf16. If everything is computed in bf16, these models have a noise of
+/// up to 9e-3.
 const BF16_ATTENTION_NOISE_MAX: f64 = 2e-3;
 
 /// The length of the longest sequence in tokens. It does not exceed the original context length of any of the models.
@@ -61,7 +62,7 @@ struct Case {
     name: String,
     prompt: Vec<TokenId>,
     images: Option<Arc<RequestImages>>,
-    /// What transformers inserts into the prompt in place of the image tokens: a row for each token.
+    /// The features that transformers inserts into the prompt in place of the image tokens, with a row for each token.
     features: Vec<f32>,
     answer: Vec<TokenId>,
     smallest_gap: f64,
@@ -308,8 +309,8 @@ fn check_batch(folder: &Path, cases: &[Case]) {
     eprintln!("{} images together: features differ by at most {largest_difference:e}", images.len());
 }
 
-/// The noise of the features of an encoder: the root mean square of the difference to those of `reference`, relative to the
-/// latter.
+/// The noise of the features of an encoder: the root mean square of the difference to those of `reference`, relative to
+/// the latter.
 fn noise_of(encoder: &mut OpenVinoImageEncoder, reference: &mut OpenVinoImageEncoder, cases: &[Case]) -> f64 {
     let (mut noise, mut squares) = (0.0, 0.0);
     for image in cases.iter().filter_map(|case| case.images.as_ref()).flat_map(|images| &images.inputs) {
@@ -323,8 +324,8 @@ fn noise_of(encoder: &mut OpenVinoImageEncoder, reference: &mut OpenVinoImageEnc
     (noise / squares).sqrt()
 }
 
-/// Compares the features of an encoder with weights of 8 bits and default settings with those that the plugin computes. With
-/// AMX, their noise must not exceed that of the plugin in bf16.
+/// Compares the features of an encoder with weights of 8 bits and default settings with those that the plugin computes.
+/// With AMX, their noise must not exceed that of the plugin in bf16.
 fn check_integer_weights(folder: &Path, cases: &[Case]) {
     let config = Config::new(folder.to_owned());
     let load = |config: &Config| load_image_encoder(config).unwrap().unwrap();

@@ -10,7 +10,7 @@ use crate::request::SequenceId;
 ///
 /// # Guarantees
 /// - The ranges of the sequences in `tokens`, `blocks` and `samples` follow each other in the order of `sequences`.
-/// - `copies` must be carried out, in order, before the tokens are computed.
+/// - `copies` must be performed, in order, before the tokens are computed.
 /// - A batch without sequences has nothing to compute.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Batch {
@@ -21,8 +21,8 @@ pub struct Batch {
     /// The block tables, sequence after sequence: the blocks that hold the sequence's tokens up to the last one of this
     /// step, except for evicted blocks.
     pub blocks: Vec<BlockId>,
-    /// The sequences that receive a sampled token: the scheduled sequence itself, or at the end of a prompt all sequences
-    /// that share it.
+    /// The sequences that receive a sampled token: the scheduled sequence itself, or at the end of a prompt all
+    /// sequences that share it.
     pub samples: Vec<SequenceId>,
     /// The blocks to copy before the step (copy on write).
     pub copies: Vec<BlockCopy>,
@@ -47,8 +47,8 @@ pub struct ScheduledSequence {
     /// The range in [`Batch::tokens`] of the prompt tokens whose logits are needed for prompt log probabilities. The
     /// range never includes the last token of a prompt, whose logits are used for sampling.
     pub scored_tokens: Range<u32>,
-    /// The number of draft tokens at the end of `tokens`. The scheduler sets them to 0, and the caller writes the drafts
-    /// into [`Batch::tokens`] before it runs the batch. Their logits are needed as well.
+    /// The number of draft tokens at the end of `tokens`. The scheduler sets them to 0, and the caller writes the
+    /// drafts into [`Batch::tokens`] before it runs the batch. Their logits are needed as well.
     pub num_draft_tokens: u32,
     /// The number of the LoRA adapter that computes the tokens, or 0 for the base model.
     pub adapter: u32,

@@ -33,8 +33,8 @@ pub(crate) enum BlockParent {
     Block(BlockId),
 }
 
-/// Returns the hash of the block that holds `tokens` and follows the block with the hash `parent`: xxh3-64 of the tokens
-/// as little-endian 32-bit words, seeded with the parent's hash.
+/// Returns the hash of the block that holds `tokens` and follows the block with the hash `parent`: xxh3-64 of the
+/// tokens as little-endian 32-bit words, seeded with the parent's hash.
 ///
 /// # Guarantees
 /// The hash is the same in every process, on every machine and in every version, so that other programs can predict

@@ -1,8 +1,8 @@
 //! Keys of blocks: names that identify the content of a block as reliably as the content itself, for storage of evicted
 //! blocks outside the cache.
 //!
-//! The key of a block is derived from the key of the block before it and from the block's tokens and images, and the key
-//! of a first block from the request's prefix seed and adapter. The caller provides the function, which must be
+//! The key of a block is derived from the key of the block before it and from the block's tokens and images, and the
+//! key of a first block from the request's prefix seed and adapter. The caller provides the function, which must be
 //! collision-resistant, because content that is found by its key is not compared.
 
 use crate::block::{BlockHash, BlockId, BlockParent, TokenId};

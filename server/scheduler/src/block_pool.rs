@@ -312,8 +312,8 @@ impl BlockPool {
         RegisterResult::Cached
     }
 
-    /// Removes the content of an active block from the prefix cache, so that the block can be overwritten. Returns false and
-    /// does nothing if the block has several references or cached blocks follow it.
+    /// Removes the content of an active block from the prefix cache, so that the block can be overwritten. Returns
+    /// false and does nothing if the block has several references or cached blocks follow it.
     pub(crate) fn unregister(&mut self, block: BlockId) -> bool {
         let entry = &mut self.blocks[block.0 as usize];
         let is_exclusive = entry.ref_count == 1 && entry.cached.is_some_and(|cached| cached.children == 0);

@@ -1,7 +1,7 @@
 //! The attention scores of a sequence's blocks, by which the sequence selects the blocks to evict while it generates.
 //!
-//! The policy is that of H2O (Zhang et al., 2023): the blocks with the lowest mean attention of generated tokens are evicted,
-//! except for the first block and the most recent ones (Xiao et al., 2023).
+//! The policy is that of H2O (Zhang et al., 2023): the blocks with the lowest mean attention of generated tokens are
+//! evicted, except for the first block and the most recent ones (Xiao et al., 2023).
 
 /// Number of leading blocks that are never evicted (attention sinks).
 const SINK_BLOCKS: usize = 1;

@@ -1,9 +1,10 @@
-//! The order in which the requests of several tenants are served: start-time fair queueing (Goyal, Vin and Cheng, 1996), with
-//! the weights of the virtual token counter (Sheng et al., "Fairness in Serving Large Language Models", 2024).
+//! The order in which the requests of several tenants are served: start-time fair queueing (Goyal, Vin and Cheng,
+//! 1996), with the weights of the virtual token counter (Sheng et al., "Fairness in Serving Large Language Models",
+//! 2024).
 //!
-//! Each tenant has a virtual clock that advances by the tokens it uses. A request is ordered by its tenant's clock at the
-//! time it arrives, so a tenant with many or long requests does not delay those of another tenant. The requests of a
-//! single tenant are served in the order in which they arrive.
+//! Each tenant has a virtual clock that advances by the tokens it uses. A request is ordered by its tenant's clock at
+//! the time it arrives, so a tenant with many or long requests does not delay those of another tenant. The requests of
+//! a single tenant are served in the order in which they arrive.
 
 use std::collections::BTreeMap;
 
@@ -93,7 +94,8 @@ impl FairQueue {
         clock
     }
 
-    /// Removes the clocks that are not ahead of `now` and have no queued requests when the number of clocks has doubled.
+    /// Removes the clocks that are not ahead of `now` and have no queued requests when the number of clocks has
+    /// doubled.
     fn remove_idle(&mut self) {
         if self.clocks.len() < self.clocks_max.max(IDLE_CLOCKS_MAX) {
             return;

@@ -1,15 +1,15 @@
 //! The outputs of the image encoder: which exist, which are needed, and which are evicted.
 //!
-//! The cache decides only; its caller stores the outputs. Its size is limited in rows, of which each output has a
-//! known number. A sequence reserves all images that its uncomputed tokens read before it is admitted, and holds them
-//! until these tokens are computed. An output that no sequence holds remains cached until its space is needed; the
-//! least recently held output is evicted first.
+//! The cache only makes these decisions; its caller stores the outputs. Its size is limited in rows, of which each
+//! output has a known number. A sequence reserves all images that its uncomputed tokens read before it is admitted, and
+//! holds them until these tokens are computed. An output that no sequence holds remains cached until its space is
+//! needed; the least recently held output is evicted first.
 //!
-//! The images of a sequence that has not reserved any yet are expected. The cache only counts them, so that the load includes
-//! the work of the encoder for all waiting sequences.
+//! The images of a sequence that has not reserved any yet are expected. The cache only counts them, so that the load
+//! includes the work of the encoder for all waiting sequences.
 //!
-//! A reserved image is requested from the encoder only while the encoder has less than its budget of tokens, so that the
-//! images of the foremost sequences are encoded next even if they arrive last.
+//! A reserved image is requested from the encoder only while the requested images have fewer tokens than the encoder's
+//! budget, so that the images of the foremost sequences are encoded next even if they arrive last.
 
 use std::collections::BTreeMap;
 
@@ -28,11 +28,11 @@ pub struct ImageRequest {
 /// The limits of the encoder outputs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ImageLimits {
-    /// Number of rows of encoder outputs that the caller stores, those of images that are being encoded included. If the
-    /// images of a single prompt have more rows, only they are stored.
+    /// Number of rows of encoder outputs that the caller stores, including those of images that are being encoded. If
+    /// the images of a single prompt have more rows, only they are stored.
     pub rows_max: u32,
-    /// Number of tokens of requested images that are not encoded yet, from which no further image is requested. If no
-    /// other image is requested, an image may have more tokens.
+    /// No further image is requested while the requested images that are not encoded yet have at least this many
+    /// tokens. If no other image is requested, an image may have more tokens.
     pub max_num_encoder_input_tokens: u32,
 }
 
@@ -59,7 +59,7 @@ struct Entry {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum EntryState {
-    /// A sequence needs the output, and the encoder does not know that yet.
+    /// A sequence needs the output, which has not been requested from the encoder yet.
     Reserved,
     /// The encoder computes the output, or will do so next.
     Requested,
@@ -150,8 +150,8 @@ impl ImageCache {
         }
     }
 
-    /// Reserves `images` for a sequence that holds none. The images of one sequence may exceed the size of the cache, but
-    /// only if no sequence holds any other image. Images that are held already need no room.
+    /// Reserves `images` for a sequence that holds none. The images of one sequence may exceed the size of the cache,
+    /// but only if no sequence holds any other image. Images that are held already need no room.
     pub(crate) fn reserve(&mut self, images: &[NeededImage]) -> Reservation {
         let new: u64 = images
             .iter()
@@ -185,13 +185,14 @@ impl ImageCache {
         images.iter().filter(|image| !self.entries.contains_key(&image.digest)).count()
     }
 
-    /// Whether there are reserved images that were not requested yet, and the encoder may get at least one of them.
+    /// Whether there are reserved images that were not requested yet, at least one of which fits into the encoder's
+    /// budget.
     pub(crate) fn can_request(&self) -> bool {
         let has_room = self.rows_requested < u64::from(self.limits.max_num_encoder_input_tokens);
         self.num_reserved > 0 && (has_room || self.rows_requested == 0)
     }
 
-    /// Requests the reserved images of a sequence, in this order, until the encoder may get no more.
+    /// Requests the reserved images of a sequence, in this order, until the encoder's budget is exhausted.
     pub(crate) fn request<'a>(
         &mut self,
         sequence: SequenceId,

@@ -47,14 +47,14 @@ pub enum SpanAttention {
 /// The images of a prompt.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PromptImages {
-    /// The positions of the images, ascending and without overlaps. An image may have several spans.
+    /// The positions of the images, in ascending order and without overlaps. An image may have several spans.
     pub spans: Vec<ImageSpan>,
     /// The attention within a span.
     pub attention: SpanAttention,
 }
 
 impl PromptImages {
-    /// Number of tokens that the images take.
+    /// Number of tokens that the images occupy.
     pub fn num_tokens(&self) -> u64 {
         self.spans.iter().map(|span| u64::from(span.num_tokens)).sum()
     }
@@ -75,8 +75,8 @@ impl PromptImages {
         })
     }
 
-    /// The images whose encoder output is read by tokens at or after the position `computed_tokens`, each once, with
-    /// the number of rows that the whole prompt reads.
+    /// The distinct images whose encoder output is read by tokens at or after the position `computed_tokens`, with the
+    /// number of rows that the whole prompt reads.
     pub(crate) fn needed_after(&self, computed_tokens: u32) -> Vec<NeededImage> {
         let mut needed: Vec<NeededImage> = Vec::new();
         for span in self.spans.iter().filter(|span| span.end() > computed_tokens) {

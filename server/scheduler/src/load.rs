@@ -5,7 +5,8 @@
 pub struct Load {
     /// Number of blocks in the cache.
     pub blocks_total: u32,
-    /// Number of blocks that running sequences hold, including those allocated for tokens that are still to be computed.
+    /// Number of blocks that running sequences hold, including those allocated for tokens that are still to be
+    /// computed.
     pub blocks_active: u32,
     /// Number of blocks that no sequence holds and whose content is cached for later requests with the same prefix.
     pub blocks_evictable: u32,
@@ -25,8 +26,8 @@ pub struct Load {
     pub unencoded_image_tokens: u64,
     /// Number of tokens of the images whose encoder outputs are stored.
     pub encoded_image_tokens: u64,
-    /// Number of images since the start that were encoded, or requested by another sequence, when a sequence reserved them for
-    /// the first time. Images whose tokens are in the prefix cache are not reserved.
+    /// Number of images since the start that were encoded, or requested by another sequence, when a sequence reserved
+    /// them for the first time. Images whose tokens are in the prefix cache are not reserved.
     pub image_cache_hits_total: u64,
     /// Number of the other images that sequences have reserved.
     pub image_cache_misses_total: u64,

@@ -42,8 +42,8 @@ pub struct NewRequest {
     pub scores_prompt: bool,
     /// The seed of the first block's hash. Requests with different seeds share no cached blocks.
     pub prefix_seed: BlockHash,
-    /// The number of the LoRA adapter that computes the tokens, or 0 for the base model. Requests with different adapters
-    /// share no cached blocks.
+    /// The number of the LoRA adapter that computes the tokens, or 0 for the base model. Requests with different
+    /// adapters share no cached blocks.
     pub adapter: u32,
     /// The tenant to which the request belongs. Requests of one tenant do not wait behind the backlog of another. The
     /// number has no other meaning, and all requests without a tenant use the same one.
@@ -99,12 +99,13 @@ impl SampledToken {
 /// aborts the sequence.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct StopCriteria {
-    /// The tokens that end a sequence: those of the request, and the model's end tokens unless the request ignores them.
+    /// The tokens that end a sequence: those of the request, and the model's end tokens unless the request ignores
+    /// them.
     pub stop_token_ids: Vec<TokenId>,
     /// The number of generated tokens after which a sequence ends, including a stop token. At least one is generated.
     pub max_tokens: u32,
-    /// The number of generated tokens before a stop token can end the sequence. (The sampler makes sure that no stop token
-    /// is sampled earlier.)
+    /// The number of generated tokens before a stop token can end the sequence. (The sampler makes sure that no stop
+    /// token is sampled earlier.)
     pub min_tokens: u32,
 }
 

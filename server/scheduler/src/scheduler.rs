@@ -1,7 +1,8 @@
 //! The scheduler: the queues of waiting and running sequences, and the calls that change them.
 //!
 //! This module accepts requests and removes sequences. `schedule` decides the work of a step, `commit` applies its
-//! results, `restore` restores stored blocks, `images` reserves encoder outputs, and `invariants` checks the invariants.
+//! results, `restore` restores stored blocks, `images` reserves encoder outputs, and `invariants` checks the
+//! invariants.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -296,8 +297,8 @@ impl Scheduler {
         self.suspended_sequences > 0
     }
 
-    /// Whether decodes may pause between steps: the time between two tokens has no target, and only one tenant has sequences
-    /// or had some recently, so that no tenant waits for the work of another.
+    /// Whether decodes may pause between steps: the time between two tokens has no target, and only one tenant has
+    /// sequences or had some recently, so that no tenant waits for the work of another.
     pub fn allows_pauses(&self) -> bool {
         self.config.max_itl.is_none() && !self.shares.is_shared()
     }

@@ -1,5 +1,6 @@
-//! A sequence and its state, in three parts: what it shares with the other sequences of its request ([`SequenceGroup`]),
-//! how its blocks are identified in the prefix cache ([`PrefixChain`]), and what it holds in the KV cache ([`Residency`]).
+//! A sequence and its state, in three parts: what it shares with the other sequences of its request
+//! ([`SequenceGroup`]), how its blocks are identified in the prefix cache ([`PrefixChain`]), and what it holds in the
+//! KV cache ([`Residency`]).
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -12,8 +13,8 @@ use crate::block_scores::BlockScores;
 use crate::images::{ImageDigest, NeededImage, PromptImages, with_block_words};
 use crate::request::{FinishReason, SequenceId, StopCriteria};
 
-/// The order in which sequences are served, smallest first: fairly between tenants, then in the order of arrival, then in
-/// the order of the sequences within a request.
+/// The order in which sequences are served, smallest first: fairly between tenants, then in the order of arrival, then
+/// in the order of the sequences within a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Priority {
     /// The request's virtual start time ([`FairQueue`](crate::fairness::FairQueue)).
@@ -32,7 +33,7 @@ pub(crate) struct SequenceGroup {
     pub(crate) adapter: u32,
     pub(crate) tenant: u128,
     pub(crate) images: PromptImages,
-    /// The images of the prompt, each once.
+    /// The distinct images of the prompt.
     pub(crate) distinct_images: Vec<NeededImage>,
     /// The words that identify the images of the full blocks that have any, by the index of the block.
     pub(crate) block_words: BTreeMap<u32, Box<[u32]>>,
@@ -64,7 +65,7 @@ pub(crate) struct PrefixChain {
     adapter: u32,
     /// The hash from which that of the first block is derived: the request's seed, combined with the adapter.
     first_parent: BlockHash,
-    /// The hashes of the leading full blocks, which are computed when they are needed.
+    /// The hashes of the leading full blocks, each of which is computed when it is needed.
     pub(crate) hashes: Vec<BlockHash>,
     /// Number of leading blocks that are registered in the prefix cache.
     pub(crate) registered: u32,
@@ -113,8 +114,8 @@ impl PrefixChain {
 pub(crate) struct Residency {
     /// The blocks of the sequence, except for evicted ones. The table is empty while the sequence waits.
     pub(crate) block_table: Vec<BlockId>,
-    /// Number of leading tokens whose keys and values were computed. Between steps it is less than the number of tokens,
-    /// unless the sequence is suspended.
+    /// Number of leading tokens whose keys and values were computed. Between steps it is less than the number of
+    /// tokens, unless the sequence is suspended.
     pub(crate) computed_tokens: u32,
     /// Number of computed tokens whose blocks were evicted, a multiple of the block size.
     pub(crate) evicted_tokens: u32,
@@ -203,8 +204,8 @@ impl Sequence {
         self.group.lockstep && self.siblings.is_empty()
     }
 
-    /// Number of leading tokens that may be taken from the prefix cache: those whose logits are not needed. A member of a
-    /// lockstep group always computes its last token, because the block to copy might be evicted for another member.
+    /// Number of leading tokens that may be taken from the prefix cache: those whose logits are not needed. A member of
+    /// a lockstep group always computes its last token, because the block to copy might be evicted for another member.
     pub(crate) fn cacheable_tokens(&self) -> u32 {
         let unneeded = if self.unscored.is_empty() { u32::MAX } else { self.unscored.start };
         if self.is_lockstep_member() { unneeded.min(self.num_tokens() - 1) } else { unneeded }
@@ -294,8 +295,8 @@ impl Sequence {
         self.prefix.registered = parent.prefix.registered;
     }
 
-    /// Creates the sequence of a sibling, which continues the computed prompt. The caller updates the reference counts of
-    /// the blocks.
+    /// Creates the sequence of a sibling, which continues the computed prompt. The caller updates the reference counts
+    /// of the blocks.
     pub(crate) fn fork(&self, id: SequenceId) -> Self {
         Self {
             id,

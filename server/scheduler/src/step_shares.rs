@@ -83,8 +83,8 @@ impl StepShares {
         }
     }
 
-    /// Decides which tenants pause in the next step. `step_seconds` is the time of a step without any token. Until it is
-    /// known, no tenant pauses.
+    /// Decides which tenants pause in the next step. `step_seconds` is the time of a step without any token. Until it
+    /// is known, no tenant pauses.
     pub(crate) fn begin_step(&mut self, step_seconds: Option<f64>) {
         self.steps += 1;
         let oldest = self.steps.saturating_sub(PRESENCE_STEPS);
@@ -113,8 +113,8 @@ impl StepShares {
         self.tenants.get(&tenant).is_some_and(|usage| usage.is_paused)
     }
 
-    /// Ends all pauses for this step, because the other tenants have nothing to compute. Returns whether a tenant with sequences
-    /// was paused.
+    /// Ends all pauses for this step, because the other tenants have nothing to compute. Returns whether a tenant with
+    /// sequences was paused.
     pub(crate) fn resume_all(&mut self) -> bool {
         let mut any = false;
         for usage in self.tenants.values_mut() {
@@ -207,8 +207,8 @@ mod tests {
         f64::from(work.tokens) * 1e-4
     }
 
-    /// Runs steps in which each tenant that does not pause computes its number of tokens. Returns the number of steps in which
-    /// each tenant took part.
+    /// Runs steps in which each tenant that does not pause computes its number of tokens. Returns the number of steps
+    /// in which each tenant took part.
     fn run(shares: &mut StepShares, tenants: &[(u128, u32)], steps: usize) -> Vec<usize> {
         let mut counts = vec![0; tenants.len()];
         for _ in 0..steps {

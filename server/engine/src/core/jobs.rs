@@ -1,7 +1,7 @@
 //! The part of sampling that any thread can do: a job computes the tokens of one sequence from its logits.
 //!
-//! A job owns everything that it changes, so the result depends neither on the thread nor on the other jobs. It does not
-//! commit tokens to guides, because their states can share data.
+//! A job owns everything that it changes, so the result depends neither on the thread nor on the other jobs. It does
+//! not commit tokens to guides, because their states can share data.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -33,12 +33,12 @@ pub(super) struct SamplingJob<'a> {
 
 /// The computation of a job.
 pub(super) enum SamplingWork<'a> {
-    /// The score of the token after the one at `position` of a prompt.
+    /// Computes the score of the token after the one at `position` of a prompt.
     Score { position: usize, token: TokenId, count: u32 },
-    /// The next token, and one after each draft token that equals the token sampled for its position. `output` is the
-    /// index of the sequence in the outputs of the step.
+    /// Samples the next token, and another one after each draft token that equals the token sampled for its position.
+    /// `output` is the index of the sequence in the outputs of the step.
     Sample { state: SequenceState, drafts: &'a [TokenId], output: usize },
-    /// The candidates for the next token of a beam.
+    /// Finds the candidates for the next token of a beam.
     FindCandidates { state: SequenceState, count: u32 },
 }
 
@@ -102,7 +102,7 @@ impl<'a> SamplingJob<'a> {
 }
 
 impl SequenceState {
-    /// Moves the state of a sequence into a job. The request gets it back with [`Self::restore`].
+    /// Moves the state of a sequence into a job. [`Self::restore`] moves it back to the request.
     pub(super) fn take(index: u32, active: &mut ActiveRequest) -> Self {
         let guide = active.guides.get_mut(index as usize);
         Self {

@@ -103,8 +103,8 @@ impl GuideSlot {
         Ok(GuideDecision::Sample(allowed))
     }
 
-    /// Continues with the allowed tokens after a sampled token that equals the next draft. Returns false if these are not
-    /// known. The token is not committed yet.
+    /// Continues with the allowed tokens after a sampled token that equals the next draft. Returns false if these are
+    /// not known. The token is not committed yet.
     pub(crate) fn follow_draft(&mut self, token: TokenId) -> bool {
         let Self::Ready(ReadyGuide { run, progress, lookahead }) = self else { return false };
         match lookahead.pop() {

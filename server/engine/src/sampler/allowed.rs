@@ -18,8 +18,8 @@ pub(super) fn is_sparse(allowed: &TokenSet, logits: &[f32]) -> bool {
     (allowed.len() as usize) < logits.len() / SPARSE
 }
 
-/// The peak among the allowed tokens. `None` if one of their logits is NaN or positive infinity. The value is negative infinity if no
-/// token is allowed.
+/// The peak among the allowed tokens. `None` if one of their logits is NaN or positive infinity. The value is negative
+/// infinity if no token is allowed.
 pub(super) fn peak(logits: &[f32], allowed: &TokenSet) -> Option<Peak> {
     let mut best = Peak { value: f32::NEG_INFINITY, token: 0 };
     let mut finite = true;

@@ -1,5 +1,5 @@
-//! Operations on all logits, written so that the compiler vectorizes them: fixed lanes, and neither branches nor calls in the inner
-//! loop.
+//! Operations on all logits, written so that the compiler vectorizes them: fixed lanes, and neither branches nor calls
+//! in the inner loop.
 
 use server_scheduler::TokenId;
 
@@ -30,8 +30,8 @@ impl<'a> Blocks<'a> {
     }
 }
 
-/// The peak of `logits`. `None` if one of them is NaN or positive infinity. Fills `maxima` with the greatest logit of each
-/// block. Only the first block with the greatest logit is searched for the token.
+/// The peak of `logits`. `None` if one of them is NaN or positive infinity. Fills `maxima` with the greatest logit of
+/// each block. Only the first block with the greatest logit is searched for the token.
 pub(super) fn peak(logits: &[f32], maxima: &mut Vec<f32>) -> Option<Peak> {
     maxima.clear();
     let mut finite = [1u32; LANES];

@@ -48,7 +48,7 @@ impl Cutoff {
         logit > self.logit || (logit == self.logit && token <= self.token && logit > f32::NEG_INFINITY)
     }
 
-    /// The cut that keeps fewer tokens.
+    /// The cutoff that keeps fewer tokens.
     pub(super) fn stricter(self, other: Self) -> Self {
         if self.keeps(other.logit, other.token) { other } else { self }
     }
@@ -58,7 +58,7 @@ impl Cutoff {
 const ROOM_MIN: usize = 128;
 
 /// Fills `top` with the `count` most probable tokens in any order, or fewer if fewer have a probability above zero.
-/// Returns the cut that keeps exactly these tokens.
+/// Returns the cutoff that keeps exactly these tokens.
 ///
 /// If `count` blocks have a logit of at least `x`, no logit below `x` is among the `count` greatest, so only a few
 /// blocks are read. When `top` has twice as many tokens as requested, its worse half is removed. After that, only
@@ -177,8 +177,8 @@ fn keep_bucket(candidates: &mut Vec<Candidate>, mass: f64) -> f64 {
     let logits = || candidates.iter().map(|candidate| candidate.logit);
     let max = logits().fold(f32::NEG_INFINITY, f32::max);
     let min = logits().fold(f32::INFINITY, f32::min);
-    // The scale is infinite or NaN if all logits are equal or too far apart. The cast saturates, and each step is monotonic, so no
-    // bucket has a token that is more probable than one of the buckets before it.
+    // The scale is infinite or NaN if all logits are equal or too far apart. The cast saturates, and each step is
+    // monotonic, so no bucket has a token that is more probable than one of the buckets before it.
     let scale = (BUCKETS - 1) as f32 / (max - min);
     let bucket = |candidate: &Candidate| (((max - candidate.logit) * scale) as usize).min(BUCKETS - 1);
 

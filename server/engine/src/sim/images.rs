@@ -19,7 +19,7 @@ pub struct SimEncoder {
     runs: Arc<Mutex<Vec<Vec<ImageDigest>>>>,
     /// The images that cannot be encoded.
     faults: Vec<ImageDigest>,
-    /// The images with which a run cannot be computed, but which can be encoded alone.
+    /// The images that make a run of several images fail, but can be encoded alone.
     batch_faults: Vec<ImageDigest>,
     /// Number of images in a run.
     batch_max: usize,

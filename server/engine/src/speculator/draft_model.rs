@@ -267,7 +267,7 @@ impl DraftModel {
         let logits = match result {
             Ok(logits) => logits,
             Err(error) => {
-                // The copies may not have been carried out.
+                // The copies may not have been performed.
                 if !batch.copies.is_empty() {
                     cache.clear();
                 }
@@ -329,7 +329,8 @@ fn sample_draft(
     Some(token)
 }
 
-/// Resizes logits to the target's vocabulary: models with the same vocabulary can have different numbers of unused logits.
+/// Resizes logits to the target's vocabulary: models with the same vocabulary can have different numbers of unused
+/// logits.
 fn resize_logits<'a>(logits: &'a [f32], vocabulary: usize, padded: &'a mut Vec<f32>) -> &'a [f32] {
     if logits.len() >= vocabulary {
         return &logits[..vocabulary];

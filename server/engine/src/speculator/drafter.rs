@@ -124,7 +124,8 @@ impl SequenceDrafter {
         let ngram =
             request.index.as_ref().zip(request.lookup.as_ref()).map(|(index, lookup)| NgramProposer {
                 output: LookupOutput::new(index),
-                // A model's folder can contain any number. The scheduler never schedules more.
+                // The settings in a model's folder can contain any number of draft tokens, but the scheduler never
+                // schedules more than this.
                 num_draft_tokens: lookup.num_draft_tokens.min(DRAFT_TOKENS_MAX) as usize,
                 acceptance: None,
                 limit: INITIAL_LIMIT,

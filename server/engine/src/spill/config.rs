@@ -8,7 +8,8 @@ use sha2::{Digest as _, Sha256};
 /// The directory for evicted blocks.
 #[derive(Clone, Debug)]
 pub struct SpillConfig {
-    /// The directory. One server at a time uses it. Another server waits, and stores no blocks, until the first one ends.
+    /// The directory. One server at a time uses it. Another server waits, and stores no blocks, until the first one
+    /// ends.
     pub folder: PathBuf,
     /// The largest number of bytes of all files.
     pub bytes_max: u64,

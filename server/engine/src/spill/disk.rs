@@ -37,7 +37,7 @@ const LOCK_INTERVAL: Duration = Duration::from_secs(1);
 /// Number of bytes that are read at a time to hash the files of the model.
 const CHUNK_BYTES: usize = 1 << 20;
 
-/// A request to the writer. The removals are carried out first.
+/// A request to the writer, which removes the blocks in `remove` before it writes `block`.
 pub(super) struct WriteRequest {
     pub(super) remove: Vec<BlockKey>,
     pub(super) block: Option<WriteBlock>,
@@ -61,7 +61,7 @@ pub(super) enum WriteResult {
 pub(super) struct ReadRequest {
     pub(super) restore: RestoreId,
     pub(super) keys: Vec<BlockKey>,
-    /// Whether the restore has not ended.
+    /// Whether the blocks are still needed, because the restore has not ended.
     pub(super) is_needed: Arc<AtomicBool>,
 }
 
@@ -171,7 +171,8 @@ impl Writer {
         }
     }
 
-    /// Lists the stored blocks of this model, oldest first. Removes those of other models and those beyond the size limit.
+    /// Lists the stored blocks of this model, oldest first. Removes those of other models and those beyond the size
+    /// limit.
     fn open(&self) -> io::Result<Vec<(BlockKey, u64)>> {
         let name = format!("{FOLDER}{:032x}", self.identity()?);
         for entry in fs::read_dir(&self.config.folder)? {

@@ -1,5 +1,6 @@
-//! Tests an engine with arbitrary bytes in the files of evicted blocks: it restores only files that are unchanged, and its
-//! output equals that of a model without a cache. `server/fuzz` runs `check` for hours, `mutated_spill.rs` for seconds.
+//! Tests an engine with arbitrary bytes in the files of evicted blocks: it restores only files that are unchanged, and
+//! its output equals that of a model without a cache. `server/fuzz` runs `check` for hours, `mutated_spill.rs` for
+//! seconds.
 
 use std::cell::OnceCell;
 use std::fs;
@@ -123,7 +124,8 @@ fn tokens() -> Vec<TokenId> {
     prompt(0, (BLOCKS * BLOCK_TOKENS + 1) as u32)
 }
 
-/// Sends the prompt once the engine has listed the files, and checks the answer. Returns how many tokens came from the cache.
+/// Sends the prompt once the engine has listed the files, and checks the answer. Returns how many tokens came from the
+/// cache.
 async fn answer(handle: &EngineHandle) -> u32 {
     until(handle, SpillStats::is_open).await;
     let prompt = tokens();

@@ -261,16 +261,16 @@ async fn other_requests_do_not_wait_for_the_encoder() {
     settled(&handle).await;
 }
 
-/// A configuration with steps of a day of simulated time. The engine waits for pauses in real time, so a pause that nothing
-/// ends lets a test wait for days.
+/// A configuration with steps of a day of simulated time. The engine waits for pauses in real time, so a pause that
+/// nothing ends lets a test wait for days.
 fn with_long_steps() -> Setup {
     let mut setup = Setup::new(200);
     setup.sim.costs.step = Duration::from_hours(24);
     setup
 }
 
-/// Starts to decode a sequence while the encoder is busy with image 1, until the engine pauses after a step. The stream has
-/// 20 tokens; two of them have been received.
+/// Starts to decode a sequence while the encoder is busy with image 1, until the engine pauses after a step. The stream
+/// has 20 tokens; two of them have been received.
 async fn pause(handle: &EngineHandle, gate: &Gate) -> (TokenStream, TokenStream) {
     let waiting = handle.submit(with_image(1)).unwrap();
     gate.expect(&[1]);

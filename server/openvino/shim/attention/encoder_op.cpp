@@ -117,7 +117,7 @@ float scale_of(const Attention& attention, size_t head_size) {
     return 1 / std::sqrt(float(head_size));
 }
 
-// Whether the native attention computes the same as an operation.
+// Whether the native attention computes the same results as an operation.
 bool is_supported(const Attention& attention, Isa isa) {
     const auto& shape = attention.get_input_partial_shape(QUERY);
     if (attention.get_causal() || shape.rank().is_dynamic() || (shape.size() != 3 && shape.size() != 4)) return false;

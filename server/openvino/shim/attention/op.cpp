@@ -194,7 +194,7 @@ private:
         check(KEY_CACHE, ov::element::u8);
         check(VALUE_CACHE, ov::element::u8);
         check(STEP, ov::element::i32);
-        // These are the block scores or the sinks, or both.
+        // The remaining inputs are the block scores, the sinks, or both.
         for (size_t input = BLOCK_SCORES; input < inputs.size(); ++input) check(Input(input), ov::element::u8);
         OPENVINO_ASSERT(outputs.at(0).get_element_type() == type, "the output of a native attention has the type ",
                         outputs[0].get_element_type(), " instead of ", type);
@@ -328,7 +328,7 @@ void ovfleet::replace_attention(ov::Model& model, const AttentionPlan& plan) {
         ov::OutputVector inputs(all.begin(), all.begin() + STEP);
         inputs.push_back(step);
         if (scores) inputs.push_back(scores);
-        // `describe` has checked that there is a value.
+        // `describe` has verified that the sinks, if any, are constant.
         const auto sinks = sinks_of(*node, layer.heads).value_or(std::vector<float>());
         if (!sinks.empty())
             inputs.push_back(

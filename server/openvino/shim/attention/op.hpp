@@ -8,7 +8,7 @@
 
 namespace ovfleet {
 
-// The native attention of a model.
+// The configuration of the native attention of a model.
 struct AttentionPlan {
     Isa isa;
     Precision kv_cache;
@@ -21,8 +21,9 @@ struct AttentionPlan {
 // Whether a model has attention layers, and the native attention supports all of them.
 bool supports_native_attention(const ov::Model& model);
 
-// Replaces the paged attention of a model with the native attention. With `block_scores`, the model gets an input to which
-// decodes add the attention to each block. Throws if the native attention does not support the model.
+// Replaces the paged attention of a model with the native attention. With `block_scores`, the model gets another input: a
+// buffer to which decodes add the attention that each block receives. Throws if the native attention does not support the
+// model.
 void replace_attention(ov::Model& model, const AttentionPlan& plan);
 
 // Throws if an attention layer of a model has no heads, or heads of size 0.

@@ -16,8 +16,8 @@ constexpr size_t STORED_TOKENS = 4 * BLOCK_TOKENS;
 // The number of multiplications of queries with keys below which a second thread costs more time than it saves.
 constexpr size_t SERIAL_PRODUCTS = 1 << 17;
 
-// The number of consecutive items that a thread takes at a time, so that it knows the next one; and the minimum number of
-// such groups per thread. With fewer groups, threads take single items.
+// The number of consecutive items that a thread takes at a time, so that it can prefetch the blocks of the next item; and the
+// minimum number of such groups per thread. With fewer groups, threads take single items.
 constexpr size_t ITEM_GRAIN = 4, GRAINS_PER_THREAD = 8;
 
 // A decode is divided into parts if computing all of its keys with one KV head takes more than 1 / `UNDIVIDED_FRACTION` of the
@@ -61,7 +61,8 @@ struct Work {
     size_t partial_items;
     // The sum over all new tokens of the blocks that they read.
     size_t token_blocks;
-    // The items of each decode and KV head that have partial results, and for each item the position of its merge.
+    // The consecutive items with the partial results of one decode and KV head, which are merged. `merge_of_item` contains,
+    // for each item, the index of its merge.
     struct Merge {
         size_t first, count;
     };
@@ -103,7 +104,7 @@ public:
 private:
     Groups groups_;
     size_t kv_heads_, tokens_;
-    // Whether the threads of a group own tokens.
+    // Whether each thread owns a part of the tokens of the step.
     bool has_rows_;
 };
 
@@ -112,8 +113,7 @@ void add_items(const Kernels& kernels, const Layer& layer, const Sequence& seque
     const size_t group = layer.heads / layer.kv_heads, tile_tokens = std::max<size_t>(kernels.tile_queries / group, 1);
     // Marks items that have a partial result, until its memory is allocated.
     static float pending;
-    // The last tokens come first, because in causal attention they have the most keys, and the items at the end should be
-    // small.
+    // Start with the last tokens: in causal attention they have the most keys, and the items that run last should be small.
     for (size_t end = sequence.count, begin; end > 0; end = begin) {
         begin = (end - 1) / tile_tokens * tile_tokens;
         const size_t queries = (end - begin) * group;
@@ -122,8 +122,9 @@ void add_items(const Kernels& kernels, const Layer& layer, const Sequence& seque
         const size_t hidden =
             layer.window && sequence.past + begin + 1 > layer.window ? sequence.past + begin + 1 - layer.window : 0;
         const size_t first = hidden / (BLOCK_TOKENS * CHUNK_BLOCKS) * CHUNK_BLOCKS;
-        // Prompts have enough items without one for each part, and so do steps with many decodes. Block scores are those of one
-        // part, and a sparse attention selects keys only in items that are longer than a part.
+        // Only large decodes are divided into one item for each part, because prompts and steps with many decodes have enough
+        // items anyway. Two features divide every decode: block scores, because a tile has memory for those of only one part;
+        // and sparse attention, because it would select keys in items that are longer than a part.
         const bool is_decode = sequence.count == 1, needs_parts = layer.block_scores || layer.attention_mass > 0;
         const bool is_large = (blocks - first) * num_threads() * UNDIVIDED_FRACTION > work.token_blocks * layer.kv_heads;
         const bool is_divided = is_decode && (needs_parts || (num_threads() > 1 && is_large));

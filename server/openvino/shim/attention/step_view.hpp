@@ -10,12 +10,16 @@
 
 namespace ovfleet {
 
-// One tensor (i32) has the metadata of a step for all attention layers, since the plugin needs time for each input of an
-// operation that it does not know: the number of sequences, then for each sequence the number of past tokens, the `begins` of
-// its tokens (and their end), the `begins` of its blocks (and their end), and the blocks.
+// A single tensor (i32) contains the metadata of a step for all attention layers, because the plugin spends time on each input
+// of a custom operation. It contains, one after the other:
+// - the number S of sequences;
+// - the number of past tokens of each sequence [S];
+// - the index of the first new token of each sequence, and the end [S + 1];
+// - the index of the first block of each sequence, and the end [S + 1];
+// - the blocks of all sequences.
 //
-// A view parses and validates the tensor once per step. The following layers get the same content, so they only compare it with
-// the view. The view is a copy, so nothing can change what was validated.
+// A view parses and validates the tensor once per step. The other layers of the step receive the same content, so they only
+// compare it with the view. The view is a copy, so that the validated content cannot change.
 class StepView {
 public:
     // The tensor of the metadata, as an operation on the inputs of the plugin's paged attention.
@@ -37,7 +41,7 @@ private:
     std::vector<int32_t> content_;
     std::vector<Sequence> sequences_;
     size_t tokens_ = 0, num_blocks_ = 0;
-    // One more than the index of the largest block.
+    // The largest block index of the step, plus 1.
     size_t blocks_end_ = 0;
 };
 

@@ -40,7 +40,7 @@ struct Layer {
     size_t used;
     Epilogue epilogue;
     NodePtr router;
-    // Null if the router has none.
+    // Null if the router has no bias.
     ConstantPtr router_bias;
     Matrix gate, up, down;
 };
@@ -90,7 +90,7 @@ std::optional<Products> products_of(const Output& value) {
     if (!sum) return plain_products_of(value);
     for (size_t side : {0, 1}) {
         auto products = plain_products_of(sum->input_value(side));
-        // A row of the bias for each expert of a row.
+        // This value contains one row of the bias for each expert of each row of the source.
         const auto rows = before_reshapes(sum->input_value(1 - side)).get_node_shared_ptr();
         if (!products || !ov::is_type<ov::op::util::GatherBase>(rows)) continue;
         products->bias = constant_of(rows->get_input_node_shared_ptr(0));
@@ -351,7 +351,7 @@ void replace(const Layer& layer, const Target& target) {
     end.replace(native->output(0));
 }
 
-// The additions that may be those of experts.
+// The additions that may combine the results of experts.
 std::vector<NodePtr> sums(const ov::Model& model) {
     std::vector<NodePtr> all;
     for (const auto& node : model.get_ordered_ops())
@@ -373,7 +373,7 @@ Support support(const ov::Model& model) {
         found.routers.insert(layer->router.get());
         ++supported;
     }
-    // A layer has three products.
+    // Each layer has three products: gate, up and down.
     found.layers = div_up(products, 3);
     found.supports_all = 3 * supported == products;
     return found;

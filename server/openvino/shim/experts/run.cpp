@@ -51,7 +51,8 @@ struct Workspace {
     // the row of the source at each of these indices.
     std::vector<uint32_t> numbers, chosen, places, rows;
     std::vector<size_t> ends;
-    // The rows of all experts: copied from the source, packed, between the two matrices, and the results.
+    // The rows of all experts: as copied from the source, as packed for the kernels, after the first matrix of each expert,
+    // and after the second one.
     Buffer<uint8_t> gathered, packed;
     Buffer<float> intermediate, results;
     std::vector<Group> groups;
@@ -284,7 +285,7 @@ void place(const Experts& experts, const uint8_t* memory) {
 
 void run(const Kernels& kernels, const Experts& experts, const uint8_t* memory, size_t M, FloatData src, FloatData dst) {
     if (M == 0) return;
-    // It belongs to this thread, but other threads read it through the reference.
+    // The workspace belongs to this thread, but other threads access it through the reference.
     thread_local Workspace workspace_of_thread;
     auto& space = workspace_of_thread;
     route(kernels, experts, memory, M, src, space);

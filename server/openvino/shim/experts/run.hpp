@@ -1,4 +1,4 @@
-// The experts of a layer: which of them compute a token, and their products, on several threads.
+// Computes the experts of a layer on several threads: chooses the experts of each token, and multiplies by their matrices.
 #pragma once
 
 #include "../projection/kernels/projection.hpp"
@@ -19,7 +19,8 @@ struct Experts {
     Matmul gate_up, down;
 };
 
-// The largest numbers of experts, of experts of a row, of columns of the source and between the matrices, and of rows.
+// The largest supported numbers of experts, of experts for each row, of columns (of the source, and between the two matrices),
+// and of rows.
 constexpr size_t COUNT_MAX = 1 << 12, USED_MAX = 64, COLUMNS_MAX = 1 << 20, ROWS_MAX = 1 << 24;
 
 // The reason why the kernels do not support a layer, or null if they do. The attributes of a graph are checked with this
@@ -35,9 +36,10 @@ inline size_t matrix_bytes(const Matmul& matmul) { return num_n_blocks(matmul) *
 // The number of elements in the bias of a matrix, in the order in which the kernels add them.
 inline size_t bias_size(const Matmul& matmul) { return num_n_blocks(matmul) * projection::N_BLOCK; }
 
-// The memory of a layer has the matrix of the router, then, if there are any, the biases of the router, of the first matrix of
-// each expert and of the second ones, then the first matrix of each expert, and then the second ones. These are the positions
-// of the bias of the router, of the biases and the matrices of the first expert, and the size.
+// The memory of a layer contains, in this order: the matrix of the router; with biases, those of the router, of the first
+// matrix of each expert, and of the second matrix of each expert; the first matrix of each expert; and the second matrix of
+// each expert. These functions return the positions in bytes of the router's bias and of the biases and matrices of the first
+// expert, and the size of the memory.
 inline size_t router_bias_at(const Experts& experts) { return router_rows(experts) * experts.gate_up.K * sizeof(float); }
 inline size_t gate_up_bias_at(const Experts& experts) {
     const size_t bytes = experts.has_biases ? router_rows(experts) * sizeof(float) : 0;
@@ -55,7 +57,7 @@ inline size_t gate_up_at(const Experts& experts) {
 inline size_t down_at(const Experts& experts) { return gate_up_at(experts) + experts.count * matrix_bytes(experts.gate_up); }
 inline size_t memory_bytes(const Experts& experts) { return down_at(experts) + experts.count * matrix_bytes(experts.down); }
 
-// Moves the weights of each group of threads to its node.
+// Moves the weights that each group of threads reads to the NUMA node of the group.
 void place(const Experts& experts, const uint8_t* memory);
 
 // Computes M rows, on the threads of the arena in which it is called. The destination has the shape of the source. A row does

@@ -69,8 +69,9 @@ void normalize_weights(const ov::Model& model) {
     }
 }
 
-// Corrects the shapes of the numbers of the chosen experts that select their biases: the graph reads the number of tokens from
-// the third dimension, which is not that of the tokens in all layers, nor with paged attention.
+// Corrects the shapes of the indices of the chosen experts, which select the biases of these experts. The graph reads the
+// number of tokens from the third dimension, but in some layers, and with paged attention, the tokens are in another
+// dimension.
 void correct_bias_numbers(const ov::Model& model) {
     for (const auto& node : model.get_ordered_ops()) {
         if (!ov::is_type<op::v1::Reshape>(node) || !ov::is_type<op::v8::Gather>(node->get_input_node_ptr(1))) continue;

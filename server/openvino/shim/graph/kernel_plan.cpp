@@ -1,4 +1,4 @@
-// Carries out a kernel plan, which src/kernels.rs creates.
+// Applies a kernel plan, which src/kernels.rs creates, to a graph.
 #include <cstddef>
 
 #include "../attention/encoder_op.hpp"

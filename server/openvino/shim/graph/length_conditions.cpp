@@ -50,7 +50,7 @@ ConstantPtr last_position(const ov::Output<ov::Node>& value, int64_t max_model_l
            ovfleet::as<op::v0::Squeeze>(positions) || ovfleet::as<op::v1::Reshape>(positions))
         positions = positions.get_node()->input_value(0);
     if (!is_input(positions, "position_ids")) return nullptr;
-    // If the maximum is that of each sequence, one for all of them is broadcast.
+    // If the graph computes a maximum for each sequence, this constant is broadcast to all of them.
     const ov::Shape shape(value.get_partial_shape().size(), 1);
     return op::v0::Constant::create(value.get_element_type(), shape, std::vector<int64_t>{max_model_len - 1});
 }
@@ -92,7 +92,8 @@ ConstantPtr value_for(const ov::Output<ov::Node>& value, int64_t max_model_len) 
     return ovfleet::as<op::v0::Constant>(folded[0]);
 }
 
-// The length up to which a condition certainly has the same value: the number with which it compares; 0 if there is none.
+// Returns the number with which a condition compares, because the value of the condition is the same for all lengths up to
+// this number; 0 if it compares with no constant.
 int64_t constant_side(const ov::Node& comparison) {
     for (const auto& side : comparison.input_values()) {
         auto constant = ovfleet::as<op::v0::Constant>(side);

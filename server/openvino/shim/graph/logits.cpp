@@ -1,5 +1,5 @@
-// Limits the vocabulary projection, and the operations after the last attention, to the tokens whose logits are needed. Of the
-// other tokens, the last layer only stores keys and values.
+// Limits the vocabulary projection, and the operations after the last attention, to the tokens whose logits are needed. For
+// all other tokens, the last layer only stores keys and values.
 #include <algorithm>
 #include <map>
 #include <set>

@@ -7,7 +7,7 @@
 
 namespace ovfleet {
 
-// The projections whose output a rotary embedding rotates by adjacent pairs, with their head sizes. `unknown` returns the
+// The projections whose output a rotary embedding rotates by adjacent pairs, with their head sizes. `unknown` receives the
 // number of embeddings whose projection was not found.
 std::map<const ov::Node*, size_t> paired_projections(const ov::Model& model, size_t& unknown);
 

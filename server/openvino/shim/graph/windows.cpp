@@ -22,7 +22,8 @@ Parameter find_parameter(const ov::Model& model, const std::string& name) {
     return nullptr;
 }
 
-// The attention operations that read a mask. False if other operations read it, or one that cannot be rewritten.
+// Finds the attention operations that read a mask. Returns false if another operation reads it, or if one of them cannot be
+// rewritten.
 bool find_attention(const Parameter& mask, std::vector<std::shared_ptr<Attention>>& found) {
     for (const auto& input : mask->output(0).get_target_inputs()) {
         auto attention = ov::as_type_ptr<Attention>(input.get_node()->shared_from_this());
@@ -37,7 +38,7 @@ bool find_attention(const Parameter& mask, std::vector<std::shared_ptr<Attention
     return true;
 }
 
-// All patches attend to each other.
+// Rewrites an attention so that all patches attend to each other.
 void attend_to_image(Attention& attention) {
     const auto input = [&](size_t index) { return attention.input_value(index); };
     attention.output(0).replace(std::make_shared<Attention>(input(0), input(1), input(2), false)->output(0));
@@ -49,7 +50,7 @@ struct WindowInputs {
     Parameter patches;  // [patches]: the slot of each patch, counted over all windows
 };
 
-// The patches of a window attend to each other.
+// Rewrites an attention so that the patches of each window attend to each other.
 void attend_to_windows(Attention& attention, const WindowInputs& windows) {
     const auto axis = op::v0::Constant::create(ov::element::i64, {}, {1});
     const auto swap = integer_constant({1, 0, 2, 3});

@@ -25,8 +25,8 @@ struct Stage {
     size_t adapter_bytes;
 };
 
-// The positions of the bias of a stage in its memory, after its norm, of its weights, and of its adapters; and the size of its
-// memory.
+// The memory of a stage contains its norm, its bias, its weights and its adapters, in this order. These functions return the
+// positions of the last three in bytes, and the size of the memory.
 inline size_t bias_at(const Stage& stage) { return stage.has_norm ? (stage.matmul.K * sizeof(float) + 63) / 64 * 64 : 0; }
 inline size_t weights_at(const Stage& stage) {
     return bias_at(stage) + (stage.has_bias ? num_n_blocks(stage.matmul) * N_BLOCK * sizeof(float) : 0);

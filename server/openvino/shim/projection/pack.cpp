@@ -49,14 +49,14 @@ struct SuperScales {
     int8_t quantized[GROUPS_PER_SUPER_BLOCK];
 };
 
-// Splits scales into their factors. Returns false if that is impossible.
+// Splits the scales of 256 weights into a super-scale and quantized scales. Returns false if that is impossible.
 bool split_scales(const float* scales, SuperScales& to) {
     float largest = 0;
     for (size_t i = 0; i < GROUPS_PER_SUPER_BLOCK; ++i) {
         if (!std::isfinite(scales[i])) return false;
         if (std::abs(scales[i]) > std::abs(largest)) largest = scales[i];
     }
-    // In most files, the quantized scale of the largest one is -128. Otherwise, its magnitude is smaller.
+    // In most files, the quantized scale of the scale with the largest magnitude is -128. In others, its magnitude is smaller.
     for (int most = -128; most < 0; ++most) {
         to.super_scale = ov::float16(largest / float(most));
         const float step = float(to.super_scale), inverse = step == 0 ? 0 : 1 / step;
@@ -91,8 +91,8 @@ bool all_rows_fit(size_t rows, const Fits& fits) {
     return all;
 }
 
-// Whether the quants of a weight have at most 6 bits. The content of a weight in memory decides, because a graph that was read
-// from the cache does not name the types of the file.
+// Whether the quants of a weight fit into 6 bits. For a weight in memory, this function checks its content, because a graph
+// that was read from the cache does not contain the types of the file.
 bool quants_fit_six_bits(const GraphWeight& weight) {
     const auto type = weight.quants->get_element_type();
     if (type != ov::element::i8 && type != ov::element::u8) return false;
@@ -377,7 +377,8 @@ void pack_row(const WeightRows& rows, size_t row, size_t weight_group, const Mat
         const size_t group = column / weight_group;
         halves[in_block] = ov::float16(rows.scale(row, group) / matmul.scale_factor);
         halves[N_BLOCK + in_block] = ov::float16(rows.zero(row, group, matmul.bits));
-        // The fours of the first 16 columns come before those of the other columns. Two fours of 4-bit weights share bytes.
+        // Four consecutive weights of each of the first 16 columns precede those of the other columns. Two such fours of 4-bit
+        // weights share bytes.
         uint8_t* four = at + N_BLOCK * 2 * sizeof(uint16_t) + in_block * 4;
         if (matmul.bits == SIX_BITS) {
             for (size_t i = 0; i < matmul.group; i += 16, four += SIX_BIT_BYTES)

@@ -37,7 +37,7 @@ void describe(const GraphWeight& weight, Matmul& matmul);
 // Sets the members of a matrix that consists of the rows of several weights with the same number of columns, except N and the
 // members that depend on the content of the weights.
 void describe_form(const std::vector<const GraphWeight*>& weights, Matmul& matmul);
-// Sets the scale factor of such a matrix, unless its scales need none.
+// Sets the scale factor of a matrix that `describe_form` has described, unless it has super-scales, which need none.
 void set_scale_factor(const std::vector<const GraphWeight*>& weights, Matmul& matmul);
 // Writes the blocks of columns of a matrix.
 void pack(const GraphWeight& weight, const Matmul& matmul, uint8_t* to);
@@ -45,8 +45,8 @@ void pack(const GraphWeight& weight, const Matmul& matmul, uint8_t* to);
 // Rows of a weight in memory.
 class WeightRows {
 public:
-    // Four consecutive quants of a row as bytes, which are not negative. The first one is in the lowest byte. For a matrix with
-    // quants of `E2M1_BITS`, they are codes; for one with quants of `SIX_BITS`, they are integers below 64.
+    // Returns the quants `4 * four` to `4 * four + 3` of a row as unsigned bytes, the first one in the lowest byte. For a
+    // matrix with quants of `E2M1_BITS`, they are codes; for one with quants of `SIX_BITS`, they are integers below 64.
     uint32_t four_quants(size_t row, size_t four, size_t bits) const;
     float scale(size_t row, size_t group) const {
         return scales_[row * scales_per_row_ + (scales_per_row_ ? group : 0)] * step_;
@@ -67,7 +67,7 @@ private:
     // bits that this addition flips in four signed quants.
     float offset_ = 0;
     uint32_t flipped_ = 0;
-    // The difference of two consecutive quants in units of the scale.
+    // The difference between the weights of two consecutive quants, in units of the scale: 0.5 in E2M1, otherwise 1.
     float step_ = 1;
     bool is_e2m1_ = false;
     // The rows that were read from a file.
@@ -93,7 +93,7 @@ private:
     size_t groups_, bits_;
     // The rows in the files of the model, or an empty list if the weight is in memory.
     std::vector<TensorRows> file_rows_;
-    // One for each group, or one for all.
+    // The zero points and the scales: one for each group, or a single one for all groups.
     std::vector<float> zeros_, scales_;
 };
 

@@ -17,10 +17,10 @@ constexpr size_t GRAIN_PRODUCTS = 1 << 20;
 constexpr size_t PARALLEL_ELEMENTS = 1 << 14, PRODUCTS_PER_ELEMENT = 2;
 // The minimum number of parts of the weights for each thread, so that a late thread delays the others less.
 constexpr size_t PARTS_PER_THREAD_MIN = 8;
-// The cost of storing sums in one part of K and loading them in the next one, mostly on another processor, as a number of
-// columns; and the largest number of parts.
+// The cost of storing sums after one part of K and loading them for the next one, mostly on another processor, expressed as
+// the number of columns that take as long to multiply; and the largest number of parts.
 constexpr size_t K_PART_COST = 256, K_PARTS_MAX = 4;
-// The number of times that a thread looks for the end of a part before it lets other threads run.
+// The number of times that a thread checks whether a part has ended before it yields to other threads.
 constexpr size_t SPINS = 1000;
 
 // The operands of a product.
@@ -31,10 +31,11 @@ struct Product {
     FloatData residual, dst;
 };
 
-// Returns the number of parts of K with which the thread that has the most to do finishes first.
+// Returns the number of parts of K that minimizes the work of the busiest thread.
 size_t num_k_parts(const Kernels& kernels, const Matmul& matmul, size_t threads) {
     const size_t blocks = num_n_blocks(matmul);
-    // A part begins only when the one before it has ended. With many blocks, all threads have equally much to do.
+    // Do not divide K if threads outnumber blocks, because a part begins only when the one before it has ended, or if there
+    // are many blocks, because all threads then have almost the same amount of work.
     if (!kernels.multiply_k_part || threads > blocks || blocks >= PARTS_PER_THREAD_MIN * threads) return 1;
     size_t best = 1, least = div_up(blocks, threads) * matmul.K;
     for (size_t parts = 2; parts <= K_PARTS_MAX; ++parts) {
@@ -44,8 +45,8 @@ size_t num_k_parts(const Kernels& kernels, const Matmul& matmul, size_t threads)
     return best;
 }
 
-// Multiplies one row by parts of each block. A part continues the sums of the part before it, which other threads compute in
-// the meantime, so the sums have the same order as without parts.
+// Multiplies one row by each block in parts of K, which different threads compute. A part continues the sums of the part
+// before it, so the order of the sums is the same as without parts.
 void multiply_in_parts(const Product& product, size_t parts) {
     struct alignas(ALIGNMENT) Block {
         float sums[N_BLOCK];
@@ -75,13 +76,14 @@ void multiply_in_parts(const Product& product, size_t parts) {
     });
 }
 
-// Each group of threads multiplies all rows by its blocks. In a group, threads divide the blocks, or with many rows the rows:
-// each thread multiplies those that it owns.
+// Each group of threads multiplies all rows by the blocks of the group. Within a group, the threads divide the blocks among
+// each other or, if there are many rows, the rows: each thread then multiplies the rows that it owns.
 void multiply_in_groups(const Product& product, const Groups& groups, bool owns_rows, size_t tiles_max) {
     const Matmul& matmul = product.matmul;
     const size_t n_blocks = num_n_blocks(matmul), tiles = num_tiles(product.packed), threads = groups.threads;
     const auto first_block = [&](size_t slot) { return groups.first_block(slot, n_blocks); };
-    // The items of an owner, some of which may be empty: its parts of the tiles, and for each of them its blocks.
+    // An owner has an item for each part of its tiles and each of its blocks. All owners have the same number of items, so
+    // some items may be empty.
     const size_t threads_min = threads / groups.count, threads_max = div_up(threads, groups.count);
     const size_t owner_tiles = owns_rows ? div_up(tiles, threads_min) : tiles, part_tiles = std::min(tiles_max, owner_tiles);
     const size_t owner_blocks = (owns_rows ? n_blocks * threads_max : n_blocks) / threads + 1;
@@ -153,7 +155,7 @@ void run(const Kernels& kernels, const Matmul& matmul, size_t M, const int32_t* 
     const size_t k_parts = M == 1 && num_threads() > 1 ? num_k_parts(kernels, matmul, num_threads()) : 1;
     if (k_parts > 1) return multiply_in_parts(product, k_parts);
     const size_t products = part_tiles * tile_elements * N_BLOCK;
-    // The number of threads among which the blocks of an owner are divided.
+    // The number of threads that divide the blocks of an owner among each other.
     const size_t sharing = owners == 1 ? num_threads() : 1;
     const size_t part_blocks =
         std::max<size_t>(std::min(GRAIN_PRODUCTS / products, n_blocks / (PARTS_PER_THREAD_MIN * sharing)), 1);

@@ -5,7 +5,7 @@
 
 namespace ovfleet::projection {
 
-// Moves the weights of each group of threads to its node.
+// Moves the weights that each group of threads reads to the NUMA node of the group.
 void place(const Matmul& matmul);
 
 // Packs the M rows of the source and multiplies them, on the threads of the arena in which it is called. `adapters` contains

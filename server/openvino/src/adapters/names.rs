@@ -1,7 +1,8 @@
 //! Maps the names of projections in GGUF files, IRs and adapters to each other. Adapters use the module names of the
 //! original model's code, GGUF files use other names, and an IR uses the module names with prefixes and suffixes.
 //!
-//! This crate identifies a module by the part of its name that begins with the layers, such as `layers.3.self_attn.q_proj`.
+//! This crate identifies a module by the part of its name that begins with the layers, such as
+//! `layers.3.self_attn.q_proj`.
 
 use std::collections::BTreeSet;
 

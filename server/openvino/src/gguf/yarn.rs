@@ -33,7 +33,7 @@ impl Yarn {
         Some(Self { dimensions, factor, first: pair_of(FAST_ROTATIONS), last: pair_of(SLOW_ROTATIONS) })
     }
 
-    /// The numbers by which the frequencies of a graph are divided if their range was rounded to whole pairs.
+    /// The divisors that correct the frequencies of a graph whose range was rounded to whole pairs.
     pub(super) fn divisors(&self) -> Vec<f32> {
         let most = self.dimensions as f64 - 1.0;
         let exact = (self.first.max(0.0), self.last.min(most));

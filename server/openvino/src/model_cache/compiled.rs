@@ -47,8 +47,8 @@ pub(crate) struct CompiledCacheEntry {
 }
 
 impl CompiledCacheEntry {
-    /// The entry of the models that are compiled from `graph`. `None` for devices whose plugins are not known to read back
-    /// what they write.
+    /// The entry of the models that are compiled from `graph`. `None` for devices whose plugins are not known to read
+    /// back what they write.
     pub(crate) fn new(
         graph: &GraphCacheEntry,
         config: &Config,

@@ -108,7 +108,7 @@ impl PrivateFolder {
         format!("{UNFINISHED}{:016x}-{name}", RandomState::new().build_hasher().finish())
     }
 
-    /// Gives a finished file its name.
+    /// Restricts a finished file to its owner, and renames it to its final name.
     pub(super) fn finish(&self, unfinished: &str, name: &str) -> io::Result<()> {
         let from = self.file(unfinished);
         fs::set_permissions(&from, fs::Permissions::from_mode(0o600))?;
@@ -121,7 +121,8 @@ impl PrivateFolder {
         let _ = file.and_then(|file| file.set_modified(SystemTime::now()));
     }
 
-    /// Removes the least recently used files beyond the limits above, and abandoned unfinished files. A failure is logged.
+    /// Removes the least recently used files beyond the limits above, and abandoned unfinished files. A failure is
+    /// logged.
     pub(super) fn evict_old_files(&self) {
         if let Err(error) = evict(&self.root(), SystemTime::now()) {
             let folder = self.shown("");

@@ -22,7 +22,8 @@ pub(crate) struct GraphOptions {
     pub(crate) is_merged: bool,
 }
 
-/// The entry of one graph in the cache. Its name is also part of the names of the models that are compiled from the graph.
+/// The entry of one graph in the cache. Its name is also part of the names of the models that are compiled from the
+/// graph.
 pub(crate) struct GraphCacheEntry {
     folder: Arc<PrivateFolder>,
     name: String,

@@ -1,5 +1,6 @@
-//! Tests of the attention kernels with every instruction set of this processor. The kernels for AMX also run over the C++ model of
-//! tiles, on any processor. This module has the shared helpers: a layer with its cache, and a plain computation in f64.
+//! Tests of the attention kernels with every instruction set of this processor. The AMX kernels also run on the C++
+//! model of the tile registers, on any processor. This module contains the shared helpers: a layer with its cache, and
+//! a plain computation in f64.
 
 mod sinks;
 mod sparse;
@@ -115,7 +116,7 @@ struct Tensors {
     sin: Vec<f32>,
 }
 
-/// Whether steps also have another sequence.
+/// Whether each step also computes another sequence.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum OtherSequences {
     Absent,
@@ -180,8 +181,8 @@ impl Layer {
         self.sequences[sequence].keys.len() / (self.kv_heads * self.size)
     }
 
-    /// Runs a step with `counts` new tokens of each sequence, and returns the largest difference from the plain computation. `None`
-    /// if the processor does not have the kernels.
+    /// Runs a step with `counts` new tokens of each sequence, and returns the largest difference from the plain
+    /// computation. `None` if the processor does not have the kernels.
     fn step(&mut self, random: &mut Random, variant: KernelVariant, counts: &[usize]) -> Option<f64> {
         let tokens: usize = counts.iter().sum();
         let Self { heads, kv_heads, size, .. } = *self;

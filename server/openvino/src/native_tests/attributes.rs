@@ -1,5 +1,6 @@
-//! Checks that a native operation with any attributes is either rejected with a reason when its model is read, or has attributes
-//! that the kernels support. `scripts/sanitize operations` also computes such operations, with sanitizers and for longer.
+//! Checks that a native operation with any attributes is either rejected with a reason when its model is read, or has
+//! attributes that the kernels support. `scripts/sanitize operations` also computes such operations, with sanitizers
+//! and for longer.
 
 use std::collections::HashMap;
 

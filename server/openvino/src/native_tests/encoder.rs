@@ -108,8 +108,8 @@ fn native_projections_of_an_image_encoder_have_the_results_of_the_plugin() {
 
 #[test]
 fn convolutions_of_patches_become_products_of_matrices() {
-    // The kernel of the first convolution covers its input, that of the second one is applied twice, the third one pads, and
-    // the last one has no outputs.
+    // The kernel of the first convolution covers its input, that of the second one is applied twice, the third one
+    // pads, and the last one has no outputs.
     let cases = [("2,5,4,4", "0,0", 1), ("2,5,2,4", "0,0", 0), ("2,5,4,4", "1,1", 0), ("0,5,4,4", "0,0", 0)];
     for (kernel, padding, expected) in cases {
         let folder = tempfile::tempdir().unwrap();
@@ -151,8 +151,8 @@ fn convolutions_of_patches_become_products_of_matrices() {
 /// The inputs of an attention.
 const INPUTS: [&str; 3] = ["query", "key", "value"];
 
-/// Compiles an attention with `heads` heads of `size` numbers for the kernels of `isa`, or for those of the plugin. With tiles,
-/// only the tokens of the same tile attend to each other.
+/// Compiles an attention with `heads` heads of `size` numbers for the kernels of `isa`, or for those of the plugin.
+/// With tiles, only the tokens of the same tile attend to each other.
 fn attention(folder: &Path, isa: Option<Isa>, heads: usize, size: usize, has_tiles: bool) -> CompiledGraph {
     let mut ir = Ir::default();
     let tiles = if has_tiles { "?," } else { "" };
@@ -180,7 +180,8 @@ fn the_native_attention_of_an_image_encoder_has_the_results_of_the_plugin() {
         for isa in ATTENTION_ISAS.into_iter().filter(|isa| cpu.has(*isa)) {
             let mut native = attention(folder.path(), Some(isa), heads, size, has_tiles);
             let tolerance = if BF16_ATTENTION_ISAS.contains(&isa) { 1e-2 } else { 1e-5 };
-            // If the first inference had a single token, the plugin's attention would return wrong results for more tokens.
+            // If the first inference had a single token, the plugin's attention would return wrong results for more
+            // tokens.
             for tokens in [33, 1, 150] {
                 let shape = if has_tiles { vec![3, heads, tokens, size] } else { vec![heads, tokens, size] };
                 let count = shape.iter().product();

@@ -1,5 +1,5 @@
-//! Checks that a sequence of a model with LongRoPE, as `optimum-intel` exports it, does not depend on the other sequences of a
-//! step or on the chunks of its prompt, and that the length of the longest sequence selects the factors.
+//! Checks that a sequence of a model with LongRoPE, as `optimum-intel` exports it, does not depend on the other
+//! sequences of a step or on the chunks of its prompt, and that the length of the longest sequence selects the factors.
 
 use std::ops::Range;
 

@@ -1,5 +1,5 @@
-//! Compares the projection kernels with a plain computation in f64: every instruction set of this processor, every form of weights,
-//! any number of rows. The kernels for AMX also run over the C++ model of tiles, on any processor.
+//! Compares the projection kernels with a plain computation in f64: every instruction set of this processor, every form
+//! of weights, any number of rows. The AMX kernels also run on the C++ model of the tile registers, on any processor.
 
 use std::f64::consts::PI;
 use std::ffi::c_int;
@@ -62,7 +62,7 @@ impl KernelVariant {
     }
 }
 
-/// Count of numbers of the source that share a scale.
+/// Number of consecutive numbers of the source that share a scale.
 const SRC_GROUP: usize = 32;
 
 /// The operation after the multiplication, with its number in the shim.
@@ -160,7 +160,8 @@ impl Lora {
         Self { adapter, rows, ranks, down, up }
     }
 
-    /// Up to three adapters. The rows are divided into one to three parts, and each adapter changes two thirds of the parts.
+    /// Up to three adapters. The rows are divided into one to three parts, and each adapter changes two thirds of the
+    /// parts.
     fn all(random: &mut Random, k: usize, n: usize) -> Vec<Self> {
         let parts = random.pick(&[1, 2, 3]).min(n);
         let ends: Vec<usize> = (1..=parts).map(|part| n * part / parts).collect();
@@ -326,8 +327,8 @@ impl Projection {
         }
     }
 
-    /// Reduces the projection to the multiplication by integers: removes the norm, the adapters, the bias, the epilogue, signs,
-    /// codes of E2M1 and bf16 activations.
+    /// Reduces the projection to the multiplication by integers: removes the norm, the adapters, the bias, the
+    /// epilogue, signs, codes of E2M1 and bf16 activations.
     fn set_plain(&mut self) {
         (self.norm, self.epilogue, self.activations, self.is_signed) =
             (None, Epilogue::None, FloatType::F32, false);
@@ -666,8 +667,8 @@ fn tiles_of_the_processor_and_their_model_agree() {
             let dst = projection.compute(variant, &src, &adapters, &residual).unwrap();
             dst.into_iter().map(f32::to_bits).collect::<Vec<u32>>()
         };
-        // Compare with the model over the same vectors, because the vectors determine the order of the sums of norms
-        // and adapters.
+        // Compare with the model that uses the same vectors, because the vectors determine the order of the sums of
+        // norms and adapters.
         assert!(
             bits(KernelVariant::Kernels(Isa::Amx)) == bits(KernelVariant::TileModel(Isa::Avx512)),
             "{seed}"
@@ -806,7 +807,7 @@ fn results_do_not_depend_on_the_number_of_threads() {
     assert!(tried >= 80, "{tried}");
 }
 
-/// The thread that loads a model starts others, which inherit its processors.
+/// The thread that loads a model starts other threads, which inherit its binding to processors.
 #[test]
 fn packing_does_not_bind_the_calling_thread() {
     let allowed = sched_getaffinity(None).unwrap();

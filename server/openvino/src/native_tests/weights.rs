@@ -43,7 +43,8 @@ fn model(scales: &[Scales<'_>]) -> Ir {
     ir
 }
 
-/// An IR with projections of the same source by weights of 4 bits with these numbers of rows, each of which has a zero point.
+/// An IR with projections of the same source by weights of 4 bits with these numbers of rows, each of which has a zero
+/// point.
 fn model_with_zero_points(rows: &[usize]) -> Ir {
     let (mut ir, mut random) = (Ir::default(), Random(2));
     let source = ir.input("source", "f32", "?,64");
@@ -82,8 +83,8 @@ fn outputs(path: &Path, count: usize, rewrite: impl FnOnce(&mut Model)) -> Vec<V
         .collect()
 }
 
-/// Asserts that the rewrite does not change the outputs of a model whose projections have these scales. `rewrite` returns
-/// the number of projections that it changed, which must be `changed`.
+/// Asserts that the rewrite does not change the outputs of a model whose projections have these scales. `rewrite`
+/// returns the number of projections that it changed, which must be `changed`.
 fn assert_unchanged(scales: &[Scales<'_>], changed: usize, rewrite: impl Fn(&mut Model) -> usize) {
     assert_same_outputs(&model(scales), scales.len(), |model| {
         assert_eq!(rewrite(model), changed, "{scales:?}")
@@ -137,8 +138,8 @@ fn native_projections_have_scales_of_rows_only() {
     }
 }
 
-/// An IR with two projections, like those in the blocks of image encoders: with biases, an activation between them, and the
-/// source added to the result.
+/// An IR with two projections, like those in the blocks of image encoders: with biases, an activation between them, and
+/// the source added to the result.
 fn model_of_block(activation: &Operation<'_>, parameter: Option<f32>) -> Ir {
     let (mut ir, mut random) = (Ir::default(), Random(3));
     let source = ir.input("source", "f32", "?,64");

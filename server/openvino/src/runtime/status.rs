@@ -9,8 +9,9 @@ use ov::ov_status_e as Status;
 
 use crate::Error;
 
-/// Turns a status into a result. `what` is the operation, as a verb with its object. OpenVINO stores only the last message of the
-/// process, so if calls of several threads fail at the same time, an error can have the message of another thread.
+/// Turns a status into a result. `what` is the operation, as a verb with its object. OpenVINO stores only the last
+/// message of the process, so if calls of several threads fail at the same time, an error can have the message of
+/// another thread.
 pub(super) fn check(status: Status, what: &'static str) -> Result<(), Error> {
     if status == Status::OK {
         return Ok(());

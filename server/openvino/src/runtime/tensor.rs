@@ -151,8 +151,8 @@ impl Tensor {
     pub(crate) fn copy_out(&self, at: usize, to: &mut [u8]) -> Result<(), Error> {
         let (data, bytes) = (self.pointer()?, self.bytes()?);
         assert!(at + to.len() <= bytes, "invariant: blocks lie inside the cache");
-        // SAFETY: the source is within the tensor, as just checked, and cannot overlap a Rust slice. The runner reads only
-        // blocks that a step has written.
+        // SAFETY: the source is within the tensor, as just checked, and cannot overlap a Rust slice. The runner reads
+        // only blocks that a step has written.
         unsafe { ptr::copy_nonoverlapping(data.add(at), to.as_mut_ptr(), to.len()) };
         Ok(())
     }

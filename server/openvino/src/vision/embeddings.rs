@@ -1,4 +1,4 @@
-//! The embeddings of tokens, which a model of their own computes.
+//! The embeddings of tokens, which a separate model computes.
 
 use std::sync::Arc;
 

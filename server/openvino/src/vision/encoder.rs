@@ -1,4 +1,5 @@
-//! The image encoder on OpenVINO. It runs on a request and on threads of its own, beside the language model.
+//! The image encoder on OpenVINO. It has a separate request and separate threads, and runs concurrently with the
+//! language model.
 
 use std::fmt;
 use std::sync::Arc;
@@ -17,8 +18,8 @@ use crate::kernels::{EncoderPlan, plan_encoder};
 use crate::runtime::Core;
 use crate::{Error, memory};
 
-/// Number of pixels for each thread that one run of the image encoder computes: 64 patches of 14 x 14 pixels. With fewer
-/// patches, a thread reads the weights for too little work. With more, a run only takes longer.
+/// Number of pixels for each thread that one run of the image encoder computes: 64 patches of 14 x 14 pixels. With
+/// fewer patches, a thread reads the weights for too little work. With more, a run only takes longer.
 ///
 /// If exceeded: further tiles are computed in the next runs. A tile with more pixels is computed alone.
 const RUN_PIXELS_PER_THREAD: usize = 64 * 14 * 14;
@@ -32,20 +33,21 @@ pub struct EncoderImage {
     pub feature_rows: Option<Vec<FeatureRow>>,
 }
 
-/// How an image encoder is computed.
+/// The device, the precision and the kernels of an image encoder.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EncoderReport {
     /// The name of the device.
     pub device: String,
     /// The precision of the plugin's computations.
     pub precision: String,
-    /// Size of the groups of inputs that share a scale when the plugin quantizes them to 8 bits; 0 disables the quantization.
+    /// Size of the groups of inputs that share a scale when the plugin quantizes them to 8 bits; 0 disables the
+    /// quantization.
     pub quantization_group: String,
     /// Number of threads of the encoder.
     pub threads: usize,
-    /// The kernels of the projections: how many are native, if any are.
+    /// The kernels of the projections, with the number of native projections if there are any.
     pub projections: String,
-    /// The kernels of the attention: how many operations are native, if any are.
+    /// The kernels of the attention, with the number of native operations if there are any.
     pub attention: String,
 }
 
@@ -136,7 +138,7 @@ pub fn load_image_encoder(config: &Config) -> Result<Option<OpenVinoImageEncoder
 }
 
 impl OpenVinoImageEncoder {
-    /// How the encoder is computed.
+    /// The device, the precision and the kernels of the encoder.
     pub fn report(&self) -> &EncoderReport {
         &self.report
     }

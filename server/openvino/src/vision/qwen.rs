@@ -18,12 +18,12 @@ pub(super) struct QwenModels {
     pub(super) attention: MergerAttention,
 }
 
-/// How the patches of an image attend to each other in the merger.
+/// The form in which the merger computes the attention among the patches of an image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum MergerAttention {
     /// The graph computes windows separately, and all other layers without a mask.
     Windows,
-    /// The graph reads masks of all pairs of patches, because its structure is unknown.
+    /// The graph reads masks with an element for each pair of patches, because its structure is unknown.
     Masks,
 }
 
@@ -187,8 +187,8 @@ impl WindowSlots {
 /// The value that excludes a patch from the attention.
 const EXCLUDED: f32 = f32::NEG_INFINITY;
 
-/// Writes the mask with which patches attend only to patches of their own window: `[patches, patches]`, 0 within a window
-/// and -∞ elsewhere. Returns false if the windows do not have as many patches as the mask.
+/// Writes the mask with which patches attend only to patches of their own window: `[patches, patches]`, 0 within a
+/// window and -∞ elsewhere. Returns false if the windows do not have as many patches as the mask.
 fn write_window_mask(windows: &WindowLayout, patches: usize, mask: &mut [f32]) -> bool {
     let is_complete = windows.window_patches.iter().sum::<usize>() == patches;
     if !is_complete || Some(mask.len()) != patches.checked_mul(patches) {

@@ -66,7 +66,8 @@ impl AdapterCase {
         assert!(difference <= difference_allowed(kind), "{kind} {numbers:?}: {difference:.1e}");
     }
 
-    /// Checks the native projections with adapters: in f32, with the fastest configuration, and with the attention of the plugin.
+    /// Checks the native projections with adapters: in f32, with the fastest configuration, and with the attention of
+    /// the plugin.
     fn check_rounded(&self, numbers: [u32; 4]) {
         let plugin_attention = ("KEY_CACHE_PRECISION", "u8");
         for properties in [&[EXACT[0], ROUNDED[0]][..], &ROUNDED, &[plugin_attention]] {

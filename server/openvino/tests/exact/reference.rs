@@ -33,7 +33,8 @@ pub(crate) const EXACT: [(&str, &str); 3] = [
     ("DYNAMIC_QUANTIZATION_GROUP_SIZE", "0"),
 ];
 
-/// Properties for the fastest computation: the processor's default precision, and native projections, if the processor has them.
+/// Properties for the fastest computation: the processor's default precision, and native projections, if the processor
+/// has them.
 pub(crate) const ROUNDED: [(&str, &str); 1] = [EXACT[1]];
 
 /// The largest allowed difference with these properties (measured: 0.04 to 0.1). A wrong graph causes a difference of
@@ -74,8 +75,8 @@ impl Case {
         self.file.path()
     }
 
-    /// Loads the file, and returns the largest difference between its logits and those of the reference, as a fraction of the
-    /// reference's standard deviation.
+    /// Loads the file, and returns the largest difference between its logits and those of the reference, as a fraction
+    /// of the reference's standard deviation.
     pub(crate) fn difference(&self, properties: &[(&str, &str)]) -> f64 {
         self.loaded_difference(config(self.path(), properties)).0
     }

@@ -89,8 +89,8 @@ impl EvictionQueue {
         self.evictions
     }
 
-    /// Adds a block that is not in the queue. Its children were added before it and have no more hits, so they are evicted
-    /// before it.
+    /// Adds a block that is not in the queue. Its children were added before it and have no more hits, so they are
+    /// evicted before it.
     pub(super) fn push(&mut self, block: BlockId, hits: u8) {
         let index = usize::from(hits).min(self.lists.len() - 1);
         self.additions += 1;
@@ -128,7 +128,8 @@ impl EvictionQueue {
         Some(block)
     }
 
-    /// Returns all blocks, list by list, with the indices of the lists and the deadlines. Panics unless the lists are consistent.
+    /// Returns all blocks, list by list, with the indices of the lists and the deadlines. Panics unless the lists are
+    /// consistent.
     pub(super) fn check_invariants(&self) -> Vec<(BlockId, u8, Deadline)> {
         let mut all = Vec::new();
         for (number, list) in (0..).zip(&self.lists) {

@@ -1,8 +1,8 @@
-//! Measures the eviction order: the fraction of prompt blocks that are cached, compared with plain LRU, for synthetic traces
-//! of requests.
+//! Measures the eviction order: the fraction of prompt blocks that are cached, compared with plain LRU, for synthetic
+//! traces of requests.
 //!
-//! A token stands for a block. The pseudorandom numbers never change, so the figures are the same on every machine. They are
-//! listed in `docs/decisions/0042-eviction.md`.
+//! A token stands for a block. The pseudorandom numbers never change, so the figures are the same on every machine.
+//! They are listed in `docs/decisions/0042-eviction.md`.
 
 use std::collections::VecDeque;
 

@@ -94,8 +94,8 @@ impl Scheduler {
         removed
     }
 
-    /// Marks the next `num_tokens` tokens of a sequence as computed, and appends the `accepted` drafts, which are computed
-    /// as well.
+    /// Marks the next `num_tokens` tokens of a sequence as computed, and appends the `accepted` drafts, which are
+    /// computed as well.
     fn advance(&mut self, slot: u32, num_tokens: u32, accepted: &[TokenId], events: &mut Vec<Event>) {
         let sequence = self.sequences.get_mut(slot);
         sequence.batch_index = None;

@@ -1,5 +1,5 @@
-//! Reserves the encoder outputs that waiting sequences need. A sequence is admitted only when all of them exist, so that
-//! a running sequence never waits for the encoder. The images of the foremost sequences are requested first.
+//! Reserves the encoder outputs that waiting sequences need. A sequence is admitted only when all of them exist, so
+//! that a running sequence never waits for the encoder. The images of the foremost sequences are requested first.
 
 use std::ops::Range;
 
@@ -79,7 +79,7 @@ impl Scheduler {
         self.sequences.iter().map(|(slot, _)| slot).filter(holds).collect()
     }
 
-    /// Requests reserved images in the order of the waiting sequences, until the encoder may get no more.
+    /// Requests reserved images in the order of the waiting sequences, until the encoder's budget is exhausted.
     pub(super) fn request_images(&mut self) {
         let Self { waiting, sequences, images, .. } = self;
         for entry in &*waiting {

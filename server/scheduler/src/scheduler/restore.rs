@@ -1,4 +1,5 @@
-//! Restores evicted blocks from storage: decides which blocks are restored, for which request, and where they are written.
+//! Restores evicted blocks from storage: decides which blocks are restored, for which request, and where they are
+//! written.
 
 use std::ops::Range;
 
@@ -29,8 +30,8 @@ impl Scheduler {
         self.restores = None;
     }
 
-    /// Returns the blocks that were evicted since the last call. The caller must copy them before the batch is computed, or
-    /// before it writes the block of a restore.
+    /// Returns the blocks that were evicted since the last call. The caller must copy them before the batch is
+    /// computed, or before it writes the block of a restore.
     pub fn drain_evicted(&mut self) -> Vec<EvictedBlock> {
         self.pool.keys_mut().map(BlockKeys::drain_evicted).unwrap_or_default()
     }
@@ -117,8 +118,8 @@ impl Scheduler {
         }
     }
 
-    /// Ends a restore, so that the request is admitted and computes the blocks that were not restored. Does nothing if the
-    /// restore has ended.
+    /// Ends a restore, so that the request is admitted and computes the blocks that were not restored. Does nothing if
+    /// the restore has ended.
     pub fn end_restore(&mut self, id: RestoreId) {
         let Some(restores) = &mut self.restores else { return };
         let Some(position) = restores.position(id) else { return };

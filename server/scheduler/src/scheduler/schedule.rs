@@ -196,8 +196,8 @@ impl Scheduler {
         }
     }
 
-    /// Allocates blocks for the draft tokens of the running sequence at `position`, from the blocks and the budget that no
-    /// other sequence needs. Returns the number of draft tokens.
+    /// Allocates blocks for the draft tokens of the running sequence at `position`, from the blocks and the budget that
+    /// no other sequence needs. Returns the number of draft tokens.
     fn allocate_drafts(&mut self, position: usize, budget: &Budget) -> u32 {
         let later_sequences = (self.running.len() - position - 1) as u32;
         let sequence = self.sequences.get_mut(self.running[position].slot);
@@ -503,8 +503,8 @@ impl Scheduler {
         CachedPrefix { cached, active }
     }
 
-    /// The number of available blocks that the admission of a waiting sequence needs: those that it lacks, those of its cached
-    /// prefix that no sequence holds, and some for growth.
+    /// The number of available blocks that the admission of a waiting sequence needs: those that it lacks, those of its
+    /// cached prefix that no sequence holds, and some for growth.
     fn blocks_needed(&self, sequence: &Sequence, prefix: CachedPrefix) -> u32 {
         let block_tokens = self.cache.block_tokens;
         let reused = prefix.cached.min((sequence.num_tokens() as usize - 1) / block_tokens as usize);
@@ -513,8 +513,9 @@ impl Scheduler {
         lacking + evictable + sequence.num_sequences()
     }
 
-    /// Whether the running sequences of a tenant, with a waiting group, would occupy the part of the batch or of the cache that is
-    /// reserved for other tenants. A tenant without running sequences has no such limit, so that every request can run.
+    /// Whether the running sequences of a tenant, with a waiting group, would occupy the part of the batch or of the
+    /// cache that is reserved for other tenants. A tenant without running sequences has no such limit, so that every
+    /// request can run.
     fn exceeds_tenant_share(&self, tenant: u128, num_sequences: u32, blocks_needed: u32) -> bool {
         if !self.shares.is_shared() {
             return false;
@@ -543,8 +544,8 @@ impl Scheduler {
             || blocks_needed + outstanding + self.watermark_blocks <= self.pool.blocks_available()
     }
 
-    /// Allocates all blocks for the tokens of a waiting group, those in the prefix cache first. Returns false and allocates
-    /// nothing if the exact number of blocks exceeds the room.
+    /// Allocates all blocks for the tokens of a waiting group, those in the prefix cache first. Returns false and
+    /// allocates nothing if the exact number of blocks exceeds the room.
     fn allocate_group(&mut self, group: Range<usize>, batch: &mut Batch) -> bool {
         let mut blocks_needed = 0;
         let mut copied = None;
@@ -568,8 +569,8 @@ impl Scheduler {
         has_room
     }
 
-    /// Allocates the blocks of a waiting sequence that are not in the prefix cache, and claims them. `last` is the cached
-    /// block of its last token, if there is one.
+    /// Allocates the blocks of a waiting sequence that are not in the prefix cache, and claims them. `last` is the
+    /// cached block of its last token, if there is one.
     fn allocate_uncached(&mut self, slot: u32, last: Option<BlockId>, batch: &mut Batch) {
         let block_tokens = self.cache.block_tokens;
         let sequence = self.sequences.get_mut(slot);

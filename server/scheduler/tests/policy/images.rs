@@ -1,4 +1,5 @@
-//! Tests that prompts wait for the encoder outputs of their images, and that blocks with different images are not shared.
+//! Tests that prompts wait for the encoder outputs of their images, and that blocks with different images are not
+//! shared.
 
 use expect_test::expect;
 use server_scheduler::{

@@ -1,5 +1,5 @@
-//! Runs the commands of an expectation on a scheduler, and compares the resulting batches and events with it. The commands
-//! are the lines that begin with `> `:
+//! Runs the commands of an expectation on a scheduler, and compares the resulting batches and events with it. The
+//! commands are the lines that begin with `> `:
 //!
 //! ```text
 //! submit 1,2 abcd max=3     sequences 1 and 2 continue the prompt "abcd" (a letter is a token, a*9 is nine)
@@ -19,8 +19,8 @@
 //! draft 1 xy                sequence 1 may have these drafts in the next step,
 //! step 1=1z                 of which one is accepted, and z is sampled after it
 //! step 1=?                  sequence 1 is suspended: its next token is not known yet
-//! resume 1=x                it is x
-//! steps 9                   as many steps, of which only the events are printed
+//! resume 1=x                the next token of sequence 1 is x
+//! steps 9                   nine steps, of which only the events are printed
 //! schedule                  the first half of a step,
 //! commit 1=x                and the second
 //! fail                      a step that fails, or the second half of one
@@ -28,9 +28,9 @@
 //! load
 //! images                    the load of the encoder and of its cache
 //! ```
-//! The line `1: 8+4 [0 3 2] -> 1,2` means that the step computes 4 tokens of sequence 1 after 8 computed ones, in the blocks
-//! 0, 3 and 2, and that the sequences 1 and 2 sample after them. With ` scores 8+3`, the logits of the three tokens from
-//! position 8 on are needed.
+//! The line `1: 8+4 [0 3 2] -> 1,2` means that the step computes 4 tokens of sequence 1 after 8 computed ones, in the
+//! blocks 0, 3 and 2, and that the sequences 1 and 2 sample after them. With ` scores 8+3`, the logits of the three
+//! tokens from position 8 on are needed.
 
 use std::fmt::Write;
 

@@ -397,8 +397,8 @@ impl Harness {
         }
     }
 
-    /// Checks that the logits of every prompt token but the last are computed once, in order, and before the first token is
-    /// sampled.
+    /// Checks that the logits of every prompt token but the last are computed once, in order, and before the first
+    /// token is sampled.
     fn check_scores(&self, sequence: &ScheduledSequence) {
         let Request { to_score, scored, .. } = self.requests[&self.sequences[&sequence.id].request];
         let end = sequence.computed_tokens + sequence.tokens.len() as u32;
@@ -420,7 +420,7 @@ impl Harness {
         }
     }
 
-    /// What the cache contains for each token of a sequence, drafts included.
+    /// The expected content of the cache for each token of a sequence, including drafts.
     fn identities(&self, batch: &Batch, sequence: &ScheduledSequence) -> Vec<TokenId> {
         let record = &self.sequences[&sequence.id];
         images::identities(record, &with_drafts(record, batch, sequence))

@@ -15,19 +15,19 @@ namespace ovfleet {
 // The precision of the KV cache. Compiled models contain these values.
 enum class Precision : int64_t { f32, bf16, f16, u8, u4 };
 
-// Tokens in a block. The scores of a block are two vectors of 16 floats.
+// The number of tokens in a block. The scores of one query with the keys of a block are two vectors of 16 floats.
 constexpr size_t BLOCK_TOKENS = 32;
 // The number of blocks between two updates of the running maximum.
 constexpr size_t CHUNK_BLOCKS = 4;
 constexpr size_t CHUNK_KEYS = CHUNK_BLOCKS * BLOCK_TOKENS;
-// The number of pairs of bf16 in the weights of a chunk.
+// The number of pairs of bf16 in the softmax weights of one query for the keys of a chunk.
 constexpr size_t CHUNK_PAIRS = CHUNK_KEYS / 2;
-// The largest number of blocks of a part. The sums of a query are computed separately for each part and then added in order, so
-// that threads can share the parts of a decode, and a prompt has the same sums.
+// The largest number of blocks in a part. The sums of a query are computed separately for each part and then added in order.
+// Different threads can therefore compute the parts of a decode, and the same token in a prompt has the same sums.
 constexpr size_t PART_BLOCKS_MAX = 32;
 // Returns the end of the part that contains a block: the index of the block after the part. The first parts are shorter, so
-// that many threads can share the decode of a short sequence. Those of long sequences are longer, because adding a part takes
-// time. The division into parts depends only on the position in the sequence.
+// that many threads can share the decode of a short sequence. Later parts are longer, because adding a part takes time. The
+// division into parts depends only on the position in the sequence.
 static inline size_t part_end(size_t block) {
     const size_t length = block < 4 * PART_BLOCKS_MAX ? PART_BLOCKS_MAX / 2 : PART_BLOCKS_MAX;
     return block / length * length + length;
@@ -39,15 +39,16 @@ constexpr size_t KEY_MULTIPLE = 32, VALUE_MULTIPLE = 16;
 constexpr size_t HEAD_SIZE_MAX = 512;
 // The largest number of query heads of a layer.
 constexpr size_t HEADS_MAX = 1 << 16;
-// The number of elements of a key that share a scale and a minimum if keys are u8. All elements of a value share one pair.
+// The number of elements of a key that share a scale and a minimum if keys are u8. All elements of a value share one scale and
+// one minimum.
 constexpr size_t KEY_GROUP = 32;
 // If keys and values are u4: the elements of a key in a word of 32 bits, the words of a key that share a scale, and the
 // elements of a value that share a scale.
 constexpr size_t U4_KEY_WORD = 6, U4_KEY_GROUP = 4, U4_VALUE_GROUP = 16;
 
 // An attention layer. One head of a block contains
-// - keys `[key_size][token]`, then, if they are u8, `[group][scale, minimum][token]` in f32: the scores of a block are sums of
-//   vectors along its tokens;
+// - keys `[key_size][token]`, then, if they are u8, `[group][scale, minimum][token]` in f32. The tokens are the innermost
+//   dimension, so that a vector contains the scores of consecutive tokens;
 // - values `[token][value_size]`, then, if they are u8, `[scale, minimum][token]` in f32.
 // If they are u4, one head of a block contains, with scales in bf16,
 // - keys of five bits, in words `[element / U4_KEY_WORD][token]`, then `[word / U4_KEY_GROUP][token]` scales, then the key of
@@ -75,10 +76,10 @@ struct Layer {
     bool block_scores;
 };
 
-// The number of words of a key that is u4.
+// The number of 32-bit words of a key in a u4 cache.
 static inline size_t u4_key_rows(size_t key_size) { return (key_size + U4_KEY_WORD - 1) / U4_KEY_WORD; }
 
-// Sets the sizes of a layer's cache.
+// Computes `key_bytes` and `value_bytes` from the other members of a layer.
 static inline void set_cache_sizes(Layer& layer) {
     if (layer.precision == Precision::u4) {
         const size_t rows = u4_key_rows(layer.key_size), groups = (rows + U4_KEY_GROUP - 1) / U4_KEY_GROUP;
@@ -126,8 +127,9 @@ struct Sequence {
     size_t first_block;
 };
 
-// The tensors of a step. Queries are `[head][key_size]` for each token, without the padding, and `query_stride` is the number
-// of elements from one token's to the next one's; keys and values are those of the new tokens.
+// The tensors of a step. The queries of a token are `[head][key_size]`, without the padding, and `query_stride` is the number
+// of elements from the queries of one token to those of the next one. Keys and values have the same form, and are those of the
+// new tokens.
 struct StepTensors {
     const void *queries, *keys, *values;
     size_t query_stride, key_stride, value_stride;
@@ -144,8 +146,7 @@ struct StepTensors {
     const float* sinks;
 };
 
-// A part of the work of a step: all queries of some new tokens of a sequence that read the keys of the same KV head; and a
-// range of the keys.
+// A unit of the work of a step: all queries of some new tokens of a sequence that share a KV head, and a range of the keys.
 struct WorkItem {
     const Sequence* sequence;
     size_t kv_head;
@@ -155,8 +156,9 @@ struct WorkItem {
     // The range of the blocks of the sequence, which begins at a multiple of `CHUNK_BLOCKS`. If the result is partial, the
     // range is within one part.
     size_t block_begin, block_end;
-    // The partial result, if other items have the rest of the keys: for each query the maximum, the sum, the weighted values,
-    // and the block scores if they are reported. Null if the item writes the output.
+    // The partial result, if other items cover the rest of the keys: for each query, the largest score, the sum of the softmax
+    // weights, the weighted sum of the values and, if block scores are reported, the sum of the weights of each block. Null if
+    // the item writes the output.
     float* part;
     // The item that the same thread will probably compute next, for prefetching; the item itself if no item follows.
     const WorkItem* next;

@@ -37,7 +37,8 @@ inline const float* value_scales(const Layer& layer, const uint8_t* block) {
 
 constexpr size_t BLOCK_VECTORS = BLOCK_TOKENS / LANES;
 
-// A group of dimensions that share a scale and a minimum, as floats, for the keys in `V` consecutive vectors of a block.
+// Reads a group of `KEY_GROUP` dimensions as floats, for the keys in `V` consecutive vectors of a block. In a u8 cache, the
+// dimensions of a group of a key share a scale and a minimum.
 template <typename T, size_t V = BLOCK_VECTORS>
 struct KeyGroup {
     const T* at;
@@ -61,7 +62,7 @@ struct KeyGroup {
     }
 };
 
-// The value of a token in a block, as floats. The value of a token has `size` elements and begins at `at`.
+// Reads the value of one token in a block as floats. The value has `size` elements, the first of which is at `at`.
 template <typename T>
 struct TokenValue {
     const T* at;
@@ -80,7 +81,7 @@ struct TokenValue {
     }
 };
 
-// Computes the scale and the minimum of numbers, and stores them as bytes, `stride` bytes apart.
+// Quantizes `count` numbers to bytes, which are stored `stride` bytes apart, and returns their scale and minimum.
 inline void quantize(const float* from, size_t count, uint8_t* to, size_t stride, float& scale, float& minimum) {
     Floats low = load(from), high = low;
     for (size_t i = LANES; i < count; i += LANES) {
@@ -124,8 +125,8 @@ inline void apply_rope(const Layer& layer, const StepTensors& tensors, size_t to
     }
 }
 
-// Stores the nearest number that the cache can represent. In f16, numbers beyond its range are stored as its largest: an
-// infinity would turn every later score of the sequence into NaN.
+// Stores the nearest number that the cache can represent. Numbers outside the range of f16 are stored as its largest finite
+// numbers, because an infinity would turn every later score of the sequence into NaN.
 template <typename T>
 inline void store_number(float value, T& to) {
     convert(value, to);

@@ -1,13 +1,13 @@
-// The kernels of the paged attention. This file is compiled once for each instruction set, and `OVFLEET_KERNELS` is the name of
-// its table of functions. For AMX, `OVFLEET_TILES` is the implementation of the tile registers. The algorithm is
-// FlashAttention: softmax with a running maximum, block by block (Dao et al., 2022). A tile has the queries of all heads that
-// share a KV head.
+// The kernels of the paged attention. This file is compiled once for each instruction set, and `OVFLEET_KERNELS` is the name
+// of its table of functions. For AMX, `OVFLEET_TILES` is the implementation of the tile registers. The algorithm is
+// FlashAttention: softmax with a running maximum, block by block (Dao et al., 2022). A tile contains the queries of all heads
+// that share a KV head.
 //
-// The output of a query depends only on the query, its position, and the keys and values that it sees: not on the other
-// queries of its tile, on the division into items, or on the form in which a tile reads blocks. Chunks and parts begin at
-// multiples of their length in the sequence, every sum has one order, and a key to which a query does not attend adds a zero.
-// `fused_multiply_add` rounds in the same way in every copy of a loop, because the compiler may not fuse other operations
-// (-ffp-contract=off).
+// The output of a query depends only on the query, its position, and the keys and values to which it attends. It does not
+// depend on the other queries of its tile, on the division into items, or on the form in which a tile reads blocks. Chunks and
+// parts begin at multiples of their length in the sequence, every sum has one order, and a key to which a query does not
+// attend adds a zero. `fused_multiply_add` rounds in the same way in every copy of a loop, because the compiler may not fuse
+// other operations (-ffp-contract=off).
 //
 // The file uses only memcpy and memset of the standard library: the linker could use inline functions that are compiled here
 // for other callers.
@@ -29,15 +29,15 @@ struct Tile {
     float *queries, *scores;
     // The sums of the current part of the keys, and of the parts before it.
     Sums part, before;
-    // If products are computed in bf16: queries, and the weights of a chunk, as pairs. Only large tiles have them in tile
-    // registers.
+    // If products are computed in bf16: the queries, and the softmax weights of a chunk, as pairs of bf16. With AMX, only
+    // large tiles use these arrays, because small tiles multiply vectors of floats.
     uint32_t *query_pairs, *weight_pairs;
-    // For large tiles: the keys or values of a block, converted to the format in which they are multiplied; with tile
-    // registers, the values of a chunk.
+    // For large tiles: the keys or values of a block (with AMX, the values of a whole chunk), converted to the format in which
+    // they are multiplied.
     float* unpacked;
     SelectionScratch selection;
-    // For decodes that report block scores: `[query][block]`, the mass of a block relative to the maximum at that time, and
-    // this maximum. Otherwise null.
+    // For decodes that report block scores, `[query][block of the part]`: the sum of the weights of a block relative to the
+    // running maximum at the time when they were computed, and this maximum. Otherwise, `block_masses` is null.
     float *block_masses, *block_maxima;
 };
 
@@ -74,7 +74,7 @@ template <typename Allocate>
 inline void allocate_tile(const Layer& layer, size_t count, size_t blocks, Tile& tile, Allocate allocate) {
     const size_t size = layer.key_size > layer.value_size ? layer.key_size : layer.value_size;
     const size_t large = count < LARGE_TILE ? 0 : count;
-    // Tile registers have whole numbers of rows.
+    // Pad the rows to whole tile registers.
     constexpr bool in_tiles = PRODUCTS == Products::tiles;
     const size_t rows = in_tiles && large ? (count + 15) / 16 * 16 : count;
     const size_t in_pairs = PRODUCTS == Products::f32 || (in_tiles && !large) ? 0 : rows;
@@ -160,7 +160,7 @@ void finish_part(const Layer& layer, const Tile& tile) {
     clear(layer, tile.count, tile.part);
 }
 
-// The keys of a chunk that a query sees.
+// The keys of a chunk to which a query attends: their range, relative to the first key of the chunk.
 struct KeyRange {
     size_t from, to;
 };
@@ -172,21 +172,21 @@ KeyRange visible_keys(const Layer& layer, const WorkItem& item, size_t query, si
     return {within(from), within(layer.is_bidirectional ? item.sequence->past + item.sequence->count : position + 1)};
 }
 
-// The keys or values of a block, the position of the block in its chunk, and the memory that is read next.
+// The keys or values of a block, the position of the block in its chunk, and the memory to prefetch because it is read next.
 struct BlockRef {
     const uint8_t* block;
     size_t at;
     const uint8_t* next;
 };
 
-// The steps after the softmax of each query, and after the values of a chunk of blocks. Only large tiles in tile registers have
-// such steps; this base class is for all others.
+// Empty hooks that are called after the softmax of each query, and after the values of a chunk. Only large tiles in tile
+// registers need them and define their own; all other classes inherit these.
 struct OutsideTileRegisters {
     static void finish_query(size_t) {}
     static void finish_chunk(const Layer&, const Tile&, size_t) {}
 };
 
-// Weights in f32 replace the scores.
+// Stores the softmax weights in f32, in place of the scores.
 struct FloatWeights : OutsideTileRegisters {
     static void prepare(const Layer&, const Tile&) {}
     static Floats store(const Tile& tile, size_t query, size_t key, Floats weights) {
@@ -195,7 +195,7 @@ struct FloatWeights : OutsideTileRegisters {
     }
 };
 
-// Multiplies blocks in the format of the cache in f32.
+// Reads blocks in the format of the cache, and multiplies in f32.
 template <typename T>
 struct FloatBlocks : FloatWeights {
     static void score_block(const Layer& layer, const Tile& tile, const BlockRef& ref) {
@@ -219,8 +219,8 @@ void round_queries(const Layer& layer, const Tile& tile) {
     }
 }
 
-// Small tiles read blocks in the format of the cache, and multiply in vectors. The sum of the weights is that of the rounded
-// ones, so that rounding them does not scale the output.
+// Small tiles read blocks in the format of the cache, and multiply in vectors. The total of a query adds up the rounded
+// weights, so that the rounding does not scale the output.
 template <typename T>
 struct CacheBlocks : OutsideTileRegisters {
     static void prepare(const Layer& layer, const Tile& tile) { round_queries(layer, tile); }
@@ -276,14 +276,14 @@ public:
                               CHUNK_KEYS});
     }
     void finish_query(size_t query) {
-        // A score takes about 0.25 ns.
+        // The softmax takes about 0.25 ns for each score, so 8 queries with 128 scores each take a quarter of a microsecond.
         if (query % 8 == 7) registers_.keep_storing();
     }
     void accumulate_block(const Layer& layer, const Tile& tile, const BlockRef& ref) {
         pack_values<T>(layer, ref.block, ref.at, (uint32_t*)tile.unpacked, {ref.next, layer.key_bytes / BLOCK_TOKENS});
         registers_.keep_storing();
     }
-    // Sums are loaded and stored once for all blocks of a chunk.
+    // Multiplies all blocks of a chunk together, so that the sums are loaded and stored only once.
     void finish_chunk(const Layer& layer, const Tile& tile, size_t count) {
         multiply(registers_, {{tile.weight_pairs, whole_tiles(tile.count) / TILE_ROWS, CHUNK_BLOCKS},
                               {(const uint32_t*)tile.unpacked, layer.value_size / TILE_COLUMNS, CHUNK_BLOCKS},
@@ -299,7 +299,7 @@ private:
 
 #elif defined(__AVX512BF16__)
 
-// In bf16, pairs of dimensions or of tokens are multiplied and added by one instruction. The sum of the weights is that of the
+// In bf16, pairs of dimensions or of tokens are multiplied and added by one instruction. The total of a query adds up the
 // rounded weights, so that the rounding does not scale the output.
 struct Weights : OutsideTileRegisters {
     static void prepare(const Layer& layer, const Tile& tile) {
@@ -443,7 +443,7 @@ inline void record_block_masses(const Tile& tile, size_t first, size_t count) {
         }
 }
 
-// Makes the recorded masses of a part relative to its maximum.
+// Rescales the recorded masses of a part, so that all of them are relative to the final maximum.
 inline void rescale_block_masses(const Tile& tile, size_t blocks) {
     for (size_t query = 0; query < tile.count; ++query)
         for (size_t at = query * PART_BLOCKS_MAX; at < query * PART_BLOCKS_MAX + blocks; ++at)
@@ -497,7 +497,7 @@ template <typename Blocks>
 void attend_with(const Layer& layer, const WorkItem& item, const StepTensors& tensors, const Tile& tile,
                  ChunkSelection selection, Blocks&& reader) {
     const int32_t* blocks = item.sequence->blocks;
-    // The blocks after the last one are those of the next item.
+    // The blocks after the last one, which are only prefetched, are those of the next item.
     const auto keys_of = [&](size_t block) -> const uint8_t* {
         if (block < item.block_end) return key_block(layer, tensors, blocks[block], item.kv_head);
         const WorkItem& next = *item.next;
@@ -564,7 +564,8 @@ inline void store_output(const Layer& layer, const WorkItem& item, const StepTen
     const size_t size = layer.value_size - layer.value_padding;
     const size_t at = (token * layer.heads + item.kv_head * group + query % group) * size;
     for (size_t i = 0; i < size; i += LANES) {
-        // Adding zero makes negative zeros positive, as keys to which only other queries of the tile attend can do.
+        // Adding zero turns -0 into 0. A key to which only other queries of the tile attend has the same effect, so the sign
+        // would otherwise depend on the tile.
         const Floats output = load(values + i) * inverse + 0.0f;
         if (layer.is_bf16)
             for (size_t lane = 0; lane < LANES; ++lane) convert(output[lane], ((bf16*)tensors.output)[at + i + lane]);

@@ -21,13 +21,13 @@ inline Floats store_bf16(Floats numbers, uint32_t* to) {
     return (Floats)_mm512_slli_epi32(_mm512_cvtepu16_epi32(rounded), 16);
 }
 
-// Dimensions `i` and `i + 1` of the keys of a group.
+// Returns dimensions `i` and `i + 1` of a group as pairs of bf16, for the keys in vector `v`.
 template <typename T>
 inline __m512i key_pair(const KeyGroup<T>& keys, size_t i, size_t v) {
     return interleave_bf16(keys.key(i, v), keys.key(i + 1, v));
 }
 
-// Converts numbers to bf16.
+// Converts `count` floats to bf16, and stores two of them in each word of `to`.
 inline void convert_to_bf16(const float* from, size_t count, uint32_t* to) {
     for (size_t i = 0; i < count; i += 32) {
         const __m512bh both = _mm512_cvtne2ps_pbh(_mm512_loadu_ps(from + i + 16), _mm512_loadu_ps(from + i));
@@ -71,7 +71,8 @@ inline void multiply_bf16(const uint32_t* left, size_t left_stride, size_t pairs
         if (rows) multiply_bf16<V, R / 2>(left, left_stride, pairs, right, columns, sums, sums_stride, add, rows);
 }
 
-// The scores of `R` queries with the keys of a block of the cache. The order of sums is that of `multiply_bf16`.
+// Computes the scores of `R` queries with the keys of a block of the cache. Products are summed in the same order as in
+// `multiply_bf16`.
 template <typename T, size_t R>
 inline void score_bf16_tile(const Layer& layer, const uint8_t* block, const uint32_t* queries, float* scores,
                             Prefetch& prefetch) {

@@ -6,8 +6,8 @@
 
 namespace {
 
-// The numbers of queries and vectors of a tile. Its sums, and the scales and minima of 8-bit keys, fit into the registers (AVX2
-// has 16).
+// The numbers of queries and of vectors whose sums are computed together: for scores, and for weighted values. The sums, and
+// the scales and minima of 8-bit keys, fit into the registers (AVX2 has 16).
 #if defined(__AVX512F__)
 constexpr size_t SCORE_QUERIES = 8, SCORE_VECTORS = BLOCK_VECTORS, VALUE_QUERIES = 6, VALUE_VECTORS = 4;
 #elif defined(__AVX2__)
@@ -16,7 +16,7 @@ constexpr size_t SCORE_QUERIES = 4, SCORE_VECTORS = 2, VALUE_QUERIES = 4, VALUE_
 constexpr size_t SCORE_QUERIES = 1, SCORE_VECTORS = BLOCK_VECTORS, VALUE_QUERIES = 3, VALUE_VECTORS = 4;
 #endif
 
-// Prefetches memory that is read soon, in small parts in each iteration of a loop, to avoid delaying the current reads. The
+// Prefetches memory that will be read soon, a small part in each iteration of a loop, to avoid delaying the current reads. The
 // processor cannot predict the addresses of blocks.
 struct Prefetch {
     const uint8_t* at;

@@ -1,11 +1,11 @@
 // The products of the attention in bf16 in the tile registers of AMX, and in vectors with bit-identical results. Only for
 // kernels.cpp.
 //
-// A product of two tile registers adds to each sum the products of 32 numbers of a row with 32 numbers of a column. The
-// products with even indices are added one after another, each with one rounding, and so are those with odd indices; then both
-// sums are added, and the result is added to the former sum. 32 numbers are a group of dimensions of a key, or the tokens of a
-// block. The functions for vectors add in the same order. Therefore the result of a query does not depend on which of the two
-// computes it, and the choice may depend on the number of queries that are computed together.
+// A product of two tile registers adds to each sum the products of 32 numbers of a row with 32 numbers of a column: a group of
+// dimensions of a key, or the tokens of a block. The products with even indices are added one after another, each with one
+// rounding. Those with odd indices are added in the same way to a second sum. Then the two sums are added, and the result is
+// added to the former sum. The functions for vectors add in the same order. Therefore the result of a query does not depend on
+// which of the two computes it, and the choice may depend on the number of queries that are computed together.
 #pragma once
 
 #include "products_f32.hpp"
@@ -56,8 +56,8 @@ struct TileRounding {
 
 // ---- In tile registers ----
 
-// `count` tiles of rows or columns. Each tile has one tile register for each of `capacity` steps, whose products are added to
-// the same sums.
+// A packed matrix, which consists of `count` tiles of 16 rows or columns. A tile has the content of one tile register for each
+// of `capacity` steps, whose products are added to the same sums.
 struct PackedTiles {
     const uint32_t* data;
     size_t count, capacity;
@@ -66,8 +66,8 @@ struct PackedTiles {
 
 enum class InitialSums { zero, stored };
 
-// A multiplication of rows by columns: `steps` products of tile registers for each register of sums. `sums` has `stride`
-// columns.
+// A multiplication of rows by columns: `steps` products of tile registers are added to each register of sums. The rows of
+// `sums` are `stride` floats apart.
 struct TileProduct {
     PackedTiles rows, columns;
     size_t steps;
@@ -126,10 +126,10 @@ inline void multiply(TileRegisters& registers, const TileProduct& product) {
         }
 }
 
-// The number of rows of whole tile registers.
+// Rounds a number of rows up to whole tile registers.
 inline size_t whole_tiles(size_t rows) { return (rows + TILE_ROWS - 1) / TILE_ROWS * TILE_ROWS; }
 
-// Returns the 16 pairs of a row in one of `capacity` products.
+// Returns the 16 pairs of bf16 of a row in a step, in tiles with `capacity` steps.
 inline uint32_t* packed_row(uint32_t* tiles, size_t capacity, size_t row, size_t step) {
     return tiles + ((row / TILE_ROWS * capacity + step) * TILE_ROWS + row % TILE_ROWS) * TILE_COLUMNS;
 }
@@ -186,11 +186,12 @@ inline void pack_values(const Layer& layer, const uint8_t* block, size_t at, uin
 
 // ---- In vectors ----
 
-// Whether registers hold the sums of even and of odd numbers at the same time: more sums keep the processor busy while it
-// waits for the last ones. For more queries there are not enough registers.
+// The number of sums of a result that are in registers at the same time: both those of the products with even and with odd
+// indices, or one after the other. Two sums keep the processor busy while it waits for the latest additions, but with more
+// than 3 queries they do not fit into the registers.
 constexpr size_t chains_at_once(size_t queries) { return queries <= 3 ? 2 : 1; }
 
-// The scores of `R` queries with the keys of a block.
+// Computes the scores of `R` queries with the keys of a block.
 template <typename T, size_t R>
 inline void score_rows(const Layer& layer, const uint8_t* block, const float* queries, float* scores, Prefetch& prefetch) {
     constexpr size_t V = BLOCK_VECTORS, CHAINS = chains_at_once(R);

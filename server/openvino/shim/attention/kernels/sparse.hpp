@@ -27,8 +27,9 @@ inline Sample sample_of(size_t group, size_t queries) {
     return {group, step, tokens / step * group};
 }
 
-// Scratch memory of the selection: the queries of the sample, the scores of a chunk, for each chunk the largest score, the mass
-// relative to it and the chunk's fraction of the mass, and the list of selected chunks.
+// Scratch memory of the selection: the queries of the sample `[query][key_size]` and their scores with the keys of a chunk
+// `[query][CHUNK_KEYS]`; the largest score of each query in each chunk, and the mass of the chunk relative to it,
+// `[query][chunk]`; the fraction of the mass that each chunk has; and the list of the selected chunks.
 struct SelectionScratch {
     float *queries, *scores, *maxima, *masses, *fractions;
     uint32_t* chunks;
@@ -47,7 +48,8 @@ inline void allocate_selection(const Layer& layer, size_t queries, size_t blocks
     scratch.chunks = (uint32_t*)allocate(selects ? chunks : 0);
 }
 
-// The mass of the scores from `from` to `to`, relative to the largest one, which is stored in `most`. Masks the other scores.
+// Returns the sum of exp(score - largest score) over the keys from `from` to `to`, and stores the largest score in `most`.
+// Scores are multiplied by `scale`. Masks all other keys.
 inline float mass_of(float* scores, size_t from, size_t to, size_t keys, float scale, float& most) {
     for (size_t key = 0; key < from; ++key) scores[key] = MASKED;
     for (size_t key = to; key < keys; ++key) scores[key] = MASKED;

@@ -15,7 +15,8 @@
 
 namespace {
 
-// The packing of signed integers in words of 32 bits. The two numbers of a pair are in different halves of a word.
+// The packing of signed integers in words of 32 bits. The numbers with even indices are in the low half of a word and those
+// with odd indices in the high half, so that each half contains one number of each pair.
 template <size_t BITS>
 struct Packing {
     static constexpr size_t NUMBERS = 16 / BITS * 2;
@@ -49,7 +50,8 @@ inline f16* reference_key(size_t size, const U4Block& keys) {
 
 inline U4Block u4_values(size_t size, const uint8_t* block) { return {block, BLOCK_TOKENS / PackedValues::NUMBERS, size}; }
 
-// The largest block of a Hadamard matrix that is a table: -1 where row and column have an odd number of bits in common.
+// The size of the Hadamard matrix that is stored as a table of signs. An element is -1 if its row and column have an odd
+// number of bits in common.
 constexpr size_t SIGNS = 16;
 struct HadamardSigns {
     float at[SIGNS][SIGNS];
@@ -68,7 +70,8 @@ constexpr HadamardSigns hadamard_signs() {
 
 constexpr HadamardSigns HADAMARD_SIGNS = hadamard_signs();
 
-// Multiplies a head by orthonormal Hadamard matrices, as large as the size allows. A second call reverts it.
+// Multiplies each `width` consecutive elements of a head by an orthonormal Hadamard matrix, where `width` is the largest power
+// of two that divides the size of the head. A second call reverts the first one.
 inline void rotate(float* numbers, size_t size) {
     const size_t width = size & (~size + 1);
     float factor = 1;
@@ -164,7 +167,7 @@ void store_token<u4>(const Layer& layer, const float* key, const float* value, u
     store_u4_value(u4_values(layer.value_size, values), layer.value_size, slot, rotated);
 }
 
-// The integer with a sign that the lowest bits of an index represent.
+// The signed integer that the lowest `BITS` bits of an index represent.
 template <size_t BITS>
 constexpr int32_t signed_integer(size_t index) {
     const auto low = int32_t(index & Packing<BITS>::MASK);
@@ -247,8 +250,8 @@ struct Bf16Products {
 
 #endif
 
-// The numbers of queries of a tile, and of vectors of tokens or of values. The sums of a tile and the words fit into the
-// registers.
+// The numbers of queries, of vectors of tokens (for scores) and of vectors of values (for weighted values) whose sums are
+// computed together. The sums and the packed words fit into the registers.
 #if defined(__AVX512F__)
 constexpr size_t U4_QUERIES = 6, U4_TOKEN_VECTORS = 2, U4_VALUE_VECTORS = 4;
 #elif defined(__AVX2__)
@@ -257,8 +260,9 @@ constexpr size_t U4_QUERIES = 6, U4_TOKEN_VECTORS = 2, U4_VALUE_VECTORS = 2;
 constexpr size_t U4_QUERIES = 3, U4_TOKEN_VECTORS = 2, U4_VALUE_VECTORS = 4;
 #endif
 
-// The left matrix of a product. Columns of the right matrix that share a scale are multiplied by the same left matrix, and the
-// next ones by the matrix `group_stride` further on.
+// The left operand of a product: queries or weights, in rows that are `row_stride` elements apart. If the left operand
+// includes the scales of the right one, there is a left matrix for each `U4_VALUE_GROUP` columns that share a scale. These
+// matrices are `group_stride` elements apart (0 if all columns have the same left matrix).
 template <typename Products>
 struct LeftMatrix {
     const typename Products::Left* at;
@@ -278,14 +282,14 @@ inline void multiply_words(const LeftMatrix<Products>& left, const uint32_t* fro
         }
 }
 
-// Prefetches what is read while `rows` rows are multiplied.
+// Prefetches as much memory as `rows` calls of `Prefetch::next` would, one cache line at a time.
 inline void prefetch_rows(Prefetch& prefetch, size_t rows) {
     constexpr size_t line = 64;
     for (size_t at = 0; at < rows * prefetch.step; at += line) __builtin_prefetch(prefetch.at + at);
     prefetch.at += rows * prefetch.step;
 }
 
-// The scores of `R` queries with the keys of a block.
+// Computes the scores of `R` queries with the keys of a block.
 template <typename Products, size_t R>
 inline void score_u4_tile(const U4Block& block, size_t size, const typename Products::Left* queries, float* scores,
                           Prefetch& prefetch) {
@@ -336,8 +340,8 @@ inline void score_u4(const Layer& layer, const uint8_t* block, const typename Pr
         if (count) score_u4<Products, R - 1>(layer, block, queries, scores, count, prefetch);
 }
 
-// Adds the weighted values of a block, starting at a column, to the sums of `R` queries. The weights are multiplied by the
-// scales.
+// Adds the weighted values of a block, starting at a column, to the sums of `R` queries. The scales of the values are
+// multiplied into the weights.
 template <typename Products, size_t R, size_t V>
 inline void accumulate_u4_tile(const U4Block& block, size_t size, size_t column, const typename Products::Left* weights,
                                float* sums, Prefetch& prefetch) {
@@ -382,8 +386,8 @@ inline void accumulate_u4(const u4* values, size_t size, const typename Products
         if (count) accumulate_u4<Products, R - 1>(values, size, weights, sums, count, prefetch);
 }
 
-// These specializations are the functions that tiles call for every precision. The scales are
-// stored in the block.
+// Specializations of the functions that tiles call for every precision. They ignore the separate scales, because a u4 block
+// contains its own.
 
 template <>
 inline void score<u4>(const Layer& layer, const uint8_t* block, const float* queries, float* scores, size_t count,

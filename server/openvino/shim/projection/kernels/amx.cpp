@@ -107,7 +107,7 @@ inline Floats differences_at(Words lanes, int position, Floats offset) {
     if constexpr (BITS == 8) return (Floats)((lanes >> position & 255) | 0x4b000000) - offset;
     else return quants_at<BITS>(lanes, position) - offset;
 }
-// The quants of 8 bits become the lowest bits of floats from 2^23 on.
+// `differences_at` inserts quants of 8 bits into the lowest bits of the float 2^23, which adds 2^23 to them.
 template <size_t BITS>
 inline Floats offset_of(Floats zero) {
     return BITS == 8 ? zero + 8388608.0f : zero;
@@ -219,7 +219,7 @@ struct Sums {
     float* at;
 };
 
-// Begins the sums of a tile of the source, which occupies one or two registers.
+// Initializes the sums of a tile of the source, whose rows occupy one or two registers.
 template <size_t REGISTERS>
 inline void begin_sums(TileRegisters& registers, const Sums& sums) {
     auto& tiles = registers.tiles;
@@ -258,7 +258,7 @@ inline void store_sums(TileRegisters& registers, float* sums) {
     if constexpr (REGISTERS == 2) tiles.store<SUMS_10>(second, SUM_BYTES), tiles.store<SUMS_11>(second + TILE_ROWS, SUM_BYTES);
 }
 
-// Adds the products of a tile with the weights of several steps, which are dequantized.
+// Adds the products of a tile with the weights of several steps, which have already been dequantized.
 template <size_t REGISTERS>
 inline void multiply_steps(TileRegisters& registers, const uint8_t* rows, size_t m_tile, const uint8_t* weights, size_t steps,
                            const Sums& sums) {

@@ -6,11 +6,11 @@
 //     constexpr size_t M_TILE_MAX;
 //     // Whether quants are multiplied as numbers of 16 bits. Otherwise they are multiplied in terms of 8 bits.
 //     constexpr bool has_pairs(size_t bits, size_t terms);
-//     // For each lane, the sum over a group of four weights of BITS bits, not negative, times four quants of a row, which are
-//     // from -127 to 127. Only if there are no pairs.
+//     // For each lane, the sum of the products of unsigned weights of BITS bits with quants of a row, which are from -127 to
+//     // 127. `add` adds four products. Used only where `has_pairs` returns false.
 //     template <size_t BITS> struct DotSum {
 //         void add(Fours weights, int32_t four);
-//         // The same with two fours, for weights of 6 bits.
+//         // Adds eight products, for weights of 6 bits.
 //         void add_two(Fours first, int32_t first_four, Fours second, int32_t second_four);
 //         // Begins the next term: multiplies the sum by 2^TERM_BITS.
 //         void begin_term();
@@ -30,8 +30,8 @@ using ovfleet::projection::TERM_BITS;
 // Four weights for each lane.
 typedef uint8_t Fours __attribute__((vector_size(LANES * 4)));
 
-// Keeps a sum in a register. Without it, GCC adds products to each other before it adds them to the sums, and has too few
-// registers for that.
+// Forces a sum into a register. Otherwise, GCC adds products to each other before it adds them to the sums, for which there
+// are too few registers.
 template <typename Sum>
 inline void keep_in_register(Sum& sum) {
 #if defined(__x86_64__)
@@ -39,10 +39,11 @@ inline void keep_in_register(Sum& sum) {
 #endif
 }
 
-// For each lane, the sum of products of two weights and two quants of 16 bits.
+// For each lane, the sum of the products of weights and quants as numbers of 16 bits.
 struct PairSum {
     Ints total{};
-    // `weights` are two numbers for each lane, and `pair` is two quants of a row.
+    // Adds two products to each lane. `weights` contains two weights of 16 bits in each 32-bit lane, and `pair` the two quants
+    // of a row by which the weights of all lanes are multiplied.
     inline void add(Words weights, int32_t pair) {
 #if defined(__AVX512F__)
         total += (Ints)_mm512_madd_epi16((__m512i)weights, _mm512_set1_epi32(pair));
@@ -57,8 +58,8 @@ struct PairSum {
     }
 };
 
-// Stores quants as numbers of 16 bits. Of each four, the first and the third are a pair, and so are the other two, because four
-// bytes of weights are divided into such pairs with a mask.
+// Stores quants as numbers of 16 bits. Each four quants are stored in the order first, third, second, fourth, because a mask
+// or a shift divides four bytes of weights into the same two pairs.
 inline void store_pairs(int8_t* to, Ints quants) {
 #if defined(__AVX2__) && !defined(__AVX512F__)
     const __m256i order = _mm256_setr_epi8(0, 1, 8, 9, 4, 5, 12, 13, -1, -1, -1, -1, -1, -1, -1, -1,  //

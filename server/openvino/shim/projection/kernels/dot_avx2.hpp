@@ -3,7 +3,7 @@
 
 namespace {
 
-// With two vectors of sums for each row, products and unpacked weights fit into the other registers.
+// Each row has two vectors of sums, so 4 rows leave 8 of the 16 registers for products and unpacked weights.
 constexpr size_t M_TILE_MAX = 4;
 // VPMADDWD multiplies half as many numbers at a time as VPMADDUBSW, but it multiplies each number once instead of in two terms,
 // and its sums have 32 bits.

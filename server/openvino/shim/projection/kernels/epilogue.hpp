@@ -70,8 +70,8 @@ inline Floats activated(Epilogue epilogue, Floats x) {
     }
 }
 
-// Applies the activation of a matrix, if it has one, to a part of the destination. This second pass over numbers in the cache
-// needs no registers of the products.
+// Applies the activation of a matrix, if it has one, to a part of the destination. This is a second pass over numbers that are
+// still in the cache, so that the function does not need registers while products are summed.
 __attribute__((noinline)) inline void activate(const Matmul& matmul, const PackedSrc& src, const DstRange& range,
                                                FloatData dst) {
     if (!is_activation(matmul.epilogue)) return;
@@ -84,7 +84,8 @@ __attribute__((noinline)) inline void activate(const Matmul& matmul, const Packe
     }
 }
 
-// Multiplies the first half of the columns by the second half.
+// Applies the activation of a gated epilogue to the first half of the columns, `gate`, and multiplies the result by the second
+// half, `up`.
 inline Floats gated(Epilogue epilogue, Floats gate, Floats up) {
     if (epilogue == Epilogue::swiglu) return gate * sigmoid(gate) * up;
     // These comparisons propagate NaN.

@@ -32,7 +32,7 @@ constexpr size_t GROUP_BYTES = N_BLOCK * 2 * sizeof(f16) + N_BLOCK * GROUP * sto
 
 // The size in bytes of a quant of the source or, if quants are divided into terms, of one term.
 constexpr size_t quant_bytes(size_t bits, size_t terms) { return has_pairs(bits, terms) ? sizeof(int16_t) : sizeof(int8_t); }
-// The size in bytes of a row of a group, in all terms.
+// The size in bytes of the quants of one row in a group of `SRC_GROUP` columns, in all terms.
 constexpr size_t row_bytes(size_t bits, size_t terms) {
     return has_pairs(bits, terms) ? SRC_GROUP * sizeof(int16_t) : SRC_GROUP * terms;
 }
@@ -60,7 +60,8 @@ inline SrcTile tile_of(const Matmul& matmul, const QuantizedSrc& src, size_t til
             {src.outliers.counts[tile], src.outliers.columns + outliers, src.outliers.values + outliers * src.m_tile}};
 }
 
-// The scales, the zero points and the quants of one group of weights, of a pair of vectors of a block of columns.
+// The scales, the zero points and the quants of one group of weights, for a pair of vectors of columns: vector 0 covers some
+// of the first 16 columns of a block, and vector 1 some of the last 16.
 template <size_t BITS, size_t GROUP>
 struct GroupWeights {
     const f16* halves;
@@ -89,8 +90,8 @@ struct GroupWeights<SIX_BITS, SUPER_GROUP> {
 
 inline Floats as_floats(Ints values) { return __builtin_convertvector(values, Floats); }
 
-// Returns four consecutive quants of weights of a group, of a vector of columns. `quants` points to the first four of the
-// vector.
+// Returns the quants `4 * i` to `4 * i + 3` of a group for each column of a vector, as the four bytes of a lane. `quants`
+// points to the first four quants of the vector's columns.
 template <size_t BITS>
 __attribute__((always_inline)) inline Words four_at(const uint8_t* quants, size_t i) {
     if constexpr (BITS == SIX_BITS) {
@@ -103,7 +104,8 @@ __attribute__((always_inline)) inline Words four_at(const uint8_t* quants, size_
     }
 }
 
-// Returns the first and the third, or the second and the fourth of these quants, as numbers of 16 bits.
+// Returns the first and the third (or, if `odd` is 1, the second and the fourth) of these four quants, as two numbers of 16
+// bits in each lane.
 template <size_t BITS>
 __attribute__((always_inline)) inline Words pair_at(const uint8_t* quants, size_t i, size_t odd) {
     // Shifting a number of 16 bits to the right discards its lowest bits, so the second and the fourth quant need no mask.
@@ -145,7 +147,7 @@ inline void add_term(const uint8_t* weights, const int8_t* quants, DotSum<BITS> 
     }
 }
 
-// The same for weights of 6 bits and all terms, for which the weights are unpacked once.
+// Does the same for weights of 6 bits and all terms together, so that the weights are unpacked only once.
 template <size_t R, size_t TERMS, size_t GROUP>
 inline void add_six_bits(const uint8_t* weights, const int8_t* quants, DotSum<SIX_BITS> (&sum)[R][2]) {
 #pragma GCC unroll 2
@@ -164,7 +166,7 @@ inline void add_six_bits(const uint8_t* weights, const int8_t* quants, DotSum<SI
     }
 }
 
-// The same for quants of 16 bits.
+// Does the same for quants of 16 bits.
 template <size_t R, size_t BITS, size_t GROUP>
 inline void add_pairs(const uint8_t* weights, const int8_t* quants, PairSum (&sum)[R][2]) {
     // Without unrolling, the sums would be stored after each iteration.
@@ -251,8 +253,8 @@ inline void multiply_wide_group(const uint8_t* weights, const int8_t* quants, co
     }
 }
 
-// Computes a tile of `R` rows and a pair of vectors of a block of columns; or continues its sums with a part of K, to which the
-// quants, the scales and the sums of the source then belong. Outliers are added after the last group.
+// Computes the sums of a tile of `R` rows and a pair of vectors of a block of columns. With `IS_PART`, it continues these sums
+// with a part of K, and `src` begins at the first column of the part. Outliers are added after the last group.
 template <size_t R, size_t TERMS, size_t BITS, size_t GROUP, bool IS_PART = false>
 inline void multiply_tile(const Matmul& matmul, const uint8_t* block, size_t pair, const SrcTile& src, Prefetch<3>& prefetch,
                           Floats (&total)[R][2], GroupRange part = {}) {
@@ -370,8 +372,8 @@ void continue_terms(const Matmul& matmul, const QuantizedSrc& src, const KPart& 
     continue_sums(matmul, src, part, sums);
 }
 
-// Returns the number of rows of a tile that minimizes the cost. For each tile, reading a block of weights costs as much as a
-// row, and so does each row of padding.
+// Returns the number of rows of a tile that minimizes the cost, which is the number of rows including the padding, plus one
+// row for each tile, because reading a block of weights costs as much as a row.
 size_t rows_per_tile(size_t M) {
     size_t best = M < M_TILE_MAX ? M : M_TILE_MAX;
     const auto cost = [&](size_t rows) { return (M + rows - 1) / rows * (rows + 1); };
@@ -380,7 +382,7 @@ size_t rows_per_tile(size_t M) {
     return best;
 }
 
-// The parts of a quantized source begin at cache lines.
+// Rounds a size up to whole cache lines, because each part of a quantized source begins at a cache line.
 inline size_t whole_lines(size_t bytes) { return (bytes + 63) / 64 * 64; }
 
 // The parts of the memory of a packed source. If `data` is null, only their sizes are computed.
@@ -492,7 +494,7 @@ SrcRow<T> src_row(const Matmul& matmul, const T* numbers) {
 
 // The outliers of the rows of a tile in a group of columns.
 struct GroupOutliers {
-    // A bit for each column.
+    // A bit for each column, which is set if a row has an outlier there.
     uint32_t columns = 0;
     float values[SRC_GROUP][M_TILE_MAX];
 
@@ -529,7 +531,8 @@ void move_outliers(const Matmul& matmul, SrcRow<T>& row, size_t row_of_tile, Flo
     std::memcpy(values, numbers, sizeof(values));
 }
 
-// The result of a group of a row: its quants, its scale, and the sums of its groups of weights.
+// The memory for the result of quantizing a group of a row: its quants, its scale, and the sum of the quants for each group of
+// weights.
 struct QuantizedGroup {
     int8_t* quants;
     float *scale, *sums;

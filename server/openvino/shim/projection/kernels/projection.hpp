@@ -1,7 +1,7 @@
 // The interface of the projection kernels: multiplication of a source by a matrix of integer weights.
 //
-// As in oneDNN, the source has M rows of K columns, the weights have K rows of N columns (stored transposed, `[N][K]`), and the
-// destination has M rows of N columns. A row of the source belongs to a token.
+// As in oneDNN, the source has M rows of K columns, the weights have K rows of N columns (stored transposed, `[N][K]`), and
+// the destination has M rows of N columns. Each row of the source belongs to a token.
 //
 // This header does not use OpenVINO. The kernels are compiled once for each instruction set, so every function in this header
 // is `static`: if it were `inline`, the linker could keep the body that was compiled for AVX-512 and call it on a processor
@@ -18,8 +18,8 @@ namespace ovfleet::projection {
 // The number of consecutive elements of a row of the source that are quantized with one scale.
 constexpr size_t SRC_GROUP = 32;
 // With one term, the elements of the source are quantized to 8 bits, except for outliers. With two terms, all elements are
-// quantized to 15 bits, which some instruction sets multiply as one number, and others in two terms of 8 bits: the quant is
-// `(first << TERM_BITS) + second`, and the second term is from -64 to 63.
+// quantized to 15 bits. Some instruction sets multiply these quants as one number, and others in two terms of 8 bits: the
+// quant is `(first << TERM_BITS) + second`, and the second term is from -64 to 63.
 constexpr int TERM_BITS = 7;
 constexpr size_t TERMS_MAX = 2;
 // An element of the source is an outlier if its magnitude exceeds the root mean square of its row by more than this factor. A
@@ -36,7 +36,8 @@ enum class Epilogue : int64_t {
     // Multiplies x * sigmoid(x) of the first half of the columns by the second half: the destination has half as many columns.
     swiglu,
     // The same with clamped elements, as in gpt-oss: x * sigmoid(alpha * x) of the first half, times the second half plus 1.
-    // The elements of the first half are at most the limit, and so are the magnitudes of the second half.
+    // Before that, the elements of the first half are clamped to at most the limit, and those of the second half to at most
+    // the limit in magnitude.
     clamped_swiglu,
     // GELU with erf, GELU with tanh, x * sigmoid(x), and x * sigmoid(QUICK_GELU_ALPHA * x). The destination must be f32.
     gelu,
@@ -71,7 +72,8 @@ struct UpBlock {
 // The number of ranks that are computed at a time.
 constexpr size_t RANK_BLOCK = 4;
 
-// The number of bits of the quants of MXFP4. Their codes in E2M1 have 4 bits, and the quants are twice the numbers plus 12.
+// The number of bits of the quants of MXFP4. A quant is twice its number, plus 12. In memory, it is a code in E2M1, which has
+// 4 bits.
 constexpr size_t E2M1_BITS = 5;
 constexpr float E2M1_ZERO = 12;
 static inline uint8_t quant_of_e2m1(size_t code) {
@@ -81,9 +83,9 @@ static inline uint8_t quant_of_e2m1(size_t code) {
 
 // The number of bits of the quants of Q6_K, Q5_K, Q5_0, Q5_1 and Q3_K.
 constexpr size_t SIX_BITS = 6;
-// Quants of 6 bits in groups of 16 are those of Q6_K and Q3_K: the zero point of all of them is this number, and the scale of a
-// group is the product of an integer from -128 to 127, its quantized scale, and a number in f16 that this many weights of a row
-// share, their super-scale.
+// Quants of 6 bits in groups of 16 are those of Q6_K and Q3_K, whose zero point is always `SUPER_ZERO`. The scale of a group
+// is the product of its quantized scale, an integer from -128 to 127, and a super-scale in f16, which `SUPER_BLOCK`
+// consecutive weights of a row share.
 constexpr float SUPER_ZERO = 32;
 constexpr size_t SUPER_BLOCK = 256, SUPER_GROUP = 16;
 // The size of wide groups of weights. Most weights of 4 and 8 bits that NNCF compresses have groups whose size is a multiple of
@@ -103,8 +105,9 @@ static constexpr size_t stored_bits(size_t bits) { return bits == E2M1_BITS ? 4 
 // halves, and the next four in the high halves. Quants of 5 bits share bytes in the same way: memory contains their codes in
 // E2M1.
 //
-// Of four consecutive fours of 6 bits, three are in the low bits of their bytes, and the last one is in the high bits: in those
-// of the first four, its lowest two bits, and so on.
+// Quants of 6 bits are stored as 16 consecutive weights of a column in three groups of four bytes. The low six bits of these
+// bytes are the first twelve quants. Their high two bits are the last four quants: the first four bytes contain the lowest two
+// bits of each of them, the next four bytes the middle two, and the last four bytes the highest two.
 //
 // With super-scales, scales are exactly those of the file, and zero points are not stored. A block begins with 32 super-scales
 // for each 256 weights. They are followed by two groups at a time, so that the quants of each group begin at a cache line: 32
@@ -219,10 +222,10 @@ struct Outliers {
 };
 
 // The source of the integer kernels, in tiles of rows whose sums fit into registers. The last tile is padded with zeros.
-// The source contains, for each tile and group of 32 columns, the quants of the rows (the first terms of all rows and then
-// their second terms, or numbers of 16 bits), and the scale of each row, multiplied by the scale factor of the weights; and for
-// each group of weights, the sum of the quants of each row. For wide groups, each quant of the sum is first multiplied by its
-// scale. The quants of outliers are 0.
+// `quants` contains, for each tile and group of 32 columns, the quants of the rows: the first terms of all rows and then their
+// second terms, or numbers of 16 bits. The quants of outliers are 0. `scales` contains, for each tile and group of 32 columns,
+// the scale of each row, multiplied by the scale factor of the weights. `sums` contains, for each tile and group of weights,
+// the sum of the quants of each row. For wide groups, each quant is multiplied by its scale before it is added.
 struct QuantizedSrc {
     size_t M, m_tile;
     int8_t* quants;
@@ -267,8 +270,8 @@ struct Division {
     size_t (*rows_per_tile)(size_t M);
     // The number of rows that are packed at a time. A tile has several parts of this size, the last of which may be smaller.
     size_t packed_rows;
-    // The minimum number of rows per thread with which each thread multiplies a part of the rows by all weights. With fewer
-    // rows, each thread multiplies all rows by a part of the weights.
+    // From this number of rows per thread on, each thread multiplies a part of the rows by all weights. With fewer rows, each
+    // thread multiplies all rows by a part of the weights.
     size_t rows_per_owner;
     // The part of the source that remains in the cache of a processor while blocks of weights are read: a number of
     // elements, and a minimum number of tiles.
@@ -288,7 +291,8 @@ struct Kernels {
     // all parts in order produces the same bits as computing all columns at once. Null if the kernels can only multiply all
     // columns.
     void (*multiply_k_part)(const Matmul& matmul, const PackedSrc& src, const KPart& part, float* sums);
-    // Finishes the sums of the row and a block, as `multiply` does after it has added the products.
+    // Applies the adapters and the epilogue to the sums of the row and a block, as `multiply` does after it has added the
+    // products, and writes the destination.
     void (*finish)(const Matmul& matmul, const PackedSrc& src, size_t block, const float* sums, FloatData residual,
                    FloatData dst);
     // Multiplies rows by the ranks of their adapter from `first` to `last`, which are multiples of `RANK_BLOCK`.

@@ -8,11 +8,12 @@ namespace {
 
 using namespace ovfleet::projection;
 
-// The size in bytes of one of the fours that are in memory, for each of the 32 columns of a block.
+// The size in bytes of four bytes for each of the 32 columns of a block.
 constexpr size_t SIX_BIT_FOUR_BYTES = N_BLOCK * 4;
 
-// Returns one of the four fours of 16 weights of a vector of columns. `quants` points to the first of them. The compiler has to
-// inline the function, so that the fours are in registers.
+// Returns the quants `4 * i` to `4 * i + 3` of 16 weights for each column of a vector, as the four bytes of a lane. `quants`
+// points to the first bytes of the vector's columns. The compiler has to inline the function, so that the quants stay in
+// registers.
 __attribute__((always_inline)) inline Words six_bit_four(const uint8_t* quants, size_t i) {
     const auto packed = [&](size_t at) { return read<Words>(quants + at * SIX_BIT_FOUR_BYTES); };
     if (i < 3) return packed(i) & 0x3f3f3f3f;

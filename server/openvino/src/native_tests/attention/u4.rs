@@ -4,8 +4,8 @@ use super::{Activations, BLOCK_TOKENS, FloatType, KernelVariant, Layer, Random, 
 use crate::cpu::Isa;
 use crate::kernels::Precision;
 
-/// A head that a u4 cache represents exactly. Rotated, it consists of integers of `bits` bits, divided by 16; every fourth is the
-/// integer with the largest magnitude, which determines the scale.
+/// A head that a u4 cache represents exactly. Rotated, it consists of integers of `bits` bits, divided by 16; every
+/// fourth is the integer with the largest magnitude, which determines the scale.
 fn representable(random: &mut Random, size: usize, bits: usize) -> Vec<f32> {
     let half = 1 << (bits - 1);
     let integer = |random: &mut Random| random.below(2 * half) as f32 - half as f32;

@@ -195,15 +195,15 @@ struct Tensors<'a> {
 }
 
 impl Tensors<'_> {
-    /// Writes a projection, or one for each expert, that preserves the variance of its input, so that every layer affects the
-    /// logits.
+    /// Writes a projection, or one for each expert, that preserves the variance of its input, so that every layer
+    /// affects the logits.
     fn put(&mut self, name: &str, shape: &[u64], kind: TensorType) {
         let values = normals(&mut self.random, shape.iter().product(), 1.0 / (shape[0] as f32).sqrt());
         self.file.tensor_of(name, shape, kind, &values);
     }
 
-    /// Writes a matrix for each expert. Those of gpt-oss have biases, and some of the products are beyond the limits of the
-    /// activation.
+    /// Writes a matrix for each expert. Those of gpt-oss have biases, and some of the products are beyond the limits of
+    /// the activation.
     fn experts(&mut self, name: &str, columns: u64, rows: u64, kind: TensorType) {
         let is_gpt_oss = self.recipe.is("gpt-oss");
         let kind = if is_gpt_oss { TensorType::Mxfp4 } else { kind };

@@ -17,7 +17,7 @@ pub(crate) struct Reference {
     head_size: usize,
     epsilon: f64,
     rope_base: f64,
-    /// Each tensor. The matrices of experts follow each other in one tensor.
+    /// The number of experts of a layer, whose matrices follow each other in one tensor.
     experts: usize,
     experts_used: usize,
     /// The factor for cosines and sines.

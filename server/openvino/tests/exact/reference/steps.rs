@@ -44,8 +44,9 @@ pub(crate) fn is_independent_of_the_batch(runner: &mut OpenVinoRunner, tokens: &
     is_same
 }
 
-/// Computes the tokens in sequences, each with a number of tokens in a step and an adapter. Calls `visit` with the number of
-/// the sequence, the position and the logits of the last token of each chunk. The first sequence must have the smallest chunks.
+/// Computes the tokens in sequences, each with a number of tokens in a step and an adapter. Calls `visit` with the
+/// number of the sequence, the position and the logits of the last token of each chunk. The first sequence must have
+/// the smallest chunks.
 fn run(
     runner: &mut OpenVinoRunner,
     tokens: &[u32],

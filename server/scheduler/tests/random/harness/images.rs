@@ -14,7 +14,7 @@ const IMAGES: u32 = 6;
 /// The number of rows of an image.
 const ROWS: u32 = 12;
 
-/// The scheduler may store few outputs, and the encoder gets one or two images.
+/// The limits: few outputs are stored, and the encoder receives only one or two images at a time.
 pub(super) const LIMITS: ImageLimits = ImageLimits { rows_max: ROWS + 4, max_num_encoder_input_tokens: 5 };
 
 /// The outputs of the encoder.
@@ -47,7 +47,7 @@ pub(super) fn draw(random: &mut Random, prompt_tokens: u32) -> PromptImages {
     images
 }
 
-/// The tokens of a sequence, in which each image position has a number of its own instead of the placeholder.
+/// The tokens of a sequence, in which a unique number replaces the placeholder at each image position.
 pub(super) fn identities(record: &SequenceRecord, tokens: &[TokenId]) -> Vec<TokenId> {
     let mut identities = tokens.to_vec();
     for span in &record.images.spans {
