@@ -29,9 +29,9 @@ pub(crate) struct ImageReader {
     pub(crate) image_token: TokenId,
     pub(crate) content: EncoderContent,
     pub(crate) template: TemplateContent,
-    /// The memory of images after preprocessing, which all requests share.
+    /// The budget for the memory of images after preprocessing, which all requests share.
     pub(crate) memory: Arc<ByteBudget>,
-    /// The pixels of images that are being decoded.
+    /// The budget for the pixels of images that are being decoded.
     pub(crate) decoding: WaitingBudget,
 }
 
@@ -46,7 +46,7 @@ pub(crate) enum TemplateContent {
     Parts,
 }
 
-/// A text that chat templates do not write themselves.
+/// A text that no chat template contains.
 const PROBE: &str = "ovfleet probe";
 
 impl ImageReader {

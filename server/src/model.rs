@@ -36,7 +36,8 @@ pub struct Model {
     pub(crate) prompt_lookup: bool,
     /// The memory that tokenizers may use.
     pub(crate) tokenizer_memory: TokenizerMemory,
-    /// Whether costly grammars are tried in a process of this program, which must be the server.
+    /// Whether costly grammars are first compiled in a separate process of the running program. The program must be the
+    /// server.
     pub(crate) grammar_trials: bool,
     /// The API whose rules apply to requests.
     pub(crate) api_rules: ApiRules,

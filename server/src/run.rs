@@ -1,5 +1,5 @@
-//! Runs the process from start to end. It binds the ports first, so that errors are reported immediately. It loads the
-//! model while it already answers probes, serves requests until a signal, and then finishes the remaining requests.
+//! Runs the process from start to end. It binds the ports first, so that errors are reported immediately. It answers
+//! probes while it loads the model, serves requests until a signal, and then finishes the remaining requests.
 
 mod services;
 mod settings;

@@ -1,5 +1,5 @@
-//! An open GGUF file: its metadata and tensor directory in memory, its tensor data read on demand. A split model is opened as if
-//! it were one file.
+//! An open GGUF file. Its metadata and tensor directory are in memory, and its tensor data is read on demand. A split
+//! model is opened as if it were one file.
 
 use std::{
     collections::{HashMap, hash_map::Entry},

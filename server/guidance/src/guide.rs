@@ -35,7 +35,7 @@ struct CompiledForm {
     /// Whether a sequence has consumed a token with more than [`COMMIT_ITEMS_MAX`] items.
     has_large_rows: AtomicBool,
     lexers: Mutex<LexerCopies>,
-    /// Gone once the compiler is dropped.
+    /// The compiled forms of the compiler; dangling once the compiler is dropped.
     forms: Weak<CompiledForms<Guide>>,
 }
 
@@ -221,7 +221,7 @@ impl GuideState for FormState {
         let progress = match progress {
             Ok(progress) => progress,
             Err(error) => {
-                // Mark the lexer, so that other sequences move before they fail too.
+                // Mark the lexer as broken, so that other sequences move to another lexer before they fail too.
                 self.lexer.set_broken();
                 drop(guard);
                 // Another sequence may have caused the error. A separate lexer shows whether this sequence

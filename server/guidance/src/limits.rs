@@ -95,7 +95,8 @@ pub const ROW_ITEMS_MAX: usize = 4 * ELEMENTS_MAX;
 ///
 /// If exceeded: 400, `form_too_complex`; a stream ends with this error.
 pub const LEXER_STATES_MAX: usize = 60_000;
-/// Size of a lexer with which new sequences start, in bytes. A larger one is left to the sequences that use it.
+/// Maximum size in bytes of a lexer with which new sequences start. Only the sequences that already use a larger lexer
+/// continue to use it.
 pub const LEXER_BYTES_MAX: usize = 32 << 20;
 /// Memory of the parser of one sequence, which grows with the length of the text and the number of alternatives at each
 /// position.

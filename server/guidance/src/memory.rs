@@ -13,7 +13,7 @@ use llguidance::TokenParser;
 use llguidance::earley::lexerspec::{LexemeSpec, LexerSpec};
 use llguidance::earley::{CSymIdx, ParamCond, ParamExpr};
 
-/// The bytes of a symbol of a grammar that no rule refers to any more, because llguidance has inlined its rules.
+/// The bytes of a symbol of a grammar that no rule refers to anymore, because llguidance has inlined its rules.
 const UNUSED_SYMBOL_BYTES: usize = 600;
 /// The bytes of a lexer without states.
 const LEXER_BYTES: usize = 10_000;
@@ -21,7 +21,7 @@ const LEXER_BYTES: usize = 10_000;
 const STATE_BYTES: usize = 160;
 /// The bytes of a regular expression that llguidance does not count.
 const EXPRESSION_BYTES: usize = 12;
-/// The bytes of a derivative of a regular expression that llguidance counts too many.
+/// The number of bytes by which llguidance overestimates a derivative of a regular expression.
 const EXCESS_DERIVATIVE_BYTES: usize = 50;
 /// The bytes of the names and the regular expression of a lexeme.
 const LEXEME_HEAP_BYTES: usize = 40;

@@ -15,7 +15,7 @@ const PROPERTIES_MAX: usize = 500;
 const ALTERNATIVES_MAX: usize = 1000;
 /// The largest number of patterns of a grammar without a trial.
 const PATTERNS_MAX: usize = 3;
-/// The largest product of all `multipleOf` of a grammar without a trial. An automaton can have as many states.
+/// The largest product of all `multipleOf` of a grammar without a trial. An automaton can have that many states.
 const MULTIPLES_MAX: f64 = 1000.0;
 
 /// Compiles grammars where the work can be stopped, such as in another process.
@@ -97,7 +97,7 @@ impl GrammarSize {
         schemas(lark).for_each(|schema| self.add_schema(&schema));
     }
 
-    /// Adds everything that could be a keyword, wherever it is in the schema.
+    /// Counts every member that could be a keyword, at any depth of the schema.
     fn add_schema(&mut self, value: &Value) {
         match value {
             Value::Array(values) => values.iter().for_each(|value| self.add_schema(value)),

@@ -1,4 +1,4 @@
-//! The tokens of a model as bytes, and the trie of them that masks are computed with.
+//! The tokens of a model as bytes, and the trie of these tokens, with which masks are computed.
 
 use std::collections::HashMap;
 use std::sync::Arc;

@@ -42,8 +42,8 @@ impl ModelConfig {
     }
 }
 
-/// The content of a JSON file. A field is a path with dots, such as `vision_config.patch_size`; null is like a missing
-/// field.
+/// The content of a JSON file. A field is a path with dots, such as `vision_config.patch_size`; null is equivalent to a
+/// missing field.
 #[derive(Debug)]
 pub(crate) struct JsonFile {
     pub(crate) name: &'static str,

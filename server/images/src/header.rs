@@ -1,4 +1,4 @@
-//! Format, size and orientation of an image from its first bytes, without decoding pixels.
+//! Reads the format, the size and the orientation of an image from its first bytes, without decoding pixels.
 //!
 //! The header suffices for limits and for the number of tokens, so a caller can reject an image before memory is
 //! allocated for it, and a router can estimate tokens from a prefix of the file.
@@ -66,11 +66,11 @@ pub struct ImageHeader {
 
 impl ImageHeader {
     /// Reads the header. The bytes may be only the beginning of a file: the size is in the first kilobytes, unless
-    /// large metadata precede it, and an orientation after the end of the bytes is ignored.
+    /// large metadata precedes it, and an orientation after the end of the bytes is ignored.
     ///
     /// # Errors
     ///
-    /// If the format is not supported, or if the bytes do not contain a valid size.
+    /// The format is not supported, or the bytes do not contain a valid size.
     pub fn read(bytes: &[u8]) -> Result<Self, ImageError> {
         let format = ImageFormat::of(bytes).ok_or(ImageError::Format)?;
         let (size, exif) = match format {
@@ -95,7 +95,7 @@ impl ImageHeader {
     }
 }
 
-/// The transformation that makes stored pixels upright, after which each variant is named.
+/// The transformation that makes stored pixels upright. Each variant is named after its transformation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Orientation {
     /// The EXIF value is 1: the pixels are upright.
@@ -137,7 +137,7 @@ impl Orientation {
         matches!(self, Self::Transpose | Self::Rotate90 | Self::Transverse | Self::Rotate270)
     }
 
-    /// Turns an image.
+    /// Applies the transformation to an image.
     pub(crate) fn apply(self, image: RgbImage) -> RgbImage {
         if self == Self::Upright {
             return image;
@@ -181,7 +181,7 @@ fn u32_be(bytes: &[u8], at: usize) -> Option<u32> {
     Some(u32::from_be_bytes(*bytes.get(at..)?.first_chunk()?))
 }
 
-/// A size of two 16-bit numbers.
+/// Reads a size from two 16-bit numbers.
 fn size_of_u16(bytes: &[u8], at: usize) -> Option<Size> {
     Some(Size::new(u16_le(bytes, at)?.into(), u16_le(bytes, at + 2)?.into()))
 }
@@ -276,7 +276,7 @@ fn bmp_size(bytes: &[u8]) -> Option<Size> {
     Some(Size::new(width, side(22)?))
 }
 
-/// The orientation in EXIF metadata, which are a TIFF file.
+/// The orientation in EXIF metadata, which has the format of a TIFF file.
 fn exif_orientation(exif: &[u8]) -> Option<Orientation> {
     const ORIENTATION: u16 = 0x0112;
     const SHORT: u16 = 3;

@@ -23,8 +23,8 @@ pub struct MropePositions {
 ///
 /// # Panics
 ///
-/// If the spans are not in order and within the prompt, or if a span is not one range with one token for each cell of its
-/// grid. [`image_spans`](crate::image_spans) returns only valid spans for the families that have a grid.
+/// Panics if the spans are not in order and within the prompt, or if a span is not one range with one token for each
+/// cell of its grid. [`image_spans`](crate::image_spans) returns only valid spans for the families that have a grid.
 #[must_use]
 pub fn mrope_positions(length: usize, spans: &[ImageSpan]) -> MropePositions {
     let mut positions = MropePositions {
@@ -72,7 +72,7 @@ impl MropePositions {
 ///
 /// # Panics
 ///
-/// If a span is not within the prompt.
+/// Panics if a span is not within the prompt.
 #[must_use]
 pub fn token_types(length: usize, spans: &[ImageSpan]) -> Vec<i64> {
     let mut types = vec![0; length];

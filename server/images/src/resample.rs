@@ -1,4 +1,4 @@
-//! Separable resampling of 8-bit images, equal to Pillow's to the bit.
+//! Separable resampling of 8-bit images, bit-exact with Pillow.
 //!
 //! Each output pixel is a weighted sum of input pixels. The support of a filter grows with the scale when an image
 //! shrinks (antialiasing). The weights are integers, and each of the two passes rounds to 8 bits.
@@ -88,7 +88,7 @@ pub(crate) struct ImageRegion {
 ///
 /// # Panics
 ///
-/// If a side of the new size is 0.
+/// Panics if a side of the new size is 0.
 #[must_use]
 pub fn resize(image: &RgbImage, size: Size, filter: Filter) -> RgbImage {
     resize_region(image, size, filter, ImageRegion { left: 0, top: 0, size })

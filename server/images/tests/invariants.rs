@@ -227,7 +227,7 @@ fn the_digest_depends_on_pixels_size_detail_and_configuration() {
     }
 }
 
-/// The filters of Pillow, written down a second time.
+/// The filters of Pillow, implemented independently of the crate.
 fn filter_value(filter: Filter, x: f64) -> f64 {
     let sinc =
         |x: f64| if x == 0.0 { 1.0 } else { (x * std::f64::consts::PI).sin() / (x * std::f64::consts::PI) };

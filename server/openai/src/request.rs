@@ -33,7 +33,7 @@ pub struct ChatRequest {
     pub function_call: Option<Value>,
     /// Whether a response may contain several tool calls.
     pub parallel_tool_calls: Option<bool>,
-    /// How much the model should reason: `none` to `xhigh`.
+    /// The reasoning effort: `none`, `minimal`, `low`, `medium`, `high`, `xhigh` or `max`.
     pub reasoning_effort: Option<String>,
     /// Whether the response includes the reasoning.
     pub include_reasoning: Option<bool>,
@@ -109,7 +109,7 @@ pub struct Generation {
     pub repetition_penalty: Option<f32>,
     /// The penalty on tokens that occur in the response, for each occurrence.
     pub frequency_penalty: Option<f32>,
-    /// The penalty on tokens that occur in the response, however often.
+    /// The penalty on tokens that occur in the response, regardless of how often.
     pub presence_penalty: Option<f32>,
     /// The values to add to the logits, by token.
     pub logit_bias: Option<Map<String, Value>>,

@@ -109,7 +109,7 @@ impl PreviousModel {
             return Ok(());
         }
         self.files.clear();
-        // The manifest is first: without it, the next fetch does not rely on the files.
+        // Remove the manifest first: without it, the next fetch does not rely on the files.
         remove(&self.into.join(MANIFEST))?;
         remove(&self.into.join(CURRENT))
     }

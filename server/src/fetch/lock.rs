@@ -18,7 +18,7 @@ const POLL_INTERVAL: Duration = Duration::from_secs(1);
 const ATTEMPTS_PER_WARNING: u64 = 60;
 
 /// A lock on the folder of a fetch. The operating system releases it when the file is closed, even if the process is
-/// killed. On NFSv3, the lock of a lost node remains.
+/// killed. On NFSv3, the lock of a node that has failed remains.
 #[derive(Debug)]
 pub(crate) struct FolderLock {
     _file: File,

@@ -22,7 +22,7 @@ pub(crate) struct ByteBudget {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct BudgetExhausted;
 
-/// Bytes that one request reserved. Dropping it returns them.
+/// Bytes that one request has reserved. Dropping it returns them.
 #[derive(Debug)]
 pub(crate) struct ByteReservation {
     budget: Arc<ByteBudget>,

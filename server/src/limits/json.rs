@@ -17,8 +17,8 @@ const ELEMENT_BYTES: usize = 128;
 
 /// Estimates the memory of JSON values from their text, which may arrive in pieces or be written by a serializer.
 ///
-/// A byte of text can become more than 60 bytes of values, so the size of a body does not limit the memory of the request.
-/// A request is parsed in two forms, so that its peak is about twice the estimate.
+/// A byte of text can become more than 60 bytes of values, so the size of a body does not limit the memory of the
+/// request. A request is parsed into two representations, so its peak memory is about twice the estimate.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct ValuesMemory {
     bytes: usize,
@@ -116,7 +116,7 @@ mod tests {
         }
     }
 
-    /// The least that a parsed value occupies: its own size, and the capacities of its containers.
+    /// A lower bound for the memory of a parsed value: its own size, and the capacities of its containers.
     fn occupied(value: &Value) -> usize {
         let within = match value {
             Value::Array(elements) => elements.iter().map(occupied).sum(),

@@ -8,7 +8,7 @@ use super::waiting::{AboveBudget, WaitingBudget, WaitingReservation};
 /// Size in bytes up to which texts are tokenized without a reservation: the number of threads limits their memory.
 pub(crate) const UNRESERVED_BYTES_MAX: usize = 64 << 10;
 
-/// The memory that all texts that are being tokenized may use together.
+/// The memory that texts share while they are tokenized.
 #[derive(Debug)]
 pub(crate) struct TokenizerMemory {
     /// The bytes of the texts.

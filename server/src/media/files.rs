@@ -16,7 +16,7 @@ use super::error::MediaError;
 /// The directory given by `--allowed-local-media-path`.
 #[derive(Debug)]
 pub(super) struct MediaDirectory {
-    /// The absolute path as it was given, which may contain links.
+    /// The absolute path as configured, which may contain links.
     given: PathBuf,
     canonical: PathBuf,
     directory: OwnedFd,
@@ -190,7 +190,7 @@ mod tests {
         ] {
             let error = fixture.read(path).unwrap_err();
             assert!(matches!(error, MediaError::Unreadable { .. }), "{path}: {error:?}");
-            // Whether the target exists is not visible.
+            // The error does not reveal whether the target exists.
             let named = fixture.root.path().join(path);
             let message =
                 format!("the file {named:?} cannot be read, or is not below --allowed-local-media-path");

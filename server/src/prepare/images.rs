@@ -100,7 +100,7 @@ pub(super) fn read(
     references.into_iter().map(read).collect()
 }
 
-/// Checks, before any of the images is decoded from base64, that their files can be in memory together with those that
+/// Checks, before any of the images is decoded from base64, that their files fit into memory together with those that
 /// were fetched.
 ///
 /// # Errors

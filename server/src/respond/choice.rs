@@ -47,7 +47,7 @@ enum TextFilter {
 }
 
 impl TextFilter {
-    /// Activates the stop strings. They take effect if they are completed from now on.
+    /// Activates the stop strings. Only those that are completed from now on take effect.
     fn activate_stops(&mut self) {
         match self {
             Self::Plain(stops) => stops.activate(),

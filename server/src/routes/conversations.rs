@@ -77,7 +77,7 @@ pub(super) async fn update(State(app): State<App>, Path(id): Path<String>, reque
             Ok::<_, Failure>(Conversation { metadata, ..head })
         });
         let updated = updated.map_err(|failure| match failure {
-            // The items have not changed.
+            // The items have not changed, so the new metadata is too large.
             Failure::Store(error @ store::Error::TooLarge { .. }) => Error::invalid("metadata", error),
             failure => failure.into(),
         });

@@ -237,6 +237,8 @@ impl StoredItem<'_> {
         self.json.len() as u64
     }
 
+    /// Parses the item.
+    ///
     /// # Errors
     /// The record is damaged.
     pub(crate) fn parse(&self) -> Result<Item, serde_json::Error> {
@@ -282,8 +284,8 @@ impl StoredRecord {
         self.tagged(INPUT).map(item)
     }
 
-    /// Checks that the record has no item with the ID of one of `items`, which will be added to it, and that the IDs of these
-    /// differ.
+    /// Checks that the record has no item with the ID of one of `items`, which will be added to it, and that these have
+    /// distinct IDs.
     ///
     /// # Errors
     /// [`Error::DuplicateItem`]

@@ -1,4 +1,4 @@
-//! Tests requests with images: which are fetched, which are refused, and who shares the encoded ones.
+//! Tests requests with images: which images are fetched, which are refused, and which tenants share encoded images.
 
 use std::path::Path;
 

@@ -16,9 +16,9 @@ pub enum StopFilterOutput {
     },
 }
 
-/// Finds the stop string that ends first (the longest of those that end at the same position), however the text is
-/// split. The filter holds back at most the longest suffix of the text that may begin a stop string. Stop strings that
-/// end while the filter is inactive are ordinary text.
+/// Finds the stop string that ends first (the longest of those that end at the same position), regardless of how the
+/// text is split. The filter holds back at most the longest suffix of the text that may begin a stop string. Stop
+/// strings that end while the filter is inactive are ordinary text.
 #[derive(Clone, Debug)]
 pub struct StopFilter {
     stops: Vec<Stop>,

@@ -27,9 +27,9 @@ pub(super) struct Clip {
 /// The rule by which a picture is resized before it is cropped.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum ClipResize {
-    /// The shorter edge gets this length, and the proportions stay.
+    /// The shorter edge is resized to this length, and the proportions are preserved.
     ShortestEdge(u32),
-    /// The picture gets this size.
+    /// The picture is resized to this size.
     Exact(Size),
 }
 

@@ -50,7 +50,7 @@ struct SliceGrid {
 struct PicturePlan {
     /// The size of the overview.
     overview: Size,
-    /// The slices, unless the overview is enough.
+    /// The slices, unless the overview suffices.
     slices: Option<SlicePlan>,
 }
 

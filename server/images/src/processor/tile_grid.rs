@@ -1,4 +1,4 @@
-//! The choice of a grid of tiles by the proportions of the image, for InternVL and Phi-4-multimodal.
+//! Chooses a grid of tiles by the proportions of the image, for InternVL and Phi-4-multimodal.
 
 use crate::{preprocess::divide, raster::Size};
 

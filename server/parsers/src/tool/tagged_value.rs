@@ -16,7 +16,7 @@ const NULL_BYTES_MAX: usize = 32;
 /// The tags that end the values of a format.
 #[derive(Debug)]
 pub(crate) struct ValueRule {
-    /// The tags that may end a value, each with the tags of which one must follow unless the text ends.
+    /// The tags that may end a value, each with a list of tags. One tag of the list must follow unless the text ends.
     pub(crate) ends: &'static [(&'static str, &'static [&'static str])],
     pub(crate) has_cdata: bool,
 }

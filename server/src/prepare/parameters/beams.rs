@@ -50,7 +50,7 @@ pub(super) fn beams(
 struct StopStrings {
     tokenizer: Arc<Tokenizer>,
     stops: Vec<String>,
-    /// Number of last tokens that are enough to contain the longest stop string.
+    /// Number of last tokens that suffice to contain the longest stop string.
     tokens: usize,
     skip_special: bool,
 }

@@ -69,7 +69,7 @@ struct Call {
     arguments: Value,
 }
 
-/// Reads a message. `images` is the number of images before it, to which its own are added.
+/// Reads a message. `images` is the number of images before the message, to which the message's own images are added.
 fn read(
     message: &Message,
     at: &str,
@@ -133,8 +133,8 @@ fn check_reserved(message: &Message, at: &str, reader: &ImageReader) -> Result<(
     }
 }
 
-/// Joins the parts of a message with line feeds. Images become the tags with which the model knows them. `images` is the
-/// number of images before them, to which they are added.
+/// Joins the parts of a message with line feeds. Images are replaced with the tags that the model expects. `images` is
+/// the number of images before the message, to which the message's own images are added.
 fn join(
     parts: &[ContentPart],
     at: &str,

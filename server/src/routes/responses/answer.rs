@@ -81,9 +81,8 @@ struct ResponseEncoder {
 impl ResponseEncoder {
     /// Completes the response, adds it to its conversation, and stores it if requested.
     ///
-    /// # Cancel safety
-    /// A client can disconnect at any time. The last two steps are one piece of work, so that the conversation never gets a
-    /// turn whose response is not stored.
+    /// # Cancel safety A client can disconnect at any time. The last two steps are one unit of work, so that the
+    /// conversation never gets a turn whose response is not stored.
     async fn completed(mut self: Box<Self>, usage: Usage) -> Box<Self> {
         self.assembly.complete(response_usage(usage), unix_time());
         let response = self.assembly.response();
@@ -199,8 +198,8 @@ async fn work(app: App, live: Arc<LiveResponse>, mut answer: Answer) {
             AnswerEvent::Failed(error) => break ResponseEnd::Failed(error),
         }
     };
-    // The conversation and the record of the response must agree even if this task is aborted, so they change in one piece
-    // of work.
+    // The conversation and the record of the response must agree even if this task is aborted, so one unit of work
+    // changes both.
     app.store().run(move |store| conclude(store, &live, end)).await;
 }
 

@@ -1,4 +1,4 @@
-//! Serves requests about responses that are stored or generated in the background.
+//! Serves requests for responses that are stored or generated in the background.
 
 use std::sync::Arc;
 
