@@ -81,8 +81,9 @@ struct ResponseEncoder {
 impl ResponseEncoder {
     /// Completes the response, adds it to its conversation, and stores it if requested.
     ///
-    /// # Cancel safety A client can disconnect at any time. The last two steps are one unit of work, so that the
-    /// conversation never gets a turn whose response is not stored.
+    /// # Cancel safety
+    /// A client can disconnect at any time. The last two steps are one unit of work, so that the conversation never
+    /// gets a turn whose response is not stored.
     async fn completed(mut self: Box<Self>, usage: Usage) -> Box<Self> {
         self.assembly.complete(response_usage(usage), unix_time());
         let response = self.assembly.response();
