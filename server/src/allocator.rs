@@ -115,7 +115,7 @@ mod tests {
             }
         }
         assert!((160..200).contains(&trims), "{trims} trims");
-        // Now the memory is no longer in use.
+        // The memory has become unused.
         let due = (0..READINGS_MAX).any(|_| trimmer.is_due(500 << 20));
         assert!(due);
         trimmer.record_trim(500 << 20, 200 << 20);

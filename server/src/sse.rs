@@ -48,7 +48,7 @@ impl Events {
     }
 }
 
-/// Answers with events that are sent as they arrive. While there are none, the answer contains comments.
+/// Answers with events that are sent as they arrive. While no events arrive, the server sends comments.
 pub(crate) fn response(events: impl Stream<Item = Bytes> + Send + 'static) -> Response {
     of_body(Body::from_stream(with_keep_alives(events).map(Ok::<_, Infallible>)))
 }

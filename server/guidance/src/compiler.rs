@@ -221,7 +221,7 @@ impl Compiler {
     }
 }
 
-/// Compiles the grammar of a [`Trial`], with as many tokens as the vocabulary has, but with single bytes as their texts.
+/// Compiles the grammar of a [`Trial`] for a vocabulary of the same size whose tokens are single bytes.
 ///
 /// # Errors
 /// The request is not that of a trial, or the grammar cannot be compiled.

@@ -42,7 +42,7 @@ struct CompiledForm {
 /// The copies of the lexer that sequences share. A thread that computes a mask locks the copy of its sequence.
 struct LexerCopies {
     copies: Vec<Option<Arc<SharedLexer>>>,
-    /// The index of the copy that the last sequence got.
+    /// The index of the copy that was assigned to the last sequence.
     last: usize,
 }
 
@@ -259,7 +259,8 @@ impl GuideState for FormState {
     fn commit(&mut self, token: u32) -> Result<Progress, GuideError> {
         let is_behind = self.consumed < self.tokens.len();
         self.tokens.push(token);
-        // `allow` runs on another thread, because consuming tokens with another lexer or in large rows can take long.
+        // `allow` runs on another thread, because consuming tokens with another lexer or in large rows can take a long
+        // time.
         let is_deferred = self.lexer.is_broken() || self.compiled.has_large_rows.load(Ordering::Relaxed);
         if is_behind || is_deferred {
             return Ok(Progress::Open);

@@ -30,7 +30,7 @@ pub trait Trial: Send + Sync {
 /// The reason why a grammar was not compiled, either in a trial or after it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum TrialError {
-    /// The grammar cannot be compiled. The text is that of llguidance.
+    /// The grammar cannot be compiled. The text is llguidance's error message.
     Invalid(String),
     /// The grammar cannot be compiled within the limits, which the text names.
     TooExpensive(String),

@@ -34,7 +34,7 @@ impl Vocabulary {
     /// special, that is, not text. Tokens without bytes are never part of an output.
     ///
     /// # Errors
-    /// There are no tokens, or too many.
+    /// The vocabulary is empty or has too many tokens.
     pub fn new(tokens: impl IntoIterator<Item = (impl AsRef<[u8]>, bool)>) -> Result<Self, VocabularyError> {
         let mut vocabulary = Self {
             tokens: Vec::new(),
@@ -71,7 +71,7 @@ impl Vocabulary {
         self.tokens.len()
     }
 
-    /// Whether there are no tokens, which is never the case.
+    /// Whether the vocabulary is empty, which is never the case.
     pub fn is_empty(&self) -> bool {
         self.tokens.is_empty()
     }

@@ -46,7 +46,7 @@ fn random_image(random: &mut StdRng, size: Size) -> RgbImage {
     RgbImage::new(size, pixels).expect("each pixel has three bytes")
 }
 
-/// The number of rows that the encoder returns for all inputs, given that of a picture.
+/// The number of rows that the encoder returns for all inputs, given the number of rows of a tile.
 fn encoder_rows(inputs: &EncoderInputs, rows_of_a_tile: usize) -> usize {
     match inputs {
         EncoderInputs::Qwen(patches) => patches.hidden_states.shape()[0] / 4,

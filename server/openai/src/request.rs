@@ -133,7 +133,7 @@ pub struct Generation {
     pub bad_words: Option<Vec<String>>,
     /// The only tokens that may be generated.
     pub allowed_token_ids: Option<Vec<u32>>,
-    /// Keep only this number of the last tokens of the prompt; -1 keeps as many as fit.
+    /// The number of tokens to retain at the end of the prompt; -1 retains as many as fit.
     pub truncate_prompt_tokens: Option<i64>,
     /// Whether to report log probabilities of the prompt; the value is the number of most probable tokens to include at
     /// each position.

@@ -98,9 +98,9 @@ impl PreviousModel {
         Self { into: into.to_owned(), files: files.unwrap_or_default() }
     }
 
-    /// Prepares the folder for `file`, which is about to get its final name: unless the model contains exactly this file,
-    /// the model will no longer be complete, and its manifest and its link are removed. Processes that have opened the
-    /// files of the model are not affected.
+    /// Prepares the folder for `file`, which is about to be renamed to its final name: unless the model contains
+    /// exactly this file, the model will no longer be complete, and its manifest and its link are removed. Processes
+    /// that have opened the files of the model are not affected.
     ///
     /// # Errors
     /// The manifest or the link cannot be removed.

@@ -9,7 +9,7 @@ use rustix::io::Errno;
 
 use super::error::Error;
 
-/// The name of the lock file. The file remains after the fetch: if it was removed, a process that waits for the lock
+/// The name of the lock file. The file remains after the fetch: if it were removed, a process that waits for the lock
 /// would lock a file that other processes do not see.
 const LOCK: &str = "lock";
 /// The interval at which a process that waits tries to lock the file.

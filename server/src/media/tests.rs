@@ -283,7 +283,7 @@ async fn a_name_server_cannot_exchange_the_address_after_the_check() {
     let resolver = FakeResolver::new([&["127.0.0.1"], &["127.0.0.2"], &["127.0.0.2", "127.0.0.1"]]);
     let fetcher = MediaFetcher::with_resolver(policy(&[&host]), resolver.clone()).unwrap();
     let url = format!("http://{host}/a.png");
-    // The client connects to the address that was checked: it resolves the name once.
+    // The client connects to the address that was checked, because it resolves the name once.
     assert_eq!(fetcher.fetch(&url, Tenant::default()).await.unwrap(), "image");
     assert_eq!(resolver.names().len(), 1);
     // The next fetch checks the new address, and does not use the former connection.

@@ -1,9 +1,9 @@
 //! Reads the images of a conversation, and assigns positions of the prompt to them.
 //!
 //! The sizes of all images are known before the prompt is rendered, and the prompt is tokenized and checked before any
-//! image is decoded. The memory of the images after preprocessing follows from their sizes and is reserved before any of
-//! them is decoded. A request that is too long, or for whose images there is no memory, is therefore rejected at little
-//! cost. The files of images in `data:` URLs reserve their memory before they are decoded from base64.
+//! image is decoded. The memory of the images after preprocessing follows from their sizes and is reserved before any
+//! of them is decoded. A request that is too long, or whose images do not fit into memory, is therefore rejected at
+//! little cost. The files of images in `data:` URLs reserve their memory before they are decoded from base64.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -125,7 +125,7 @@ fn check_bytes(references: &[(&ImageUrl, String)], media: &Media) -> Result<(), 
 /// Returns no images, for a model that does not read any.
 ///
 /// # Errors
-/// There is an image.
+/// A message contains an image.
 pub(super) fn reject(messages: &[Message], param: &str) -> Result<Vec<ConversationImage>, Error> {
     match references(messages, param).next() {
         None => Ok(Vec::new()),

@@ -157,7 +157,7 @@ impl ResponseEvents {
         }
     }
 
-    /// Frees the events, so that followers get no more of them.
+    /// Frees the events, so that followers receive no further events.
     pub(super) fn discard(&self) {
         let discarded = self.state().log.take();
         drop(discarded);

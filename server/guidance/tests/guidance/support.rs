@@ -112,8 +112,8 @@ impl SampledText {
     }
 }
 
-/// Samples a text with random logits. Tokens that close something get greater logits, because strings would otherwise be
-/// long.
+/// Samples a text with random logits. Tokens that close a string or a bracket get higher logits, because strings would
+/// otherwise become long.
 pub(crate) fn draw(guide: &Guide, seed: u64, tokens_max: usize) -> SampledText {
     let vocabulary = COMPILER.vocabulary();
     let mut rng = StdRng::seed_from_u64(seed);

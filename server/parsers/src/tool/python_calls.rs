@@ -27,7 +27,7 @@ pub(crate) struct PythonCalls {
     has_begun: bool,
     /// Whether the call is the argument of `print`.
     is_printed: bool,
-    /// The JSON before the current value that was not emitted yet.
+    /// The JSON before the current value that has not been emitted yet.
     lead: String,
     json: String,
     /// Whether at least one call is complete.

@@ -45,7 +45,7 @@ pub(crate) struct TaggedValue {
     is_first: bool,
     /// Whether the last character was a newline, which is part of the value only if more text follows.
     has_newline: bool,
-    /// The text that was not emitted yet.
+    /// The text that has not been emitted yet.
     held: String,
 }
 

@@ -9,7 +9,7 @@ use server_text::Tokenizer;
 use crate::error::Error;
 use crate::prepare::prepared::TextOptions;
 
-/// Returns the parameters of a beam search for `choices` choices with `width` beams, if the request asks for beam
+/// Returns the parameters of a beam search for `choices` choices with `width` beams, if the request enables beam
 /// search.
 pub(super) fn beams(
     generation: &Generation,

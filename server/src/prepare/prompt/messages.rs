@@ -13,7 +13,7 @@ use crate::model::Model;
 use crate::prepare::conversation::Conversation;
 use crate::prepare::images::is_image;
 
-/// The roles of messages. `developer` is OpenAI's newer name of `system`; templates know only the latter.
+/// The roles of messages. `developer` is OpenAI's newer name for `system`; templates know only `system`.
 const ROLES: [&str; 6] = ["system", "developer", "user", "assistant", "tool", "function"];
 
 /// Returns the messages of a conversation for the template.

@@ -53,8 +53,8 @@ impl Tokenizer {
     /// time is linear in the length of the text (times the logarithm of the longest word).
     ///
     /// # Errors
-    /// The text is longer than [`TEXT_BYTES_MAX`], the vocabulary has no token for a part of it (which happens with
-    /// hardly any model), or the steps of the `tokenizer.json` contradict each other.
+    /// The text is longer than [`TEXT_BYTES_MAX`], the vocabulary has no token for a part of it (which is rare), or the
+    /// steps of the `tokenizer.json` contradict each other.
     pub fn encode(
         &self,
         text: &str,
