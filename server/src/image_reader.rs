@@ -38,11 +38,11 @@ pub(crate) struct ImageReader {
 /// The forms of a message's content that the chat template renders.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum TemplateContent {
-    /// Only text. The text of a message contains a tag for each image.
+    /// The template renders only text. The text of a message contains a tag for each image.
     Text,
-    /// Lists of parts, and text for messages without images.
+    /// The template renders lists of parts, and text for messages without images.
     PartsAndText,
-    /// Only lists of parts.
+    /// The template renders only lists of parts.
     Parts,
 }
 

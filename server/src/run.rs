@@ -33,7 +33,7 @@ use crate::{allocator, backend, fetch, listen, numa};
 use services::{service_error, spawn_services};
 use settings::Settings;
 
-/// Time in which clients receive their errors after the engine has died.
+/// Time for clients to receive their errors after the engine has died.
 const ERROR_DELIVERY_TIMEOUT: Duration = Duration::from_secs(1);
 /// Time to store the background responses that are cut off when the process ends.
 ///

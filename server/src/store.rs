@@ -375,7 +375,7 @@ impl Store {
 /// Whether items can be added to a conversation of this size.
 ///
 /// # Errors
-/// [`Error::Full`]
+/// The conversation is full ([`Error::Full`]).
 pub(crate) fn check_room(counts: ItemCounts, bytes: u64) -> Result<(), Error> {
     let is_full = counts.items >= CONVERSATION_ITEMS_MAX || bytes >= CONVERSATION_BYTES_MAX;
     if is_full { Err(Error::Full { items: counts.items, bytes }) } else { Ok(()) }

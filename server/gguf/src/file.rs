@@ -98,7 +98,7 @@ impl GgufFile {
         Ok(())
     }
 
-    /// The path with which the file was opened.
+    /// The path that was passed to [`GgufFile::open`].
     pub fn path(&self) -> &Path {
         &self.parts[0].path
     }

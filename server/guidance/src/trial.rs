@@ -38,7 +38,8 @@ pub enum TrialError {
     Failed(String),
 }
 
-/// Writes the request of a trial: the grammar, and the number of tokens of the vocabulary, which bounds the token ids in it.
+/// Writes the request of a trial: the grammar, and the number of tokens of the vocabulary, which bounds the token IDs
+/// in the grammar.
 pub(crate) fn request(grammar: &TopLevelGrammar, tokens: usize) -> Vec<u8> {
     json!({"grammar": grammar, "tokens": tokens}).to_string().into_bytes()
 }

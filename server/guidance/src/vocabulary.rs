@@ -30,8 +30,8 @@ pub struct Vocabulary {
 }
 
 impl Vocabulary {
-    /// Creates a vocabulary from the tokens in the order of their ids: their bytes, and whether they are
-    /// special, that is, not text. Tokens without bytes are never part of an output.
+    /// Creates a vocabulary from the tokens in the order of their IDs: their bytes, and whether they are special, that
+    /// is, not text. Tokens without bytes are never part of an output.
     ///
     /// # Errors
     /// The vocabulary is empty or has too many tokens.

@@ -17,7 +17,7 @@ pub enum ImageFormat {
     Jpeg,
     /// WebP, lossy and lossless, including the first picture of animated files.
     WebP,
-    /// GIF, of which only the first frame counts.
+    /// GIF; only the first frame of animated files is used.
     Gif,
     /// The bitmaps of Windows.
     Bmp,

@@ -1,7 +1,7 @@
 //! Assigns position embeddings to patches, for encoders that spread a fixed grid of embeddings over pictures of any
 //! size (Idefics3, SmolVLM, MiniCPM-V, Phi-4-multimodal).
 
-/// A grid of patches, of which those at the top left show the image.
+/// A grid of patches whose top-left part shows the image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct PatchArea {
     pub(crate) rows: u32,

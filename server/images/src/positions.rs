@@ -1,9 +1,9 @@
-//! The position ids and token types of a prompt with images. These are pure functions of the length of the prompt and the
-//! spans of its image tokens.
+//! The position IDs and token types of a prompt with images. These are pure functions of the length of the prompt and
+//! the spans of its image tokens.
 
 use crate::layout::ImageSpan;
 
-/// The position ids of a prompt for a model with M-RoPE (Qwen2-VL, Qwen2.5-VL, Qwen3-VL).
+/// The position IDs of a prompt for a model with M-RoPE (Qwen2-VL, Qwen2.5-VL, Qwen3-VL).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MropePositions {
     /// The temporal position of each token.
@@ -17,9 +17,10 @@ pub struct MropePositions {
     pub delta: i64,
 }
 
-/// Computes the position ids of a prompt of `length` tokens. Text counts up equally in the three streams. An image whose
-/// first token has position p has p as temporal position, p + row as vertical and p + column as horizontal position of
-/// the merged grid; the text after it continues at p + max(rows, columns).
+/// Computes the position IDs of a prompt of `length` tokens. Text counts up equally in the three streams. If the first
+/// token of an image has position p, the token in a row and column of the merged grid has the temporal position p, the
+/// vertical position p + row and the horizontal position p + column. The text after the image continues at p +
+/// max(rows, columns).
 ///
 /// # Panics
 ///

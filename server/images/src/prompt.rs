@@ -64,7 +64,7 @@ fn next_marker(text: &str, markers: &[ImageMarker]) -> Option<std::ops::Range<us
 ///
 /// # Errors
 ///
-/// The number of tokens with the id `image_token` is not the number that the images need.
+/// The number of tokens with the ID `image_token` is not the number that the images need.
 pub fn image_spans(
     tokens: &[u32],
     image_token: u32,

@@ -70,9 +70,10 @@ fn sinc(x: f64) -> f64 {
 /// The number of bits after the binary point of the integer weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum WeightPrecision {
-    /// Pillow's 22 bits.
+    /// The weights have 22 bits, as in Pillow.
     Pillow,
-    /// As many bits as the largest weight leaves of 16, as in PyTorch's resize of 8-bit tensors on CPUs.
+    /// The weights have as many bits as fit into 16 bits with the largest weight, as in PyTorch's resize of 8-bit
+    /// tensors on CPUs.
     Torch,
 }
 

@@ -31,7 +31,7 @@ pub(crate) struct Tool {
     pub(crate) member: Option<Member>,
 }
 
-/// The type with which the client declared a tool.
+/// The type that the client declared for a tool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ToolKind {
     Function,

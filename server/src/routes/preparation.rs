@@ -11,8 +11,8 @@ use crate::limits::NoSlot;
 use crate::prepare::{self, Media};
 use crate::tenant::Tenant;
 
-/// Size up to which a body is prepared inline. Larger bodies, and smaller ones whose preparation may take a long time,
-/// are prepared on separate threads, so that they do not delay the tokens of other requests.
+/// Maximum size of a body that is prepared inline. Larger bodies, and smaller ones whose preparation may take a long
+/// time, are prepared on separate threads, so that they do not delay the tokens of other requests.
 const INLINE_BYTES_MAX: usize = 16 * 1024;
 
 /// Whether a body can be prepared so quickly that it needs no separate thread.

@@ -11,7 +11,7 @@ use hyper::body::{Frame, SizeHint};
 
 use crate::limits::{BudgetExhausted, ByteBudget};
 
-/// Size in bytes up to which an answer does not count while it is sent, because it fits into the buffers of the
+/// Maximum size in bytes of an answer that does not count while it is sent, because it fits into the buffers of the
 /// connection.
 const UNCOUNTED_BYTES_MAX: u64 = 64 << 10;
 /// Size in bytes of the pieces in which a large answer is passed to its connection. The connection takes a piece only

@@ -11,7 +11,7 @@ pub enum StopFilterOutput {
     Stopped {
         /// The text before the stop string, and the stop string itself if the filter includes it.
         text: String,
-        /// The index of the stop string in the list with which the filter was created.
+        /// The index of the stop string in the list that was passed to `StopFilter::new`.
         stop: usize,
     },
 }
@@ -36,7 +36,7 @@ struct Stop {
     bytes: Vec<u8>,
     /// `fallback[n]`: the length of the longest proper border of the first `n + 1` bytes.
     fallback: Vec<usize>,
-    /// The length of the longest prefix of the stop string with which the text ends.
+    /// The length of the longest prefix of the stop string that is a suffix of the text.
     matched: usize,
 }
 

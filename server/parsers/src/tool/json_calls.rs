@@ -88,27 +88,27 @@ static PLAIN: Rule = Rule { markers: &[], alone: true, array: true, close: None,
 static ONE: Rule = Rule { markers: &[], alone: true, array: true, close: None, between: None };
 
 impl JsonCalls {
-    /// `functools[{…}, …]` or `<|tool_call|>[{…}, …]<|/tool_call|>`.
+    /// Creates a parser of `functools[{…}, …]` or `<|tool_call|>[{…}, …]<|/tool_call|>`.
     pub(crate) fn phi4() -> Self {
         Self::new(&PHI4)
     }
 
-    /// `<|tool_call|>[{…}, …]` or `<tool_call>{…}</tool_call>`.
+    /// Creates a parser of `<|tool_call|>[{…}, …]` or `<tool_call>{…}</tool_call>`.
     pub(crate) fn granite() -> Self {
         Self::new(&GRANITE)
     }
 
-    /// `{…}; {…}` or `[{…}, …]`, without a marker.
+    /// Creates a parser of `{…}; {…}` or `[{…}, …]`, without a marker.
     pub(crate) fn plain(object_rule: ObjectRule) -> Self {
         Self { object_rule, ..Self::new(&PLAIN) }
     }
 
-    /// `[{…}, …]` or `{…}`, without a marker.
+    /// Creates a parser of `[{…}, …]` or `{…}`, without a marker.
     pub(crate) fn array_or_object(object_rule: ObjectRule) -> Self {
         Self { object_rule, ..Self::new(&ONE) }
     }
 
-    /// `<tool_call>{…}</tool_call>`.
+    /// Creates a parser of `<tool_call>{…}</tool_call>`.
     pub(crate) fn hermes3() -> Self {
         Self::new(&HERMES3)
     }

@@ -49,7 +49,7 @@ pub(crate) struct TaggedValue {
     held: String,
 }
 
-/// The time at which a value is emitted.
+/// Determines when a value is emitted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Form {
     /// The value is emitted as it arrives.

@@ -1,4 +1,4 @@
-//! `<|tool_call>call:f{k:v}<tool_call|>`; Gemma 3's code blocks
+//! Tests the format `<|tool_call>call:f{k:v}<tool_call|>` and Gemma 3's code blocks.
 
 use server_parsers::{Delta, ReasoningFormat, ToolFormat};
 

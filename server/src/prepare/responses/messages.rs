@@ -111,7 +111,7 @@ impl Turns {
         self.function(call_id, called_name(namespace.as_deref(), name), arguments);
     }
 
-    /// Adds a call of a custom tool in the form in which the model wrote it: as a function call.
+    /// Adds a call of a custom tool as the model wrote it: as a function call.
     fn custom_call(&mut self, call: &CustomCall) {
         let CustomCall { call_id, namespace, name, input, .. } = call;
         self.function(call_id, called_name(namespace.as_deref(), name), &json!({INPUT: input}).to_string());

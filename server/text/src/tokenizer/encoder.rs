@@ -124,7 +124,7 @@ impl Tokenizer {
         self.vocabulary.is_special(token)
     }
 
-    /// The highest token id plus one. The model may return more logits than that for a position.
+    /// The highest token ID plus one. The model may return more logits than that for a position.
     pub fn vocabulary_size(&self) -> u32 {
         self.vocabulary.len() as u32
     }
