@@ -1,8 +1,8 @@
 //! Turns a reference to an image in a request into the bytes of the image.
 //!
 //! Nothing is fetched unless flags allow it, because a client that chooses the server's connections and files could
-//! access hosts and data that only the server may access. This module does not parse images. The only part of a request
-//! that it uses is the tenant.
+//! access hosts and data that only the server may access. This module does not parse images. Apart from the reference,
+//! it uses only the tenant of a request.
 //!
 //! ```text
 //! reference ─► urls: scheme, host, port ─► resolve: addresses ─► web: a request for each redirect ─► bytes

@@ -1,7 +1,8 @@
 //! The memory of compiled forms: of their grammars, their lexers, and the parsers of their sequences.
 //!
-//! llguidance counts rows, items and symbols rather than bytes, so this module estimates the bytes from these counts. The
-//! estimates are within a factor of two of the allocated memory (`tests/memory`). The constants belong to llguidance 1.9.
+//! llguidance counts rows, items and symbols rather than bytes, so this module estimates the bytes from these counts.
+//! The estimates are within a factor of two of the allocated memory (`tests/memory`). The constants apply to llguidance
+//! 1.9.
 
 use std::collections::HashSet;
 use std::mem::{size_of, size_of_val};

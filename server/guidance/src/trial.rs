@@ -1,6 +1,6 @@
-//! Trials of grammars. llguidance cannot stop compiling a grammar, and a small one can take gigabytes: the work grows with the
-//! square of the properties of an object with `minProperties`, and with the product of several `multipleOf`. A grammar
-//! that could be so expensive is first compiled where the compilation can be stopped.
+//! Trials of grammars. llguidance cannot stop compiling a grammar, and a small one can take gigabytes: the work grows
+//! with the square of the properties of an object with `minProperties`, and with the product of several `multipleOf`. A
+//! grammar that could be that expensive is first compiled in a process that can be stopped.
 
 use llguidance::api::{GrammarWithLexer, TopLevelGrammar};
 use serde_json::{Value, json};
@@ -18,7 +18,7 @@ const PATTERNS_MAX: usize = 3;
 /// The largest product of all `multipleOf` of a grammar without a trial. An automaton can have that many states.
 const MULTIPLES_MAX: f64 = 1000.0;
 
-/// Compiles grammars where the work can be stopped, such as in another process.
+/// Compiles grammars in an environment where the work can be stopped, such as another process.
 pub trait Trial: Send + Sync {
     /// Compiles a grammar with [`try_grammar`](crate::try_grammar) within limits of time and memory.
     ///

@@ -1,4 +1,4 @@
-//! Configurations of published models, and the messages for those that cannot be used.
+//! Tests configurations of published models, and the messages for configurations that cannot be used.
 
 use std::{fs, path::Path};
 

@@ -1,4 +1,4 @@
-//! Properties that hold for all images, checked with random sizes, files and prompts.
+//! Tests properties that hold for all images, with random sizes, files and prompts.
 
 use std::{fs, path::PathBuf};
 

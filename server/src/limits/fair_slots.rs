@@ -1,5 +1,5 @@
-//! Slots that limit how many requests do the same kind of work at the same time. Tenants take turns, and the requests of one
-//! tenant get slots in the order of their arrival.
+//! Slots that limit how many requests do the same kind of work at the same time. Tenants take turns, and the requests
+//! of one tenant receive slots in the order of their arrival.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

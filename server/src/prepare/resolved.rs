@@ -1,5 +1,5 @@
 //! Defines the parameters that all prompts of a request share, and turns each prompt into a request to the engine. A
-//! prompt is truncated if requested, and gets a limit for the number of generated tokens.
+//! prompt is truncated if requested, and the number of generated tokens is limited.
 
 use std::sync::Arc;
 

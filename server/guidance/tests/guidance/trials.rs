@@ -1,4 +1,4 @@
-//! Grammars whose cost could be large are tried before they are compiled.
+//! Tests that grammars whose cost could be large are tried before they are compiled.
 
 use std::sync::{Arc, Mutex};
 

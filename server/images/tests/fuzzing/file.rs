@@ -1,4 +1,4 @@
-//! The checks of arbitrary bytes as the file of an image, which the fuzz target `image` and the test share.
+//! Checks arbitrary bytes as the file of an image. The fuzz target `image` and the test share these checks.
 
 use std::fs;
 use std::path::PathBuf;

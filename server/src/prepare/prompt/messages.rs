@@ -1,5 +1,5 @@
-//! Converts messages for a template: the parts of the content are joined, and calls get the form that the template
-//! renders. If the template renders no calls, they become text.
+//! Converts messages for a template: the parts of the content are joined, and calls are converted to the form that the
+//! template renders. If the template renders no calls, they become text.
 
 use serde_json::{Map, Value, json};
 use server_openai::{Content, ContentPart, Message};

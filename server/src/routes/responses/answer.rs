@@ -149,7 +149,7 @@ impl Encoder for ResponseEncoder {
         let conclude = move || {
             let sink = &mut |event: &Event<'_>| events.push_raw(&encode(event));
             self.assembly.fail(&error, sink);
-            // Only complete responses are stored.
+            // A streamed response is stored only if it is complete.
             self.assembly.set_stored(false);
             self.assembly.conclude(sink);
             events.done();

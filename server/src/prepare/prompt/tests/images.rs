@@ -1,4 +1,4 @@
-//! Conversations with images, for a model of the LLaVA family.
+//! Tests conversations with images, for a model of the LLaVA family.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, mpsc};
