@@ -355,7 +355,7 @@ impl IntoResponse for Error {
         let is_unread =
             matches!(self, Self::Unauthenticated | Self::Overloaded { resource: Resource::BodyBytes, .. });
         if is_unread || matches!(self, Self::BodyTooLarge(_) | Self::BodyIncomplete(_)) {
-            // The server does not read the rest of the body.
+            // The server does not read the rest of the body, so the connection cannot be reused.
             response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
         }
         response

@@ -170,7 +170,7 @@ fn load(
     std::thread::Builder::new()
         .name("load".to_owned())
         .spawn(move || {
-            // The receiver has been dropped if the process is stopping.
+            // Sending fails if the process is stopping, because the receiver has been dropped.
             let _ = sender.send(backend::start(&config, &metrics));
         })
         .context("failed to start a thread")?;

@@ -119,7 +119,8 @@ pub(crate) fn grammar_bytes(parser: &TokenParser, symbol_count: usize) -> usize 
             elements += parts.len() + 1;
             symbols.extend(parts.iter().filter(|part| used.insert(**part)));
         }
-        // The elements of a symbol are aligned to four, and a list of rules has room for at least four.
+        // The number of elements of a symbol is rounded up to a multiple of four, and a list of rules has room for at
+        // least four rules.
         bytes += with_spare_room(size_of_val(symbol) + elements.next_multiple_of(4) * element_bytes);
         bytes += symbol.name.len() + symbol.rules.len().next_multiple_of(4) * rule_bytes;
     }

@@ -270,7 +270,7 @@ fn bmp_size(bytes: &[u8]) -> Option<Size> {
     if u32_le(bytes, 14)? == 12 {
         return size_of_u16(bytes, 18);
     }
-    // A negative height says that the first row is the top one.
+    // A negative height means that the first row is the top row.
     let side = |at: usize| Some((u32_le(bytes, at)? as i32).unsigned_abs());
     let width = u32_le(bytes, 18).filter(|width| *width <= i32::MAX as u32)?;
     Some(Size::new(width, side(22)?))

@@ -181,7 +181,7 @@ fn prompts_of_several_images_have_consistent_positions() {
             assert_eq!(processor.reserved_text(&prompt).is_some(), !layouts.is_empty());
             let text =
                 expand_prompt(&prompt, processor.markers(), &layouts).expect("a marker for each image");
-            // Each image token is one token, and each other character another one.
+            // Each image token becomes one token, and so does every other character.
             let mut tokens = Vec::new();
             for (number, part) in text.split(processor.image_token()).enumerate() {
                 tokens.extend((number > 0).then_some(1));

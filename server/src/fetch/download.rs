@@ -195,7 +195,7 @@ impl Downloader<'_> {
         let stored =
             part.file.metadata().await.map_err(|source| Error::disk("read", &part.path, source))?.len();
         let error = match (&file.sha256, file.bytes) {
-            // The digest is that of the received bytes. The file can differ if the folder could not be locked.
+            // The digest was computed from the received bytes. The file can differ if the folder could not be locked.
             _ if stored != bytes => Some(Error::Disk {
                 verb: "write",
                 path: part.path.clone(),

@@ -69,7 +69,7 @@ impl PreparationSlot {
         let thread = std::thread::Builder::new().name("prepare".to_owned()).spawn(move || {
             let _slot = self;
             blocking::lower_priority();
-            // The request may have been canceled.
+            // Sending fails if the request was canceled.
             let _ = sender.send(work());
         });
         if let Err(error) = thread {

@@ -200,8 +200,8 @@ fn preface(compiler: &Compiler, model: &Model, prompt_end: &str) -> Option<Prefa
 
 /// Whether a body may demand a form that must be compiled, which takes longer than the rest of the preparation.
 pub(crate) fn may_compile(body: &[u8]) -> bool {
-    // `format` is in `text` of responses. The last entry is the beginning of an escape sequence, which can hide the
-    // name of a key.
+    // `format` is a member of `text` in requests to the responses endpoint. The last entry is the beginning of an
+    // escape sequence, which can hide the name of a key.
     const SIGNS: [&[u8]; 8] = [
         b"\"response_format\"",
         b"\"structured_outputs\"",

@@ -62,7 +62,7 @@ pub(super) fn prepare_fitting(
 fn is_too_long(error: &Error) -> bool {
     match error {
         Error::ContextLength { .. } => true,
-        // There are too many messages or images, or the images have too many pixels or bytes.
+        // The request has too many messages or images, or the images have too many pixels or bytes.
         Error::Invalid { code, param, .. } => {
             *code == "array_above_max_length" && (param == "input" || param.starts_with("input["))
         }
