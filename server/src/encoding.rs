@@ -41,8 +41,8 @@ impl EncodingCost {
     }
 }
 
-/// Runs `work`, which encodes a part of an answer, on another thread if its cost is high: on at most [`ENCODINGS_MAX`]
-/// threads at the same time.
+/// Runs `work`, which encodes a part of an answer. If its cost is high, `work` runs on another thread, of which at most
+/// [`ENCODINGS_MAX`] are used at the same time.
 ///
 /// # Cancel safety
 /// Work that has started is completed.

@@ -28,7 +28,8 @@ pub struct Compiler {
     forms: Arc<CompiledForms<Guide>>,
     /// Tries costly grammars before they are compiled. Without it, they are compiled regardless of their cost.
     trial: Option<Box<dyn Trial>>,
-    /// Held while a costly grammar is tried and compiled, so that the memory of a trial is the limit for all of them.
+    /// Held while a costly grammar is tried and compiled, so that the memory limit of one trial is the limit for all
+    /// costly grammars together.
     costly: Mutex<()>,
 }
 

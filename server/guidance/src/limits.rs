@@ -117,8 +117,8 @@ pub const CACHED_GUIDES_MAX: usize = 256;
 pub const CACHED_BYTES_MAX: usize = 8 << 20;
 /// Number of cache lookups after which an unused compiled form is dropped.
 pub const CACHED_USES_MAX: u64 = 10_000;
-/// Number of sequences that share a lexer before a fresh copy replaces it: the states of a lexer accumulate
-/// without bound, and so would its memory.
+/// Number of sequences that share a lexer before a fresh copy replaces it. Otherwise, the states of a lexer, and thus
+/// its memory, would grow without bound.
 pub const LEXER_SEQUENCES_MAX: usize = 512;
 
 /// The limits of a compiler that depend on the machine. The defaults are the constants of this module, with one

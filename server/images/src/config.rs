@@ -94,7 +94,7 @@ impl JsonFile {
             .ok_or_else(|| self.fault(field, format!("is {value}; a positive integer is expected")))
     }
 
-    /// The field as a positive integer; it is an error if it is missing.
+    /// The field as a positive integer; a missing field is an error.
     pub(crate) fn count(&self, field: &str) -> Result<u32, LoadError> {
         self.required(field, self.optional_count(field)?)
     }
@@ -109,7 +109,7 @@ impl JsonFile {
         Ok(None)
     }
 
-    /// The field as a positive integer up to a limit; it is an error if it is missing.
+    /// The field as a positive integer up to a limit; a missing field is an error.
     pub(crate) fn count_up_to(&self, field: &str, limit: u32) -> Result<u32, LoadError> {
         let count = self.count(field)?;
         self.at_most(field, count, limit)

@@ -126,8 +126,8 @@ impl ImageProcessor {
         self.preprocess.markers()
     }
 
-    /// The text that a chat template without support for image parts gets in place of an image. It contains one marker.
-    /// `number` counts the images of the request from 0.
+    /// The text that replaces an image in the input of a chat template without support for image parts. It contains one
+    /// marker. `number` counts the images of the request from 0.
     #[must_use]
     pub fn tag(&self, number: usize) -> String {
         let [before, behind] = self.preprocess.tag_frame();

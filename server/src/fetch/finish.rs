@@ -19,7 +19,7 @@ pub(crate) const FILES: &str = "files";
 const CURRENT: &str = "current";
 /// The manifest, which exists once all files are complete.
 const MANIFEST: &str = "manifest.json";
-/// The graph of an OpenVINO IR: of a text model, or of the language model of a vision-language model.
+/// The file names of the graph of an OpenVINO IR: of a text model, or of the language model of a vision-language model.
 const IR_NAMES: [&str; 2] = ["openvino_model.xml", "openvino_language_model.xml"];
 
 /// A file that has been downloaded and verified.

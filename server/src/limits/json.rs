@@ -8,7 +8,8 @@ use std::io::Write;
 /// If exceeded: 400, `too_many_values`.
 pub(crate) const VALUES_BYTES_MAX: usize = 64 << 20;
 
-/// Memory in bytes of an object, with room for four members and their index, and with the struct that an item becomes.
+/// Memory in bytes of an object, with room for four members and their index, and with the struct into which an item is
+/// parsed.
 const OBJECT_BYTES: usize = 512;
 /// Memory in bytes of an array, with room for four elements.
 const ARRAY_BYTES: usize = 384;

@@ -1,5 +1,5 @@
-//! The slots in which requests are prepared. Preparation only computes, so more threads than cores would slow down the
-//! model and use more memory.
+//! The slots in which requests are prepared. Preparation is bound by the processor, so more threads than cores would
+//! slow down the model and use more memory.
 
 use std::time::Duration;
 

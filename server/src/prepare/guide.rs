@@ -86,8 +86,8 @@ impl FormRequest<'_> {
         content.is_none() && !must_call && !strict && !limited
     }
 
-    /// Compiles the form. An unsupported schema is an error if the tool is strict. If it is not, the arguments of the
-    /// tool are not constrained.
+    /// Compiles the form. An unsupported schema is an error if the tool is strict. Otherwise, the arguments of the tool
+    /// are not constrained.
     fn compiled(&self, compiler: &Compiler, param: &str) -> Result<server_guidance::Guide, Error> {
         self.compiled_by(&Attempts {
             vocabulary: compiler.vocabulary(),
@@ -97,8 +97,8 @@ impl FormRequest<'_> {
         })
     }
 
-    /// Implements [`Self::compiled`]. However many schemas are unsupported, each schema is compiled alone at most once,
-    /// and the whole form at most three times.
+    /// Implements [`Self::compiled`]. Regardless of how many schemas are unsupported, each schema is compiled alone at
+    /// most once, and the whole form at most three times.
     fn compiled_by<T>(&self, attempts: &Attempts<'_, T>) -> Result<T, Error> {
         let Attempts { vocabulary, compile, accepts, param } = attempts;
         let mut rejection = match compile(&self.form(vocabulary, &HashSet::new())?) {

@@ -250,7 +250,8 @@ pub(super) fn num_tokens(images: &[ConversationImage]) -> usize {
     images.iter().map(|image| image.layout.num_tokens).sum()
 }
 
-/// The part of an error message about a prompt that says how many of its tokens images take. It is empty without images.
+/// Returns the part of an error message about a prompt that states how many of its tokens belong to images. Without
+/// images, the part is empty.
 pub(super) fn image_tokens_note(num_tokens: usize) -> String {
     if num_tokens == 0 { String::new() } else { format!(" ({num_tokens} of them for images)") }
 }

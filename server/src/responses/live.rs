@@ -294,7 +294,7 @@ mod tests {
         assert_eq!(message.content[0].text(), "aa");
     }
 
-    /// Generates a response with one event and ends it. Returns its events, as a follower has them.
+    /// Generates a response with one event and ends it. Returns its events, as a follower receives them.
     async fn ended(background: &BackgroundResponses, budget: &Arc<ByteBudget>) -> Arc<ResponseEvents> {
         let live = background.live(BackgroundResponse {
             assembly: Assembly::new(new_response(Status::InProgress, 1)),

@@ -23,11 +23,11 @@ pub(super) fn is_light(body: &[u8]) -> bool {
         && !prepare::may_pad(body)
 }
 
-/// Prepares a request, and again whenever media that it needs have been fetched. `is_light` is the result of
-/// [`is_light`].
+/// Prepares a request, and prepares it again whenever media that it needs have been fetched. `is_light` is the result
+/// of [`is_light`].
 ///
 /// # Cancel safety
-/// Dropping the future cancels the token that `work` gets, so that work on a separate thread can stop.
+/// Dropping the future cancels the token that is passed to `work`, so that work on a separate thread can stop.
 pub(super) async fn with_media<T: Send + 'static>(
     app: &App,
     tenant: Tenant,

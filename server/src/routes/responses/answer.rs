@@ -231,9 +231,9 @@ fn conclude(store: &Store, live: &LiveResponse, end: ResponseEnd) {
     }
 }
 
-/// Returns the record that replaces the record of a background response that cannot be stored. Without it, the first
-/// record of the response would remain, which says that the response is not complete. The new record contains little more
-/// than the first one, so it can be stored even if the response is too large.
+/// Returns the record that is stored in place of a background response that cannot be stored. Without it, the first
+/// record of the response would remain, which says that the response is not complete. The new record contains little
+/// more than the first one, so it can be stored even if the response is too large.
 fn not_stored(record: ResponseRecord) -> ResponseRecord {
     let ResponseRecord { response, input, events: _ } = record;
     let error = ResponseError {

@@ -69,7 +69,7 @@ impl Page {
 /// If exceeded: the page is shorter, with `has_more`.
 const PAGE_BYTES_MAX: u64 = 1 << 20;
 
-/// Selects the items of a page. All items of the list are added to it in the order of the page.
+/// Selects the items of a page. All items of the list must be added to the selection in the order of the page.
 ///
 /// The IDs of new items are unique, but earlier versions stored items with duplicate IDs. A page begins after the first
 /// item with a given ID. If an item that repeats an ID ended a page, the next page would begin before the end of this

@@ -163,8 +163,8 @@ fn read(app: &App, tenant: Tenant, name: &str) -> Result<WireResponse, Error> {
     Ok(response)
 }
 
-/// Marks a response as failed whose last record says that it is still being generated: either the process ended, or no
-/// later record could be stored.
+/// Marks a lost response as failed. Its last record says that it is still being generated, because the process ended,
+/// or because no later record could be stored.
 fn mark_lost(response: &mut WireResponse) {
     response.status = Status::Failed;
     let message = "the server stopped before the response was complete, or failed to store it".to_owned();
