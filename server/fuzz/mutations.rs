@@ -20,7 +20,7 @@ pub(crate) fn seeds(folder: &str) -> Vec<Vec<u8>> {
 }
 
 /// Calls `check` with each of the `seeds` and with `cases` mutations of them, some of which insert words of the
-/// `dictionary`. If `check` panics, prints the input and the number of the case, with which the case can be repeated.
+/// `dictionary`. If `check` panics, prints the input and the number of the case, so that the case can be reproduced.
 pub(crate) fn check_mutations(cases: u64, seeds: &[Vec<u8>], dictionary: &str, check: fn(&[u8])) {
     seeds.iter().for_each(|seed| check(seed));
     let words = words(dictionary);

@@ -13,8 +13,8 @@ const INTERVAL: Duration = Duration::from_secs(5);
 /// Trim only if the memory exceeds the lowest measurement by this amount, because trimming holds the allocator's locks
 /// for some milliseconds.
 const EXCESS_BYTES_MIN: u64 = 32 << 20;
-/// The largest number of measurements between two trims, which is reached if trims return little memory because it is
-/// in use. Memory that becomes unused is returned within half a minute.
+/// The maximum number of measurements between two trims. It is reached if trims return little memory because the memory
+/// is still in use. Memory that becomes unused is returned within half a minute.
 const READINGS_MAX: u32 = 6;
 
 /// Decides when to trim the allocator's memory.
@@ -41,7 +41,7 @@ impl Trimmer {
     }
 
     /// Records the memory before and after a trim. Memory that is in use now may be free later, so a trim that returns
-    /// little memory is repeated, but after longer and longer intervals.
+    /// little memory is repeated, but at increasing intervals.
     fn record_trim(&mut self, before: u64, after: u64) {
         self.readings = 0;
         let is_useful = before.saturating_sub(after) >= EXCESS_BYTES_MIN / 4;
@@ -76,7 +76,7 @@ pub(crate) async fn trim_excess() -> anyhow::Result<Infallible> {
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         ticks.tick().await;
-        // On some systems, the memory cannot be read.
+        // Some systems do not report the memory of a process.
         let Some(before) = anonymous_bytes() else { return std::future::pending().await };
         if trimmer.is_due(before) {
             let start = Instant::now();
@@ -115,7 +115,7 @@ mod tests {
             }
         }
         assert!((160..200).contains(&trims), "{trims} trims");
-        // Now the memory is no longer in use.
+        // The memory has become unused.
         let due = (0..READINGS_MAX).any(|_| trimmer.is_due(500 << 20));
         assert!(due);
         trimmer.record_trim(500 << 20, 200 << 20);

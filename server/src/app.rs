@@ -61,7 +61,7 @@ impl App {
     /// Creates the state of a server that has not loaded its model yet and stores responses in memory.
     ///
     /// # Panics
-    /// This function never panics, because only a directory could fail to open.
+    /// This function never panics, because only opening a directory can fail.
     pub fn new(limits: HttpLimits, metrics: Metrics) -> Self {
         let config = StoreConfig::default();
         Self::with_store(limits, metrics, &config).expect("invariant: only a directory can fail")
@@ -78,7 +78,7 @@ impl App {
     /// Creates the state of a server that has not loaded its model yet.
     ///
     /// # Errors
-    /// The directory for stored responses cannot be used, or images cannot be fetched as the policy allows.
+    /// The directory for stored responses cannot be used, or the fetcher of images cannot be created.
     pub fn with_media(
         limits: HttpLimits,
         metrics: Metrics,
@@ -88,7 +88,7 @@ impl App {
         let store = Store::open(config).context("failed to open the directory for stored responses")?;
         let media = MediaFetcher::new(media)?;
         Ok(Self(Arc::new(Inner {
-            // The standard library seeds the hash with random numbers of the operating system.
+            // The standard library seeds the hash with random numbers from the operating system.
             epoch: RandomState::new().hash_one("epoch").max(1),
             requests: AtomicU64::new(0),
             admission: Admission::new(limits.max_concurrent_requests),
@@ -180,12 +180,13 @@ impl App {
         &self.0.media
     }
 
-    /// Returns the budget of the answers about tokens and stored objects that clients have not read yet.
+    /// Returns the budget for the answers of the tokenize, detokenize and stored-object endpoints that clients have not
+    /// read yet.
     pub(crate) fn unread_answer_bytes(&self) -> &Arc<ByteBudget> {
         &self.0.unread_answer_bytes
     }
 
-    /// Returns the admission of requests about stored objects.
+    /// Returns the admission control for requests to the stored-object endpoints.
     pub(crate) fn stored_objects(&self) -> &Admission {
         &self.0.stored_objects
     }

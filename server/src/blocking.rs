@@ -1,16 +1,16 @@
-//! Runs work that takes long on threads that serve no connections, and with a lower priority than the model.
+//! Runs long computations on threads that serve no connections and have a lower priority than the model's threads.
 
 use std::sync::LazyLock;
 
 use tokio::runtime::{Builder, Handle, Runtime};
 
-/// The nice value of a thread with a lower priority. While the threads of the model are busy, each thread with this value
-/// gets a tenth of a processor.
+/// The nice value of a thread with a lower priority. While the threads of the model are busy, each thread with this
+/// value gets about a tenth of a processor.
 #[cfg(target_os = "linux")]
 const NICE: i32 = 10;
 
-/// The threads. A thread without privileges cannot raise its priority again, so these are not the threads of the runtime
-/// that serves connections.
+/// The runtime whose threads run the work. An unprivileged thread cannot raise its priority again, so these are not the
+/// threads of the runtime that serves connections.
 static THREADS: LazyLock<Runtime> = LazyLock::new(|| {
     let threads = Builder::new_current_thread().thread_name("blocking").on_thread_start(lower_priority).build();
     threads.expect("invariant: a runtime that uses neither I/O nor timers can be created")
@@ -38,8 +38,8 @@ pub(crate) async fn run<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'st
     }
 }
 
-/// Gives this thread a lower priority than the threads that compute the model: if one of those loses its processor, the
-/// step of all sequences is delayed. If that fails, the thread keeps its priority.
+/// Gives this thread a lower priority than the threads that compute the model: if one of those is preempted, the step
+/// of all sequences is delayed. If the priority cannot be changed, the thread keeps its priority.
 #[cfg(target_os = "linux")]
 pub(crate) fn lower_priority() {
     // On Linux each thread has its own priority.

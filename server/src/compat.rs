@@ -57,7 +57,8 @@ fn standard_uri(uri: &Uri) -> Option<Uri> {
     Uri::from_parts(parts).ok()
 }
 
-/// `GET /v2/models/{name}/ready` and `GET /v2/models/{name}/versions/{version}/ready`. Names may contain slashes.
+/// Handles `GET /v2/models/{name}/ready` and `GET /v2/models/{name}/versions/{version}/ready`. Names may contain
+/// slashes.
 async fn model_ready(State(app): State<App>, Path(path): Path<String>) -> Result<StatusCode, Error> {
     let Some(name) = path.strip_suffix("/ready") else {
         return Err(Error::UnknownPath(format!("/v2/models/{path}")));
@@ -76,8 +77,8 @@ async fn model_ready(State(app): State<App>, Path(path): Path<String>) -> Result
     }
 }
 
-/// `GET /v1/config`: the state of each model. Every model has one version. The list is empty until the model is loaded,
-/// because its names are not known before that.
+/// Handles `GET /v1/config`, which returns the state of each model. Every model has one version. The list is empty
+/// until the model is loaded, because the names of the model are not known before that.
 async fn config(State(app): State<App>) -> Json<Value> {
     let state = if app.is_ready() { "AVAILABLE" } else { "UNLOADING" };
     let status = json!({"model_version_status": [

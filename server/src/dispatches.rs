@@ -67,7 +67,7 @@ struct RouterDispatches {
 }
 
 impl Dispatches {
-    /// Subscribes a router. Zero means that the router is unknown; then no dispatches are recorded.
+    /// Subscribes a router. If `router` is 0, the router is unknown, and no dispatches are recorded.
     pub(crate) fn subscribe(&self, router: u64) -> Subscription {
         if router != 0 {
             let mut routers = self.lock();
@@ -110,8 +110,8 @@ impl Dispatches {
         }
     }
 
-    /// Includes the requests that the engine has accepted when its count of accepted submissions is `submissions`, and
-    /// sends the report that includes them.
+    /// Marks the requests that the engine has accepted as included, given its count of accepted submissions, and calls
+    /// `send`, which sends the report that includes them.
     pub(crate) fn include_accepted<T>(&self, submissions: u64, send: impl FnOnce() -> T) {
         let mut routers = self.lock();
         for router in routers.iter_mut() {

@@ -1,5 +1,5 @@
-//! `ovfleet-server drain`: marks a running server as not ready and waits until it has finished its requests. A container runs it
-//! before it is stopped.
+//! `ovfleet-server drain`: marks a running server as not ready and waits until it has finished its requests. The
+//! `preStop` hook of a pod runs this command.
 
 use std::path::PathBuf;
 use std::time::Duration;

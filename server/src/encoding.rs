@@ -6,11 +6,11 @@ use tokio::sync::Semaphore;
 
 use crate::blocking;
 
-/// Number of tokens, with their IDs or log probabilities, up to which a part of an answer is encoded inline. A step of the
-/// engine adds one token to each choice. Parts with more tokens are prompts, whole texts, and deltas that have accumulated
-/// because the client reads slowly.
+/// Maximum number of tokens, with their IDs or log probabilities, in a part of an answer that is encoded inline. A step
+/// of the engine adds one token to each choice. Parts with more tokens are prompts, whole texts, and deltas that have
+/// accumulated because the client reads slowly.
 const INLINE_TOKENS_MAX: usize = 64;
-/// Size in bytes of the text of a part up to which the part is encoded inline.
+/// Maximum size in bytes of the text of a part that is encoded inline.
 const INLINE_TEXT_BYTES_MAX: usize = 16 << 10;
 /// Number of parts of answers that are encoded on separate threads at the same time.
 ///
@@ -41,8 +41,8 @@ impl EncodingCost {
     }
 }
 
-/// Runs `work`, which encodes a part of an answer, on another thread if its cost is high: on at most [`ENCODINGS_MAX`]
-/// threads at the same time.
+/// Runs `work`, which encodes a part of an answer. If its cost is high, `work` runs on another thread, of which at most
+/// [`ENCODINGS_MAX`] are used at the same time.
 ///
 /// # Cancel safety
 /// Work that has started is completed.

@@ -147,8 +147,8 @@ impl Error {
         Self::coded(MISSING, param, "is missing")
     }
 
-    /// Returns the error for a request whose images do not fit into the buffer for request bodies, which has `bytes_max`
-    /// bytes. There is room again when other requests have been prepared, which takes less than a second for most.
+    /// Returns the error for a request whose images do not fit into the buffer for request bodies, which has
+    /// `bytes_max` bytes. The preparation of other requests, which takes less than a second for most, frees memory.
     pub(crate) fn body_buffer_full(bytes_max: usize) -> Self {
         let limit = format!("{bytes_max} bytes");
         Self::Overloaded { resource: Resource::BodyBytes, limit, retry_after: RETRY_AFTER_MIN }
@@ -355,7 +355,7 @@ impl IntoResponse for Error {
         let is_unread =
             matches!(self, Self::Unauthenticated | Self::Overloaded { resource: Resource::BodyBytes, .. });
         if is_unread || matches!(self, Self::BodyTooLarge(_) | Self::BodyIncomplete(_)) {
-            // The server does not read the rest of the body.
+            // The server does not read the rest of the body, so the connection cannot be reused.
             response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
         }
         response

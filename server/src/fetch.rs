@@ -42,7 +42,7 @@ impl FetchArgs {
         let progress = Arc::new(Progress::default());
         let outcome = tokio::select! {
             outcome = self.work(&progress) => outcome,
-            // The first process of a container has no default signal handlers.
+            // Handle signals explicitly, because the first process of a container has no default signal handlers.
             interrupted = interrupted() => Err(interrupted),
         };
         self.report(&outcome, &progress).await?;
@@ -75,7 +75,7 @@ impl FetchArgs {
             progress.add(finished.bytes());
             return Ok(finished);
         }
-        // A complete model may be in a folder that this process cannot write to. Otherwise, the lock is necessary.
+        // A folder that this process cannot write to may contain a complete model. Otherwise, the lock is necessary.
         let _lock = lock?;
         let credentials = SourceCredentials::load(self.credentials.as_deref())?;
         let client = source::client(Duration::from_secs(self.idle_timeout))?;

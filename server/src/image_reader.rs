@@ -29,24 +29,24 @@ pub(crate) struct ImageReader {
     pub(crate) image_token: TokenId,
     pub(crate) content: EncoderContent,
     pub(crate) template: TemplateContent,
-    /// The memory of images after preprocessing, which all requests share.
+    /// The budget for the memory of images after preprocessing, which all requests share.
     pub(crate) memory: Arc<ByteBudget>,
-    /// The pixels of images that are being decoded.
+    /// The budget for the pixels of images that are being decoded.
     pub(crate) decoding: WaitingBudget,
 }
 
 /// The forms of a message's content that the chat template renders.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum TemplateContent {
-    /// Only text. The text of a message contains a tag for each image.
+    /// The template renders only text. The text of a message contains a tag for each image.
     Text,
-    /// Lists of parts, and text for messages without images.
+    /// The template renders lists of parts, and text for messages without images.
     PartsAndText,
-    /// Only lists of parts.
+    /// The template renders only lists of parts.
     Parts,
 }
 
-/// A text that chat templates do not write themselves.
+/// A text that no chat template contains.
 const PROBE: &str = "ovfleet probe";
 
 impl ImageReader {

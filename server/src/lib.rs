@@ -1,7 +1,7 @@
 //! The server, which serves OpenAI's API over HTTP and reports the replica's load over gRPC.
 //!
-//! This is the only crate that handles HTTP. It turns requests into tokens for the engine, and tokens into answers. The
-//! engine decides what is computed in which step.
+//! Of the server's crates, only this one serves HTTP. It turns requests into tokens for the engine, and tokens into
+//! answers. The engine decides which tokens are computed in each step.
 //!
 //! ```text
 //! routes ─► prepare ─► engine::Request ─► EngineHandle::submit

@@ -1,7 +1,8 @@
-//! Turns the reference of an image in a request into its bytes.
+//! Turns a reference to an image in a request into the bytes of the image.
 //!
-//! Nothing is fetched unless flags allow it, because a client that chooses what a server connects to or reads could reach
-//! what only the server may reach. This module does not parse images. The only part of a request that it uses is the tenant.
+//! Nothing is fetched unless flags allow it, because a client that chooses the server's connections and files could
+//! access hosts and data that only the server may access. This module does not parse images. Apart from the reference,
+//! it uses only the tenant of a request.
 //!
 //! ```text
 //! reference ─► urls: scheme, host, port ─► resolve: addresses ─► web: a request for each redirect ─► bytes
@@ -155,8 +156,8 @@ impl MediaFetcher {
         Ok(Self { web, directory, timeout, bytes_max, slots: FairSlots::new(FETCHES_MAX) })
     }
 
-    /// Fetches the image that an `http:`, `https:` or `file:` URL or an absolute path refers to. The content may be
-    /// anything: no media type is checked. `tenant` is the tenant of the request.
+    /// Fetches the image that an `http:`, `https:` or `file:` URL or an absolute path refers to. The content is not
+    /// checked and can have any media type. `tenant` is the tenant of the request.
     ///
     /// Dropping the future closes the connection. A file that is being read remains open until the read returns.
     ///

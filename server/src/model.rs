@@ -36,7 +36,8 @@ pub struct Model {
     pub(crate) prompt_lookup: bool,
     /// The memory that tokenizers may use.
     pub(crate) tokenizer_memory: TokenizerMemory,
-    /// Whether costly grammars are tried in a process of this program, which must be the server.
+    /// Whether costly grammars are first compiled in a separate process of the running program. The program must be the
+    /// server.
     pub(crate) grammar_trials: bool,
     /// The API whose rules apply to requests.
     pub(crate) api_rules: ApiRules,
@@ -129,7 +130,8 @@ impl Model {
     fn detect_formats(&self, tool: Option<ToolFormat>, reasoning: Option<ReasoningFormat>) -> Formats {
         let template = self.text.chat_template.as_ref().map(ChatTemplate::source);
         let of_template = template.as_deref().map_or(Formats::default(), Formats::detect);
-        // Harmony formats the whole text, so it applies to both, unless one of them is set to another format.
+        // Harmony formats the whole text, so it applies to tool calls and reasoning, unless one of them is set to
+        // another format.
         let is_harmony = tool == Some(ToolFormat::Gptoss) || reasoning == Some(ReasoningFormat::Gptoss);
         let fits = |format: Formats| is_harmony || format.check().is_ok();
         let detected = match (of_template.tool, of_template.reasoning) {

@@ -1,7 +1,7 @@
 //! Binds the process to a NUMA node, or groups of its threads to several nodes. The process must be bound before it
 //! starts a second thread.
 
-/// Binds the process to a node. Without a node, warns if the process runs on several nodes without as many groups of threads.
+/// Binds the process to a node. Without a node, warns if the process runs on several nodes with one group of threads.
 #[cfg(feature = "openvino")]
 pub(crate) fn bind(numa_node: Option<u32>, tensor_parallel_size: u32) -> anyhow::Result<()> {
     let Some(node) = numa_node else {

@@ -1,4 +1,4 @@
-//! The paths of the API. Requests for other paths get an error in OpenAI's format too.
+//! The paths of the API. Requests for other paths also receive errors in OpenAI's format.
 
 mod body;
 mod chat;

@@ -1,5 +1,5 @@
-//! Runs the process from start to end. It binds the ports first, so that errors are reported immediately. It loads the
-//! model while it already answers probes, serves requests until a signal, and then finishes the remaining requests.
+//! Runs the process from start to end. It binds the ports first, so that errors are reported immediately. It answers
+//! probes while it loads the model, serves requests until a signal, and then finishes the remaining requests.
 
 mod services;
 mod settings;
@@ -33,7 +33,7 @@ use crate::{allocator, backend, fetch, listen, numa};
 use services::{service_error, spawn_services};
 use settings::Settings;
 
-/// Time in which clients receive their errors after the engine has died.
+/// Time for clients to receive their errors after the engine has died.
 const ERROR_DELIVERY_TIMEOUT: Duration = Duration::from_secs(1);
 /// Time to store the background responses that are cut off when the process ends.
 ///
@@ -170,7 +170,7 @@ fn load(
     std::thread::Builder::new()
         .name("load".to_owned())
         .spawn(move || {
-            // The receiver has been dropped if the process is stopping.
+            // Sending fails if the process is stopping, because the receiver has been dropped.
             let _ = sender.send(backend::start(&config, &metrics));
         })
         .context("failed to start a thread")?;

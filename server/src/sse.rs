@@ -48,7 +48,7 @@ impl Events {
     }
 }
 
-/// Answers with events that are sent as they arrive. While there are none, the answer contains comments.
+/// Answers with events that are sent as they arrive. While no events arrive, the server sends comments.
 pub(crate) fn response(events: impl Stream<Item = Bytes> + Send + 'static) -> Response {
     of_body(Body::from_stream(with_keep_alives(events).map(Ok::<_, Infallible>)))
 }
@@ -75,7 +75,8 @@ fn with_keep_alives(events: impl Stream<Item = Bytes>) -> impl Stream<Item = Byt
             return Poll::Ready(event);
         }
         let deadline = *silent_since.get_or_insert_with(Instant::now) + KEEP_ALIVE_INTERVAL;
-        // Setting the timer takes a lock of the runtime, so it is set when it has expired, not for each event.
+        // Resetting the timer locks a part of the runtime, so it is reset only after it has expired, not for each
+        // event.
         while timer.as_mut().poll(context).is_ready() {
             if Instant::now() >= deadline {
                 silent_since = None;

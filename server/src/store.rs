@@ -74,10 +74,10 @@ pub(crate) struct Store(Arc<Inner>);
 #[derive(Debug)]
 struct Inner {
     store_id: u64,
-    /// The limits of the index. The index stays locked while files are renamed and removed, and threads that serve
-    /// connections must not wait for that.
+    /// A copy of the index's limits, for threads that serve connections. They must not wait for the index, which stays
+    /// locked while files are renamed and removed.
     bounds: Bounds,
-    /// Two secret keys, so that IDs cannot be guessed.
+    /// The secret keys of the hashes from which IDs are generated, so that IDs cannot be guessed.
     random: [RandomState; 2],
     /// Number of IDs that have been generated.
     ids: AtomicU64,
@@ -375,7 +375,7 @@ impl Store {
 /// Whether items can be added to a conversation of this size.
 ///
 /// # Errors
-/// [`Error::Full`]
+/// The conversation is full ([`Error::Full`]).
 pub(crate) fn check_room(counts: ItemCounts, bytes: u64) -> Result<(), Error> {
     let is_full = counts.items >= CONVERSATION_ITEMS_MAX || bytes >= CONVERSATION_BYTES_MAX;
     if is_full { Err(Error::Full { items: counts.items, bytes }) } else { Ok(()) }

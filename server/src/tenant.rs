@@ -12,7 +12,7 @@ use crate::error::Error;
 
 /// The header that names the tenant. Routers replace any value that a client sends in this header.
 const HEADER: &str = "x-ovfleet-tenant";
-/// Hexadecimal digits of a tenant.
+/// Number of hexadecimal digits of a tenant.
 const DIGITS: usize = 32;
 
 /// The owner of stored objects, cached prompts and cached images. All requests without the header belong to the default

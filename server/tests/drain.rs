@@ -1,4 +1,4 @@
-//! `ovfleet-server drain` against a server with the simulator.
+//! Tests `ovfleet-server drain` against a server with the simulator.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};

@@ -1,5 +1,5 @@
-//! An open GGUF file: its metadata and tensor directory in memory, its tensor data read on demand. A split model is opened as if
-//! it were one file.
+//! An open GGUF file. Its metadata and tensor directory are in memory, and its tensor data is read on demand. A split
+//! model is opened as if it were one file.
 
 use std::{
     collections::{HashMap, hash_map::Entry},
@@ -98,7 +98,7 @@ impl GgufFile {
         Ok(())
     }
 
-    /// The path with which the file was opened.
+    /// The path that was passed to [`GgufFile::open`].
     pub fn path(&self) -> &Path {
         &self.parts[0].path
     }

@@ -1,5 +1,5 @@
-//! The names and the metadata of split models. llama.cpp's `gguf-split` writes a model as several files, the parts:
-//! the first has all metadata, and each has some of the tensors.
+//! The names and the metadata of split models. llama.cpp's `gguf-split` writes a model as several files, the parts: the
+//! first part contains all metadata, and each part contains some of the tensors.
 
 use crate::{FormatError, Value, limits, value::integer};
 

@@ -1,4 +1,5 @@
-//! Reading a valid file returns the written values; invalid files are rejected with one clear error.
+//! Tests that reading a valid file returns the written values, and that invalid files are rejected with one clear
+//! error.
 
 #![expect(clippy::unwrap_used, reason = "a failed precondition fails the test")]
 

@@ -1,5 +1,6 @@
-//! Blocks with random quants and the values that the reference implementation (Python package `gguf`) decodes from
-//! them. Each line of `blocks.txt` contains a type, the bytes of a block and the bytes of its values, in hexadecimal.
+//! Compares decoded blocks of random quants with the values that the reference implementation (the Python package
+//! `gguf`) decodes from them. Each line of `blocks.txt` contains a type, the bytes of a block and the bytes of its
+//! values, in hexadecimal.
 
 #![expect(clippy::unwrap_used, reason = "a failed precondition fails the test")]
 

@@ -1,5 +1,5 @@
-//! A split model is read like a single file; invalid, missing and foreign parts are rejected with an error that names
-//! the file.
+//! Tests that a split model is read like a single file, and that invalid, missing and foreign parts are rejected with
+//! an error that names the file.
 
 #![expect(clippy::unwrap_used, reason = "a failed precondition fails the test")]
 

@@ -31,7 +31,7 @@ pub(crate) trait CacheValue: Clone {
     fn is_idle(&self) -> bool;
 }
 
-/// Compiled forms by what they were compiled from, within limits on count, bytes and memory.
+/// Compiled forms, keyed by their sources, within limits on count, bytes and memory.
 #[derive(Debug)]
 pub(crate) struct Cache<V> {
     entries: HashMap<String, Entry<V>>,

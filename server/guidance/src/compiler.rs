@@ -28,7 +28,8 @@ pub struct Compiler {
     forms: Arc<CompiledForms<Guide>>,
     /// Tries costly grammars before they are compiled. Without it, they are compiled regardless of their cost.
     trial: Option<Box<dyn Trial>>,
-    /// Held while a costly grammar is tried and compiled, so that the memory of a trial is the limit for all of them.
+    /// Held while a costly grammar is tried and compiled, so that the memory limit of one trial is the limit for all
+    /// costly grammars together.
     costly: Mutex<()>,
 }
 
@@ -221,7 +222,7 @@ impl Compiler {
     }
 }
 
-/// Compiles the grammar of a [`Trial`], with as many tokens as the vocabulary has, but with single bytes as their texts.
+/// Compiles the grammar of a [`Trial`] for a vocabulary of the same size whose tokens are single bytes.
 ///
 /// # Errors
 /// The request is not that of a trial, or the grammar cannot be compiled.

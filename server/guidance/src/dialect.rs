@@ -1,4 +1,5 @@
-//! The arguments of calls in notations other than JSON: what a JSON schema allows, in the notation of a model.
+//! Translates the arguments of calls in notations other than JSON: constrains them to the values that a JSON schema
+//! allows, in the notation of a model.
 
 mod arguments;
 mod gemma;

@@ -35,14 +35,14 @@ struct CompiledForm {
     /// Whether a sequence has consumed a token with more than [`COMMIT_ITEMS_MAX`] items.
     has_large_rows: AtomicBool,
     lexers: Mutex<LexerCopies>,
-    /// Gone once the compiler is dropped.
+    /// The compiled forms of the compiler; dangling once the compiler is dropped.
     forms: Weak<CompiledForms<Guide>>,
 }
 
 /// The copies of the lexer that sequences share. A thread that computes a mask locks the copy of its sequence.
 struct LexerCopies {
     copies: Vec<Option<Arc<SharedLexer>>>,
-    /// The index of the copy that the last sequence got.
+    /// The index of the copy that was assigned to the last sequence.
     last: usize,
 }
 
@@ -221,7 +221,7 @@ impl GuideState for FormState {
         let progress = match progress {
             Ok(progress) => progress,
             Err(error) => {
-                // Mark the lexer, so that other sequences move before they fail too.
+                // Mark the lexer as broken, so that other sequences move to another lexer before they fail too.
                 self.lexer.set_broken();
                 drop(guard);
                 // Another sequence may have caused the error. A separate lexer shows whether this sequence
@@ -259,7 +259,8 @@ impl GuideState for FormState {
     fn commit(&mut self, token: u32) -> Result<Progress, GuideError> {
         let is_behind = self.consumed < self.tokens.len();
         self.tokens.push(token);
-        // `allow` runs on another thread, because consuming tokens with another lexer or in large rows can take long.
+        // `allow` runs on another thread, because consuming tokens with another lexer or in large rows can take a long
+        // time.
         let is_deferred = self.lexer.is_broken() || self.compiled.has_large_rows.load(Ordering::Relaxed);
         if is_behind || is_deferred {
             return Ok(Progress::Open);

@@ -95,7 +95,8 @@ pub const ROW_ITEMS_MAX: usize = 4 * ELEMENTS_MAX;
 ///
 /// If exceeded: 400, `form_too_complex`; a stream ends with this error.
 pub const LEXER_STATES_MAX: usize = 60_000;
-/// Size of a lexer with which new sequences start, in bytes. A larger one is left to the sequences that use it.
+/// Maximum size in bytes of a lexer with which new sequences start. Only the sequences that already use a larger lexer
+/// continue to use it.
 pub const LEXER_BYTES_MAX: usize = 32 << 20;
 /// Memory of the parser of one sequence, which grows with the length of the text and the number of alternatives at each
 /// position.
@@ -116,8 +117,8 @@ pub const CACHED_GUIDES_MAX: usize = 256;
 pub const CACHED_BYTES_MAX: usize = 8 << 20;
 /// Number of cache lookups after which an unused compiled form is dropped.
 pub const CACHED_USES_MAX: u64 = 10_000;
-/// Number of sequences that share a lexer before a fresh copy replaces it: the states of a lexer accumulate
-/// without bound, and so would its memory.
+/// Number of sequences that share a lexer before a fresh copy replaces it. Otherwise, the states of a lexer, and thus
+/// its memory, would grow without bound.
 pub const LEXER_SEQUENCES_MAX: usize = 512;
 
 /// The limits of a compiler that depend on the machine. The defaults are the constants of this module, with one

@@ -1,7 +1,8 @@
 //! The memory of compiled forms: of their grammars, their lexers, and the parsers of their sequences.
 //!
-//! llguidance counts rows, items and symbols rather than bytes, so this module estimates the bytes from these counts. The
-//! estimates are within a factor of two of the allocated memory (`tests/memory`). The constants belong to llguidance 1.9.
+//! llguidance counts rows, items and symbols rather than bytes, so this module estimates the bytes from these counts.
+//! The estimates are within a factor of two of the allocated memory (`tests/memory`). The constants apply to llguidance
+//! 1.9.
 
 use std::collections::HashSet;
 use std::mem::{size_of, size_of_val};
@@ -13,7 +14,7 @@ use llguidance::TokenParser;
 use llguidance::earley::lexerspec::{LexemeSpec, LexerSpec};
 use llguidance::earley::{CSymIdx, ParamCond, ParamExpr};
 
-/// The bytes of a symbol of a grammar that no rule refers to any more, because llguidance has inlined its rules.
+/// The bytes of a symbol of a grammar that no rule refers to anymore, because llguidance has inlined its rules.
 const UNUSED_SYMBOL_BYTES: usize = 600;
 /// The bytes of a lexer without states.
 const LEXER_BYTES: usize = 10_000;
@@ -21,7 +22,7 @@ const LEXER_BYTES: usize = 10_000;
 const STATE_BYTES: usize = 160;
 /// The bytes of a regular expression that llguidance does not count.
 const EXPRESSION_BYTES: usize = 12;
-/// The bytes of a derivative of a regular expression that llguidance counts too many.
+/// The number of bytes by which llguidance overestimates a derivative of a regular expression.
 const EXCESS_DERIVATIVE_BYTES: usize = 50;
 /// The bytes of the names and the regular expression of a lexeme.
 const LEXEME_HEAP_BYTES: usize = 40;
@@ -118,7 +119,8 @@ pub(crate) fn grammar_bytes(parser: &TokenParser, symbol_count: usize) -> usize 
             elements += parts.len() + 1;
             symbols.extend(parts.iter().filter(|part| used.insert(**part)));
         }
-        // The elements of a symbol are aligned to four, and a list of rules has room for at least four.
+        // The number of elements of a symbol is rounded up to a multiple of four, and a list of rules has room for at
+        // least four rules.
         bytes += with_spare_room(size_of_val(symbol) + elements.next_multiple_of(4) * element_bytes);
         bytes += symbol.name.len() + symbol.rules.len().next_multiple_of(4) * rule_bytes;
     }

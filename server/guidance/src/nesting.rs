@@ -1,8 +1,8 @@
 //! Limits the parts of forms that make the stack or the memory of llguidance grow, and provides the stack.
 //!
-//! Its compiler calls itself for each reference from a rule to another, for each group, for each `$ref`, and for each
-//! property of an object. A stack overflow would end the process. If a text must match several patterns at the same
-//! time, its lexer considers every combination of their states.
+//! llguidance's compiler recurses for each reference from a rule to another, for each group, for each `$ref`, and for
+//! each property of an object. A stack overflow would abort the process. If a text must match several patterns at the
+//! same time, its lexer considers every combination of their states.
 
 use std::collections::HashSet;
 use std::panic::resume_unwind;
@@ -68,7 +68,7 @@ pub(crate) fn check_grammar(lark: &str, at: &str) -> Result<(), FormError> {
     schemas(lark).try_for_each(|schema| check_schema(&schema, at))
 }
 
-/// The JSON schemas in a grammar in Lark. llguidance reports what is not JSON.
+/// The JSON schemas in a grammar in Lark. llguidance reports invalid JSON.
 pub(crate) fn schemas(lark: &str) -> impl Iterator<Item = Value> {
     lark.match_indices("%json").filter_map(|(start, keyword)| {
         serde_json::Deserializer::from_str(&lark[start + keyword.len()..]).into_iter().next()?.ok()
@@ -113,7 +113,7 @@ fn line(text: &[u8]) -> usize {
     text.iter().position(|byte| *byte == b'\n').unwrap_or(text.len())
 }
 
-/// The parts of a schema that are limited, wherever they are in it.
+/// The counts of the limited parts of a schema, at any depth.
 #[derive(Default)]
 struct SchemaCounts<'s> {
     properties: usize,

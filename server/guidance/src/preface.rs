@@ -143,7 +143,7 @@ impl<S: GuideState + Clone + 'static> GuideState for PrefacedState<S> {
                 match found.map(|at| &tail[at + close.len()..]) {
                     Some([]) => self.phase = Phase::Marked,
                     Some(_) => self.phase = Phase::Form,
-                    // Keep only what may be the beginning of the mark.
+                    // Retain only the suffix that may be the beginning of the mark.
                     None => drop(tail.drain(..(tail.len() + 1).saturating_sub(close.len()))),
                 }
                 return Ok(Progress::Open);

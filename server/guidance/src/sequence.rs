@@ -15,8 +15,8 @@ pub(crate) struct SequenceParser {
     memory: OwnedMemory,
     /// The bytes of the rows that the parser stores for the text.
     stored_bytes: usize,
-    /// The bytes of the row that the parser computed after its last token to check whether the text may end there. It does
-    /// not store this row, and computes it again before it consumes the next token.
+    /// The bytes of the row that the parser computed after its last token to check whether the text may end there. The
+    /// parser does not store this row, and computes it again before it consumes the next token.
     discarded_bytes: usize,
 }
 
@@ -65,7 +65,7 @@ impl SequenceParser {
         }
     }
 
-    /// Whether nothing can follow.
+    /// Whether no more text can follow.
     pub(crate) fn is_over(&self) -> bool {
         let reason = self.parser.stop_reason();
         reason != StopReason::NotStopped && reason.is_ok()

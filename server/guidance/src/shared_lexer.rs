@@ -1,10 +1,9 @@
 //! Lexers that sequences share.
 //!
-//! A lexer builds the states of its automaton on demand and keeps them. The number of states has no useful
-//! upper bound, so each lexer has a limit, and all lexers together have one. After a lexer has reached its
-//! limit, llguidance leaves it in a state in which every operation fails. The lexer is then broken. New
-//! sequences then start with another copy of the lexer, and the sequences of the broken one consume their tokens again
-//! with another copy.
+//! A lexer builds the states of its automaton on demand and never discards them. The number of states has no useful
+//! upper bound, so each lexer has a limit, and so do all lexers together. After a lexer has reached its limit,
+//! llguidance leaves it in a state in which every operation fails. The lexer is then broken. New sequences then start
+//! with another copy of the lexer, and the sequences of the broken one consume their tokens again with another copy.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};

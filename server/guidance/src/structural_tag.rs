@@ -1,6 +1,6 @@
 //! Structural tags in the format of XGrammar: a tree of formats.
 //!
-//! Formats that count tokens, or exclude tokens by id, are not supported and rejected.
+//! Formats that count tokens or exclude tokens by ID are not supported and are rejected.
 
 use serde_json::{Map, Value};
 

@@ -1,6 +1,6 @@
-//! Trials of grammars. llguidance cannot stop compiling a grammar, and a small one can take gigabytes: the work grows with the
-//! square of the properties of an object with `minProperties`, and with the product of several `multipleOf`. A grammar
-//! that could be so expensive is first compiled where the compilation can be stopped.
+//! Trials of grammars. llguidance cannot stop compiling a grammar, and a small one can take gigabytes: the work grows
+//! with the square of the properties of an object with `minProperties`, and with the product of several `multipleOf`. A
+//! grammar that could be that expensive is first compiled in a process that can be stopped.
 
 use llguidance::api::{GrammarWithLexer, TopLevelGrammar};
 use serde_json::{Value, json};
@@ -15,10 +15,10 @@ const PROPERTIES_MAX: usize = 500;
 const ALTERNATIVES_MAX: usize = 1000;
 /// The largest number of patterns of a grammar without a trial.
 const PATTERNS_MAX: usize = 3;
-/// The largest product of all `multipleOf` of a grammar without a trial. An automaton can have as many states.
+/// The largest product of all `multipleOf` of a grammar without a trial. An automaton can have that many states.
 const MULTIPLES_MAX: f64 = 1000.0;
 
-/// Compiles grammars where the work can be stopped, such as in another process.
+/// Compiles grammars in an environment where the work can be stopped, such as another process.
 pub trait Trial: Send + Sync {
     /// Compiles a grammar with [`try_grammar`](crate::try_grammar) within limits of time and memory.
     ///
@@ -30,7 +30,7 @@ pub trait Trial: Send + Sync {
 /// The reason why a grammar was not compiled, either in a trial or after it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum TrialError {
-    /// The grammar cannot be compiled. The text is that of llguidance.
+    /// The grammar cannot be compiled. The text is llguidance's error message.
     Invalid(String),
     /// The grammar cannot be compiled within the limits, which the text names.
     TooExpensive(String),
@@ -38,7 +38,8 @@ pub enum TrialError {
     Failed(String),
 }
 
-/// Writes the request of a trial: the grammar, and the number of tokens of the vocabulary, which bounds the token ids in it.
+/// Writes the request of a trial: the grammar, and the number of tokens of the vocabulary, which bounds the token IDs
+/// in the grammar.
 pub(crate) fn request(grammar: &TopLevelGrammar, tokens: usize) -> Vec<u8> {
     json!({"grammar": grammar, "tokens": tokens}).to_string().into_bytes()
 }
@@ -97,7 +98,7 @@ impl GrammarSize {
         schemas(lark).for_each(|schema| self.add_schema(&schema));
     }
 
-    /// Adds everything that could be a keyword, wherever it is in the schema.
+    /// Counts every member that could be a keyword, at any depth of the schema.
     fn add_schema(&mut self, value: &Value) {
         match value {
             Value::Array(values) => values.iter().for_each(|value| self.add_schema(value)),

@@ -1,4 +1,4 @@
-//! The tokens of a model as bytes, and the trie of them that masks are computed with.
+//! The tokens of a model as bytes, and the trie of these tokens, with which masks are computed.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -30,11 +30,11 @@ pub struct Vocabulary {
 }
 
 impl Vocabulary {
-    /// Creates a vocabulary from the tokens in the order of their ids: their bytes, and whether they are
-    /// special, that is, not text. Tokens without bytes are never part of an output.
+    /// Creates a vocabulary from the tokens in the order of their IDs: their bytes, and whether they are special, that
+    /// is, not text. Tokens without bytes are never part of an output.
     ///
     /// # Errors
-    /// There are no tokens, or too many.
+    /// The vocabulary is empty or has too many tokens.
     pub fn new(tokens: impl IntoIterator<Item = (impl AsRef<[u8]>, bool)>) -> Result<Self, VocabularyError> {
         let mut vocabulary = Self {
             tokens: Vec::new(),
@@ -71,7 +71,7 @@ impl Vocabulary {
         self.tokens.len()
     }
 
-    /// Whether there are no tokens, which is never the case.
+    /// Whether the vocabulary is empty, which is never the case.
     pub fn is_empty(&self) -> bool {
         self.tokens.is_empty()
     }

@@ -42,8 +42,8 @@ impl ModelConfig {
     }
 }
 
-/// The content of a JSON file. A field is a path with dots, such as `vision_config.patch_size`; null is like a missing
-/// field.
+/// The content of a JSON file. A field is a path with dots, such as `vision_config.patch_size`; null is equivalent to a
+/// missing field.
 #[derive(Debug)]
 pub(crate) struct JsonFile {
     pub(crate) name: &'static str,
@@ -94,7 +94,7 @@ impl JsonFile {
             .ok_or_else(|| self.fault(field, format!("is {value}; a positive integer is expected")))
     }
 
-    /// The field as a positive integer; it is an error if it is missing.
+    /// The field as a positive integer; a missing field is an error.
     pub(crate) fn count(&self, field: &str) -> Result<u32, LoadError> {
         self.required(field, self.optional_count(field)?)
     }
@@ -109,7 +109,7 @@ impl JsonFile {
         Ok(None)
     }
 
-    /// The field as a positive integer up to a limit; it is an error if it is missing.
+    /// The field as a positive integer up to a limit; a missing field is an error.
     pub(crate) fn count_up_to(&self, field: &str, limit: u32) -> Result<u32, LoadError> {
         let count = self.count(field)?;
         self.at_most(field, count, limit)

@@ -33,7 +33,7 @@ impl DecodeLimits {
     ///
     /// # Errors
     ///
-    /// If the image exceeds a limit, if its format is not supported, or if its header is invalid.
+    /// The image exceeds a limit, its format is not supported, or its header is invalid.
     pub fn check(&self, bytes: &[u8]) -> Result<ImageHeader, ImageError> {
         if bytes.len() > self.file_bytes_max {
             return Err(ImageError::Bytes { bytes: bytes.len(), limit: self.file_bytes_max });
@@ -50,15 +50,15 @@ impl DecodeLimits {
     }
 }
 
-/// Decodes an image: applies the orientation of its EXIF metadata, and flattens transparent pixels on white. Colors of
-/// 16 bits are truncated to their upper 8 bits, as in Pillow.
+/// Decodes an image: applies the orientation of its EXIF metadata, and flattens transparent pixels onto a white
+/// background. Colors of 16 bits are truncated to their upper 8 bits, as in Pillow.
 ///
-/// This takes milliseconds for each million pixels, and memory of up to 11 bytes for each pixel, so call it on a thread
-/// that may block, and limit how many do.
+/// This takes a few milliseconds per million pixels and up to 11 bytes of memory per pixel, so call it on a thread that
+/// may block, and limit the number of concurrent calls.
 ///
 /// # Errors
 ///
-/// If the image exceeds a limit, if its format is not supported, or if it is invalid or truncated.
+/// The image exceeds a limit, its format is not supported, or it is invalid or truncated.
 pub fn decode(bytes: &[u8], limits: &DecodeLimits) -> Result<RgbImage, ImageError> {
     let header = limits.check(bytes)?;
     let format = match header.format {
@@ -85,7 +85,8 @@ pub fn decode(bytes: &[u8], limits: &DecodeLimits) -> Result<RgbImage, ImageErro
     Ok(header.orientation.apply(image))
 }
 
-/// The limits of the decoder: the pixels with four colors of 16 bits, twice, and room for tables and metadata.
+/// The limits of the decoder. The memory suffices for two copies of the pixels with four 16-bit channels, and for
+/// tables and metadata.
 fn decoder_limits(size: Size) -> Limits {
     let mut limits = Limits::default();
     limits.max_image_width = Some(size.width);

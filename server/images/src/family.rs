@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-/// A family of vision-language models, each of which has its own image processor.
+/// A family of vision-language models. Each family has its own image processor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ModelFamily {
     /// The model type is `qwen2_vl`.
@@ -87,7 +87,7 @@ pub enum Detail {
     Low,
     /// The image has as many tokens as the processor of the model assigns to it.
     High,
-    /// The server decides; it does the same as for [`High`](Self::High).
+    /// The server decides: the detail is the same as for [`High`](Self::High).
     #[default]
     Auto,
 }

@@ -1,4 +1,4 @@
-//! Format, size and orientation of an image from its first bytes, without decoding pixels.
+//! Reads the format, the size and the orientation of an image from its first bytes, without decoding pixels.
 //!
 //! The header suffices for limits and for the number of tokens, so a caller can reject an image before memory is
 //! allocated for it, and a router can estimate tokens from a prefix of the file.
@@ -17,7 +17,7 @@ pub enum ImageFormat {
     Jpeg,
     /// WebP, lossy and lossless, including the first picture of animated files.
     WebP,
-    /// GIF, of which only the first frame counts.
+    /// GIF; only the first frame of animated files is used.
     Gif,
     /// The bitmaps of Windows.
     Bmp,
@@ -66,11 +66,11 @@ pub struct ImageHeader {
 
 impl ImageHeader {
     /// Reads the header. The bytes may be only the beginning of a file: the size is in the first kilobytes, unless
-    /// large metadata precede it, and an orientation after the end of the bytes is ignored.
+    /// large metadata precedes it, and an orientation after the end of the bytes is ignored.
     ///
     /// # Errors
     ///
-    /// If the format is not supported, or if the bytes do not contain a valid size.
+    /// The format is not supported, or the bytes do not contain a valid size.
     pub fn read(bytes: &[u8]) -> Result<Self, ImageError> {
         let format = ImageFormat::of(bytes).ok_or(ImageError::Format)?;
         let (size, exif) = match format {
@@ -95,7 +95,7 @@ impl ImageHeader {
     }
 }
 
-/// The transformation that makes stored pixels upright, after which each variant is named.
+/// The transformation that makes stored pixels upright. Each variant is named after its transformation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Orientation {
     /// The EXIF value is 1: the pixels are upright.
@@ -137,7 +137,7 @@ impl Orientation {
         matches!(self, Self::Transpose | Self::Rotate90 | Self::Transverse | Self::Rotate270)
     }
 
-    /// Turns an image.
+    /// Applies the transformation to an image.
     pub(crate) fn apply(self, image: RgbImage) -> RgbImage {
         if self == Self::Upright {
             return image;
@@ -181,7 +181,7 @@ fn u32_be(bytes: &[u8], at: usize) -> Option<u32> {
     Some(u32::from_be_bytes(*bytes.get(at..)?.first_chunk()?))
 }
 
-/// A size of two 16-bit numbers.
+/// Reads a size from two 16-bit numbers.
 fn size_of_u16(bytes: &[u8], at: usize) -> Option<Size> {
     Some(Size::new(u16_le(bytes, at)?.into(), u16_le(bytes, at + 2)?.into()))
 }
@@ -270,13 +270,13 @@ fn bmp_size(bytes: &[u8]) -> Option<Size> {
     if u32_le(bytes, 14)? == 12 {
         return size_of_u16(bytes, 18);
     }
-    // A negative height says that the first row is the top one.
+    // A negative height means that the first row is the top row.
     let side = |at: usize| Some((u32_le(bytes, at)? as i32).unsigned_abs());
     let width = u32_le(bytes, 18).filter(|width| *width <= i32::MAX as u32)?;
     Some(Size::new(width, side(22)?))
 }
 
-/// The orientation in EXIF metadata, which are a TIFF file.
+/// The orientation in EXIF metadata, which has the format of a TIFF file.
 fn exif_orientation(exif: &[u8]) -> Option<Orientation> {
     const ORIENTATION: u16 = 0x0112;
     const SHORT: u16 = 3;

@@ -14,7 +14,7 @@ impl<T> Tensor<T> {
     ///
     /// # Panics
     ///
-    /// If the number of values is not the product of the dimensions.
+    /// Panics if the number of values is not the product of the dimensions.
     #[must_use]
     pub fn new(shape: Vec<usize>, values: Vec<T>) -> Self {
         assert_eq!(shape.iter().product::<usize>(), values.len(), "a tensor has the values of its shape");
@@ -50,8 +50,8 @@ pub enum EncoderInputs {
 }
 
 impl EncoderInputs {
-    /// The memory that the values of the inputs take, in bytes. [`ImageLayout::input_bytes`] states it before the inputs
-    /// are computed.
+    /// The memory that the values of the inputs take, in bytes. [`ImageLayout::input_bytes`] contains this number
+    /// before the inputs are computed.
     ///
     /// [`ImageLayout::input_bytes`]: crate::ImageLayout::input_bytes
     #[must_use]

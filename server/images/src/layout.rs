@@ -3,7 +3,7 @@
 
 use std::ops::Range;
 
-/// The grid of the merged tokens of an image, for position ids with a row and a column (M-RoPE).
+/// The grid of the merged tokens of an image, for position IDs with a row and a column (M-RoPE).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TokenGrid {
     /// The number of rows of merged tokens.

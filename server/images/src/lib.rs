@@ -2,9 +2,9 @@
 //! image has in the prompt.
 //!
 //! This crate decides which images are valid, how the processor of each model family resizes, tiles and normalizes
-//! them, and how many tokens they take. It knows neither OpenVINO nor HTTP: it does no network access, starts no thread
-//! and reads no clock. Only [`ImageProcessor::load`] reads files. Images are not trusted: every size is checked before
-//! memory is allocated.
+//! them, and how many tokens they take. It depends on neither OpenVINO nor HTTP: it does not access the network, starts
+//! no thread and reads no clock. Only [`ImageProcessor::load`] reads files. Images are not trusted: every size is
+//! checked before memory is allocated.
 //!
 //! ```text
 //! bytes ─► ImageHeader::read ─► Size ─► ImageProcessor::layout ─► ImageLayout ─► expand_prompt ─► text
@@ -12,9 +12,9 @@
 //!                                                            tokens ─► image_spans ─► mrope_positions, token_types
 //! ```
 //!
-//! An [`ImageLayout`] depends only on the size of the image, so the number of tokens, the text of the prompt and the memory
-//! of the inputs are known before the image is decoded. Where OpenVINO GenAI and transformers differ, this crate does what transformers 4.57
-//! does with Pillow.
+//! An [`ImageLayout`] depends only on the size of the image, so the number of tokens, the text of the prompt and the
+//! memory of the inputs are known before the image is decoded. Where OpenVINO GenAI and transformers differ, this crate
+//! follows transformers 4.57 with Pillow.
 
 mod config;
 mod decode;

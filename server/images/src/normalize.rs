@@ -1,4 +1,4 @@
-//! The conversion of 8-bit pixels to the numbers that an encoder takes.
+//! Converts 8-bit pixels to the numbers that an encoder reads.
 
 use crate::{
     config::JsonFile,
@@ -50,7 +50,7 @@ impl Normalization {
         Self { table }
     }
 
-    /// Reads the normalization of a processor; `default` stands for missing statistics.
+    /// Reads the normalization of a processor; `default` replaces missing statistics.
     pub(crate) fn read(file: &JsonFile, default: ColorStatistics) -> Result<Self, LoadError> {
         file.expect_bool("do_rescale", true)?;
         let scale = file.optional_number("rescale_factor")?.unwrap_or(1.0 / 255.0);

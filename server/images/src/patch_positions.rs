@@ -1,7 +1,7 @@
 //! Assigns position embeddings to patches, for encoders that spread a fixed grid of embeddings over pictures of any
 //! size (Idefics3, SmolVLM, MiniCPM-V, Phi-4-multimodal).
 
-/// A grid of patches, of which those at the top left show the image.
+/// A grid of patches whose top-left part shows the image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct PatchArea {
     pub(crate) rows: u32,
@@ -48,8 +48,9 @@ impl PatchFractions {
     }
 }
 
-/// PyTorch's `arange` of 32-bit numbers on CPUs with AVX2. It computes pairs of vectors of eight numbers from the first
-/// one of each vector, which is rounded before the steps are added, and the rest one by one.
+/// PyTorch's `arange` of 32-bit numbers on CPUs with AVX2. It computes pairs of vectors of eight numbers. The first
+/// number of a vector is rounded before the steps are added to it. The numbers after the last pair are computed one by
+/// one.
 fn arange(start: f64, step: f64, count: u32) -> Vec<f32> {
     let number = |index: u32| (start + step * f64::from(index)) as f32;
     let in_vectors = count / 16 * 16;

@@ -1,9 +1,9 @@
-//! The position ids and token types of a prompt with images. These are pure functions of the length of the prompt and the
-//! spans of its image tokens.
+//! The position IDs and token types of a prompt with images. These are pure functions of the length of the prompt and
+//! the spans of its image tokens.
 
 use crate::layout::ImageSpan;
 
-/// The position ids of a prompt for a model with M-RoPE (Qwen2-VL, Qwen2.5-VL, Qwen3-VL).
+/// The position IDs of a prompt for a model with M-RoPE (Qwen2-VL, Qwen2.5-VL, Qwen3-VL).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MropePositions {
     /// The temporal position of each token.
@@ -17,14 +17,15 @@ pub struct MropePositions {
     pub delta: i64,
 }
 
-/// Computes the position ids of a prompt of `length` tokens. Text counts up equally in the three streams. An image whose
-/// first token has position p has p as temporal position, p + row as vertical and p + column as horizontal position of
-/// the merged grid; the text after it continues at p + max(rows, columns).
+/// Computes the position IDs of a prompt of `length` tokens. Text counts up equally in the three streams. If the first
+/// token of an image has position p, the token in a row and column of the merged grid has the temporal position p, the
+/// vertical position p + row and the horizontal position p + column. The text after the image continues at p +
+/// max(rows, columns).
 ///
 /// # Panics
 ///
-/// If the spans are not in order and within the prompt, or if a span is not one range with one token for each cell of its
-/// grid. [`image_spans`](crate::image_spans) returns only valid spans for the families that have a grid.
+/// Panics if the spans are not in order and within the prompt, or if a span is not one range with one token for each
+/// cell of its grid. [`image_spans`](crate::image_spans) returns only valid spans for the families that have a grid.
 #[must_use]
 pub fn mrope_positions(length: usize, spans: &[ImageSpan]) -> MropePositions {
     let mut positions = MropePositions {
@@ -72,7 +73,7 @@ impl MropePositions {
 ///
 /// # Panics
 ///
-/// If a span is not within the prompt.
+/// Panics if a span is not within the prompt.
 #[must_use]
 pub fn token_types(length: usize, spans: &[ImageSpan]) -> Vec<i64> {
     let mut types = vec![0; length];

@@ -26,7 +26,7 @@ mod phi4;
 mod qwen;
 mod tile_grid;
 
-/// The image processor of a model. It does what the processor of the model does in transformers.
+/// The image processor of a model. It reproduces the model's processor in transformers.
 #[derive(Debug)]
 pub struct ImageProcessor {
     family: ModelFamily,
@@ -61,7 +61,7 @@ impl ImageProcessor {
     ///
     /// # Errors
     ///
-    /// If the family of the model does not support images, or if a file is missing or invalid.
+    /// The family of the model does not support images, or a file is missing or invalid.
     pub fn load(folder: &Path) -> Result<Self, LoadError> {
         Self::new(&ModelConfig::read(folder)?)
     }
@@ -70,7 +70,7 @@ impl ImageProcessor {
     ///
     /// # Errors
     ///
-    /// If the family of the model does not support images, or if a field is missing or invalid.
+    /// The family of the model does not support images, or a field is missing or invalid.
     pub fn from_values(config: Value, preprocessor_config: Value) -> Result<Self, LoadError> {
         Self::new(&ModelConfig::new(config, preprocessor_config))
     }
@@ -126,15 +126,16 @@ impl ImageProcessor {
         self.preprocess.markers()
     }
 
-    /// The text that a chat template without support for image parts gets in place of an image. It contains one marker.
-    /// `number` counts the images of the request from 0.
+    /// The text that replaces an image in the input of a chat template without support for image parts. It contains one
+    /// marker. `number` counts the images of the request from 0.
     #[must_use]
     pub fn tag(&self, number: usize) -> String {
         let [before, behind] = self.preprocess.tag_frame();
         format!("{before}{}{behind}", self.markers()[0].text(number))
     }
 
-    /// Finds a text that stands for an image in a client's text, which would be confused with an image of the request.
+    /// Finds a text that stands for an image in a client's text. Such a text would be confused with an image of the
+    /// request.
     #[must_use]
     pub fn reserved_text<'a>(&self, text: &'a str) -> Option<&'a str> {
         let token = text.find(self.image_token()).map(|start| start..start + self.image_token().len());
@@ -158,17 +159,17 @@ impl ImageProcessor {
     ///
     /// # Errors
     ///
-    /// If the model cannot process an image with these proportions.
+    /// The model cannot process an image with these proportions.
     pub fn layout(&self, size: Size, detail: Detail) -> Result<ImageLayout, ImageError> {
         self.preprocess.layout(size, detail)
     }
 
-    /// Computes the inputs of the encoder. This takes milliseconds for each million pixels, so call it on a thread that
-    /// may block.
+    /// Computes the inputs of the encoder. This takes a few milliseconds per million pixels, so call it on a thread
+    /// that may block.
     ///
     /// # Errors
     ///
-    /// If the model cannot process an image with these proportions.
+    /// The model cannot process an image with these proportions.
     pub fn preprocess(&self, image: &RgbImage, detail: Detail) -> Result<EncoderInputs, ImageError> {
         self.preprocess.inputs(image, detail)
     }

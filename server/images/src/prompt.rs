@@ -1,4 +1,4 @@
-//! The images in the text and in the tokens of a prompt.
+//! Locates the images in the text and in the tokens of a prompt.
 
 use crate::layout::{ImageLayout, ImageMarker, ImageSpan};
 
@@ -31,7 +31,7 @@ pub enum PromptError {
 ///
 /// # Errors
 ///
-/// If the number of markers is not the number of images.
+/// The number of markers is not the number of images.
 pub fn expand_prompt(
     prompt: &str,
     markers: &[ImageMarker],
@@ -64,7 +64,7 @@ fn next_marker(text: &str, markers: &[ImageMarker]) -> Option<std::ops::Range<us
 ///
 /// # Errors
 ///
-/// If the number of tokens with the id `image_token` is not the number that the images need.
+/// The number of tokens with the ID `image_token` is not the number that the images need.
 pub fn image_spans(
     tokens: &[u32],
     image_token: u32,

@@ -62,7 +62,7 @@ impl RgbImage {
     ///
     /// # Panics
     ///
-    /// If a side is 0.
+    /// Panics if a side is 0.
     #[must_use]
     pub fn filled(size: Size, color: [u8; 3]) -> Self {
         assert!(size.pixels() > 0, "an image has at least one pixel");
@@ -85,7 +85,7 @@ impl RgbImage {
     ///
     /// # Panics
     ///
-    /// If the image has no such row.
+    /// Panics if the image has no such row.
     #[must_use]
     pub fn row(&self, y: u32) -> &[u8] {
         let bytes = self.size.width as usize * 3;
@@ -96,7 +96,7 @@ impl RgbImage {
     ///
     /// # Panics
     ///
-    /// If the part is empty or not entirely inside the image.
+    /// Panics if the part is empty or not entirely inside the image.
     #[must_use]
     pub fn crop(&self, left: u32, top: u32, size: Size) -> Self {
         let start = left as usize * 3;
@@ -112,7 +112,7 @@ impl RgbImage {
     ///
     /// # Panics
     ///
-    /// If the other image does not fit at this place.
+    /// Panics if the other image does not fit at this position.
     pub fn paste(&mut self, other: &Self, left: u32, top: u32) {
         let stride = self.size.width as usize * 3;
         for y in 0..other.size.height {

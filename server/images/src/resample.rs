@@ -1,4 +1,4 @@
-//! Separable resampling of 8-bit images, equal to Pillow's to the bit.
+//! Separable resampling of 8-bit images, bit-exact with Pillow.
 //!
 //! Each output pixel is a weighted sum of input pixels. The support of a filter grows with the scale when an image
 //! shrinks (antialiasing). The weights are integers, and each of the two passes rounds to 8 bits.
@@ -70,9 +70,10 @@ fn sinc(x: f64) -> f64 {
 /// The number of bits after the binary point of the integer weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum WeightPrecision {
-    /// Pillow's 22 bits.
+    /// The weights have 22 bits, as in Pillow.
     Pillow,
-    /// As many bits as the largest weight leaves of 16, as in PyTorch's resize of 8-bit tensors on CPUs.
+    /// The weights have as many bits as fit into 16 bits with the largest weight, as in PyTorch's resize of 8-bit
+    /// tensors on CPUs.
     Torch,
 }
 
@@ -88,7 +89,7 @@ pub(crate) struct ImageRegion {
 ///
 /// # Panics
 ///
-/// If a side of the new size is 0.
+/// Panics if a side of the new size is 0.
 #[must_use]
 pub fn resize(image: &RgbImage, size: Size, filter: Filter) -> RgbImage {
     resize_region(image, size, filter, ImageRegion { left: 0, top: 0, size })

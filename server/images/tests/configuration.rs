@@ -1,4 +1,4 @@
-//! Configurations of published models, and the messages for those that cannot be used.
+//! Tests configurations of published models, and the messages for configurations that cannot be used.
 
 use std::{fs, path::Path};
 
@@ -86,7 +86,7 @@ fn files_are_read_from_the_folder_of_a_model() {
     let missing = ImageProcessor::load(path).expect_err("one file").to_string();
     assert!(missing.ends_with("has no preprocessor_config.json"), "{missing}");
     let size = r#""size": {"height": 896, "width": 896}"#;
-    // The format of transformers 5 and later.
+    // This is the format of transformers 5 and later.
     let nested = format!(r#"{{"image_seq_length": 256, "image_processor": {{{size}}}}}"#);
     fs::write(path.join("processor_config.json"), nested).expect("written");
     assert_eq!(tokens(&ImageProcessor::load(path).expect("valid"), Size::new(1, 1)), 256);

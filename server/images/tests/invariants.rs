@@ -1,4 +1,4 @@
-//! Properties that hold for all images, checked with random sizes, files and prompts.
+//! Tests properties that hold for all images, with random sizes, files and prompts.
 
 use std::{fs, path::PathBuf};
 
@@ -46,7 +46,7 @@ fn random_image(random: &mut StdRng, size: Size) -> RgbImage {
     RgbImage::new(size, pixels).expect("each pixel has three bytes")
 }
 
-/// The number of rows that the encoder returns for all inputs, given that of a picture.
+/// The number of rows that the encoder returns for all inputs, given the number of rows of a tile.
 fn encoder_rows(inputs: &EncoderInputs, rows_of_a_tile: usize) -> usize {
     match inputs {
         EncoderInputs::Qwen(patches) => patches.hidden_states.shape()[0] / 4,
@@ -181,7 +181,7 @@ fn prompts_of_several_images_have_consistent_positions() {
             assert_eq!(processor.reserved_text(&prompt).is_some(), !layouts.is_empty());
             let text =
                 expand_prompt(&prompt, processor.markers(), &layouts).expect("a marker for each image");
-            // Each image token is one token, and each other character another one.
+            // Each image token becomes one token, and so does every other character.
             let mut tokens = Vec::new();
             for (number, part) in text.split(processor.image_token()).enumerate() {
                 tokens.extend((number > 0).then_some(1));
@@ -227,7 +227,7 @@ fn the_digest_depends_on_pixels_size_detail_and_configuration() {
     }
 }
 
-/// The filters of Pillow, written down a second time.
+/// The filters of Pillow, implemented independently of the crate.
 fn filter_value(filter: Filter, x: f64) -> f64 {
     let sinc =
         |x: f64| if x == 0.0 { 1.0 } else { (x * std::f64::consts::PI).sin() / (x * std::f64::consts::PI) };

@@ -250,7 +250,7 @@ fn check_inputs(inputs: &EncoderInputs, case: &Value, reference: &Value, place: 
     }
 }
 
-/// Whether two sizes of inputs and layouts belong together.
+/// Checks that the sizes of the inputs match the number of features that the layout reads.
 fn check_encoder_tokens(inputs: &EncoderInputs, layout: &ImageLayout, place: &str) {
     let rows = layout.feature_rows.as_ref().map_or(layout.num_tokens, |rows| {
         let encoder = rows.iter().filter(|row| matches!(row, FeatureRow::Encoder(_)));

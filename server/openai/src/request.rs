@@ -33,7 +33,7 @@ pub struct ChatRequest {
     pub function_call: Option<Value>,
     /// Whether a response may contain several tool calls.
     pub parallel_tool_calls: Option<bool>,
-    /// How much the model should reason: `none` to `xhigh`.
+    /// The reasoning effort: `none`, `minimal`, `low`, `medium`, `high`, `xhigh` or `max`.
     pub reasoning_effort: Option<String>,
     /// Whether the response includes the reasoning.
     pub include_reasoning: Option<bool>,
@@ -109,7 +109,7 @@ pub struct Generation {
     pub repetition_penalty: Option<f32>,
     /// The penalty on tokens that occur in the response, for each occurrence.
     pub frequency_penalty: Option<f32>,
-    /// The penalty on tokens that occur in the response, however often.
+    /// The penalty on tokens that occur in the response, regardless of how often.
     pub presence_penalty: Option<f32>,
     /// The values to add to the logits, by token.
     pub logit_bias: Option<Map<String, Value>>,
@@ -133,7 +133,7 @@ pub struct Generation {
     pub bad_words: Option<Vec<String>>,
     /// The only tokens that may be generated.
     pub allowed_token_ids: Option<Vec<u32>>,
-    /// Keep only this number of the last tokens of the prompt; -1 keeps as many as fit.
+    /// The number of tokens to retain at the end of the prompt; -1 retains as many as fit.
     pub truncate_prompt_tokens: Option<i64>,
     /// Whether to report log probabilities of the prompt; the value is the number of most probable tokens to include at
     /// each position.

@@ -1,4 +1,4 @@
-//! Checks which requests are accepted, and with which errors others are rejected.
+//! Checks that valid requests are accepted, and that invalid requests are rejected with the right errors.
 
 use expect_test::{Expect, expect};
 use serde_json::{Value, json};

@@ -1,4 +1,4 @@
-//! Collects the output of a format, and holds the text that was read but not interpreted yet.
+//! Collects the output of a format, and holds the text that has been read but not interpreted yet.
 
 use std::mem;
 
@@ -8,7 +8,7 @@ use crate::Delta;
 #[derive(Debug, Default)]
 pub(crate) struct DeltaBuffer {
     deltas: Vec<Delta>,
-    /// The text that was read but not interpreted yet, which becomes content if it turns out to be plain text.
+    /// The text that has been read but not interpreted yet, which becomes content if it turns out to be plain text.
     raw: String,
     /// The number of bytes of the marker at the start of `raw`.
     marker: usize,

@@ -38,7 +38,7 @@ pub(crate) struct Harmony {
 
 #[derive(Debug)]
 enum State {
-    /// At the beginning, where the prompt may have opened the header.
+    /// The parser is at the beginning, where the prompt may have opened the header.
     Lead,
     Outside,
     Header,

@@ -69,7 +69,7 @@ impl BackendConfig {
     /// Rejects configurations immediately that would otherwise fail only after the model is loaded.
     ///
     /// # Errors
-    /// There is no model, two flags contradict each other, or two models have the same name.
+    /// No model is given, two flags contradict each other, or two models have the same name.
     pub(crate) fn check(&self) -> anyhow::Result<()> {
         if self.model.is_none() && self.backend == Backend::OpenVino {
             bail!("no model is given: use --model PATH, or --backend sim to run without a model");

@@ -91,8 +91,8 @@ fn runtime_config(config: &BackendConfig, context: Option<u32>) -> anyhow::Resul
     })
 }
 
-/// The configuration of the draft model at `path`, which has the options of the model. Without `--max-model-len`, its
-/// longest sequence has its own context length.
+/// The configuration of the draft model at `path`, which uses the options of the model. Without `--max-model-len`, the
+/// draft model's own context length limits its sequences.
 fn draft_config(
     path: &Path,
     max_model_len: Option<u32>,
@@ -109,8 +109,9 @@ fn draft_config(
     })
 }
 
-/// Resolves links, because the runtime evaluates the suffix of the name, which the link `current` of a fetch lacks.
-/// Links whose target is named by a digest, as in the cache of the Hub, are not resolved.
+/// Resolves symbolic links, because the runtime evaluates the suffix of the file name, and the link `current` that
+/// `fetch` creates has no suffix. Links whose target is named by a digest, as in the cache of the Hub, are not
+/// resolved.
 fn resolved(path: &Path) -> PathBuf {
     let is_gguf = |path: &Path| path.extension().is_some_and(|suffix| suffix == "gguf");
     match path.canonicalize() {
@@ -136,7 +137,7 @@ fn properties(config: &OpenVinoConfig) -> anyhow::Result<Vec<(String, String)>> 
         set_default("KV_CACHE_PRECISION", precision);
     }
     if config.tensor_parallel_size > 1 && config.device == "CPU" {
-        // One stream has the threads of all nodes. The groups bind these threads.
+        // One stream uses the threads of all nodes. The groups bind these threads.
         set_default("NUM_STREAMS", "1");
         set_default("ENABLE_CPU_PINNING", "NO");
     }
@@ -157,8 +158,8 @@ fn properties(config: &OpenVinoConfig) -> anyhow::Result<Vec<(String, String)>> 
 }
 
 /// Returns the number of threads that the CPU quota of the control group allows, or `None` if it allows one for each
-/// processor that this process may use. The plugin does not know the quota. With a thread for each processor, the kernel
-/// would stop all of them, in the middle of a step, for the rest of each period.
+/// processor that this process may use. The plugin does not know the quota. With one thread per processor, the kernel
+/// would throttle all of them in the middle of a step until the next quota period.
 fn threads_of_quota() -> Option<usize> {
     let within_quota = available_parallelism().ok()?.get();
     let processors = rustix::thread::sched_getaffinity(None).ok()?.count() as usize;

@@ -35,8 +35,8 @@ pub(super) fn load(config: &BackendConfig, text: &ModelText) -> anyhow::Result<R
     Ok(Runners { model, draft: draft.transpose()?, description: "sim".to_owned(), identity, images })
 }
 
-/// Returns the built-in model with these names, which reads images as with `--sim-images`, and its encoder. Each has
-/// `memory_bytes` of memory for images.
+/// Returns the built-in model with these names, which reads images as with `--sim-images`, and the configuration of its
+/// encoder. The memory for images and the encoder's cache have `memory_bytes` each.
 ///
 /// # Errors
 /// The built-in tokenizer or image processor cannot be created.

@@ -13,7 +13,7 @@ pub struct FetchArgs {
     pub into: PathBuf,
 
     /// Before fetching, remove the files of earlier fetches in the sibling folders of the target folder.
-    // Jobs of an earlier operator pass the alias.
+    // Jobs that earlier versions of the operator created pass the alias.
     #[arg(long, alias = "remove-former")]
     pub remove_previous: bool,
 

@@ -16,7 +16,7 @@ use super::finish::{FetchedFile, PreviousModel};
 use super::progress::Progress;
 use super::source::File;
 
-/// The first and the longest pause between attempts.
+/// The first pause between attempts. The pauses grow up to `PAUSE_MAX`.
 const PAUSE_MIN: Duration = Duration::from_millis(250);
 const PAUSE_MAX: Duration = Duration::from_secs(10);
 /// Size of the chunks in which files are read from disk.
@@ -76,8 +76,8 @@ impl Downloader<'_> {
                 Err(error) => error,
             };
             failures = if part.bytes > before { 0 } else { failures + 1 };
-            // A source that never confirms that the part is its content would be downloaded from the beginning without
-            // end.
+            // Without this count, a file whose source never confirms that the downloaded part is current would be
+            // downloaded from the beginning forever.
             restarts += u32::from(part.bytes < before);
             if failures.max(restarts) >= self.attempts_max {
                 return Err(error);
@@ -101,7 +101,7 @@ impl Downloader<'_> {
         Ok(Some(FetchedFile { path: file.path.clone(), bytes, sha256 }))
     }
 
-    /// Continues until the file is complete.
+    /// Downloads the rest of the file in one attempt.
     async fn attempt(&self, part: &mut Part, file: &File) -> Result<(), Error> {
         let is_complete = part.bytes > 0 && file.bytes == Some(part.bytes);
         let has_digest = file.sha256.is_some();
@@ -113,7 +113,7 @@ impl Downloader<'_> {
         let etag = part.stored_etag().await;
         if part.bytes > 0 {
             match &etag {
-                // Only the source knows whether the part is still its content.
+                // Only the source can confirm that the part is still current.
                 Some(etag) if is_complete => request = request.header(IF_NONE_MATCH, etag),
                 Some(etag) => {
                     request = request.header(RANGE, format!("bytes={}-", part.bytes)).header(IF_RANGE, etag)
@@ -195,7 +195,7 @@ impl Downloader<'_> {
         let stored =
             part.file.metadata().await.map_err(|source| Error::disk("read", &part.path, source))?.len();
         let error = match (&file.sha256, file.bytes) {
-            // The digest is that of the received bytes. The file can differ if the folder could not be locked.
+            // The digest was computed from the received bytes. The file can differ if the folder could not be locked.
             _ if stored != bytes => Some(Error::Disk {
                 verb: "write",
                 path: part.path.clone(),

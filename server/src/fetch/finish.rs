@@ -19,7 +19,7 @@ pub(crate) const FILES: &str = "files";
 const CURRENT: &str = "current";
 /// The manifest, which exists once all files are complete.
 const MANIFEST: &str = "manifest.json";
-/// The graph of an OpenVINO IR: of a text model, or of the language model of a vision-language model.
+/// The file names of the graph of an OpenVINO IR: of a text model, or of the language model of a vision-language model.
 const IR_NAMES: [&str; 2] = ["openvino_model.xml", "openvino_language_model.xml"];
 
 /// A file that has been downloaded and verified.
@@ -98,9 +98,9 @@ impl PreviousModel {
         Self { into: into.to_owned(), files: files.unwrap_or_default() }
     }
 
-    /// Prepares the folder for `file`, which is about to get its final name: unless the model contains exactly this file,
-    /// the model will no longer be complete, and its manifest and its link are removed. Processes that have opened the
-    /// files of the model are not affected.
+    /// Prepares the folder for `file`, which is about to be renamed to its final name: unless the model contains
+    /// exactly this file, the model will no longer be complete, and its manifest and its link are removed. Processes
+    /// that have opened the files of the model are not affected.
     ///
     /// # Errors
     /// The manifest or the link cannot be removed.
@@ -109,7 +109,7 @@ impl PreviousModel {
             return Ok(());
         }
         self.files.clear();
-        // The manifest is first: without it, the next fetch does not rely on the files.
+        // Remove the manifest first: without it, the next fetch does not rely on the files.
         remove(&self.into.join(MANIFEST))?;
         remove(&self.into.join(CURRENT))
     }

@@ -74,7 +74,7 @@ impl Hub<'_> {
         let siblings = listing.siblings.into_iter();
         for sibling in siblings.filter(|sibling| is_selected(&sibling.rfilename)) {
             let path = checked_path(&sibling.rfilename)?;
-            // The URL has the commit, because a branch may move in the meantime.
+            // The URL contains the commit, because a branch may move in the meantime.
             let mut url = self.base()?;
             self.extend(&mut url, &["resolve", &listing.sha])?;
             url.path_segments_mut().map_err(|()| self.invalid_url())?.extend(path.split('/'));

@@ -9,7 +9,7 @@ use rustix::io::Errno;
 
 use super::error::Error;
 
-/// The name of the lock file. The file remains after the fetch: if it was removed, a process that waits for the lock
+/// The name of the lock file. The file remains after the fetch: if it were removed, a process that waits for the lock
 /// would lock a file that other processes do not see.
 const LOCK: &str = "lock";
 /// The interval at which a process that waits tries to lock the file.
@@ -18,7 +18,7 @@ const POLL_INTERVAL: Duration = Duration::from_secs(1);
 const ATTEMPTS_PER_WARNING: u64 = 60;
 
 /// A lock on the folder of a fetch. The operating system releases it when the file is closed, even if the process is
-/// killed. On NFSv3, the lock of a lost node remains.
+/// killed. On NFSv3, the lock of a node that has failed remains.
 #[derive(Debug)]
 pub(crate) struct FolderLock {
     _file: File,

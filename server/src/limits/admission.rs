@@ -1,4 +1,4 @@
-//! The admission of requests up to a limit, and the estimate of the time after which a rejected request should be sent again.
+//! Admits requests up to a limit, and estimates the time after which a rejected request should be retried.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -59,8 +59,8 @@ impl Admission {
         self.max_requests - self.permits.available_permits()
     }
 
-    /// Returns the time until half of the requests in progress will have ended, at the current completion rate. By then
-    /// there is room, and not all clients return for the first free place.
+    /// Returns the time until half of the requests in progress will have ended, at the current completion rate. Clients
+    /// that return then find room for several requests instead of competing for the first free slot.
     pub(crate) fn retry_after(&self, now: Instant) -> Duration {
         let ahead = self.requests() as f64 / 2.0;
         let rate = lock(&self.completions).per_second(now);
@@ -70,7 +70,7 @@ impl Admission {
 }
 
 impl AdmittedRequest {
-    /// Keeps the memory of the images until the answer is complete.
+    /// Holds the memory of the images until the answer is complete.
     pub(crate) fn with_image_memory(self, image_memory: Option<ByteReservation>) -> Self {
         Self { image_memory, ..self }
     }

@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use axum::body::Bytes;
 
-/// Size up to which a reservation may use all of the budget. Larger reservations leave a part to smaller ones, so that
-/// clients with small requests, which are the majority, are served while others send as much as they can.
+/// Maximum size of a reservation that may use all of the budget. Larger reservations leave a part to smaller ones, so
+/// that clients with small requests, which are the majority, are served while others send as much as they can.
 const SMALL_RESERVATION_BYTES: usize = 64 << 10;
 
 /// The bytes that all requests together may use for a purpose.
@@ -22,7 +22,7 @@ pub(crate) struct ByteBudget {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct BudgetExhausted;
 
-/// Bytes that one request reserved. Dropping it returns them.
+/// Bytes that one request has reserved. Dropping it returns them.
 #[derive(Debug)]
 pub(crate) struct ByteReservation {
     budget: Arc<ByteBudget>,

@@ -1,5 +1,5 @@
-//! Slots that limit how many requests do the same kind of work at the same time. Tenants take turns, and the requests of one
-//! tenant get slots in the order of their arrival.
+//! Slots that limit how many requests do the same kind of work at the same time. Tenants take turns, and the requests
+//! of one tenant receive slots in the order of their arrival.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -17,7 +17,7 @@ pub(crate) struct FairSlots {
 
 #[derive(Debug)]
 struct Queue {
-    /// Number of free slots: none while a request waits.
+    /// Number of free slots; 0 while a request waits.
     free: usize,
     /// The tenants with waiting requests, in the order of their turns.
     tenants: VecDeque<(Tenant, VecDeque<oneshot::Sender<FairSlot>>)>,
@@ -34,12 +34,12 @@ pub(crate) struct FairSlot {
 pub(crate) struct NoSlot;
 
 impl FairSlots {
-    /// Creates this many slots, which are free.
+    /// Creates `count` free slots.
     pub(crate) fn new(count: usize) -> Self {
         Self { queue: Arc::new(Mutex::new(Queue { free: count, tenants: VecDeque::new() })) }
     }
 
-    /// Waits for a slot, for at most `wait_max`. Canceling it loses the position in the queue.
+    /// Waits for a slot, for at most `wait_max`. Dropping the future gives up the position in the queue.
     ///
     /// # Errors
     /// No slot became free in time.
@@ -68,8 +68,8 @@ impl Queue {
         receiver
     }
 
-    /// Removes the requests that were canceled. They would accumulate while no slot becomes free, for example if the file
-    /// system hangs from which all slots read.
+    /// Removes the requests that were canceled. They would accumulate while no slot becomes free, for example if all
+    /// slots read from a file system that hangs.
     fn remove_canceled(&mut self) {
         self.tenants.retain_mut(|(_, requests)| {
             requests.retain(|request| !request.is_closed());

@@ -8,7 +8,8 @@ use std::io::Write;
 /// If exceeded: 400, `too_many_values`.
 pub(crate) const VALUES_BYTES_MAX: usize = 64 << 20;
 
-/// Memory in bytes of an object, with room for four members and their index, and with the struct that an item becomes.
+/// Memory in bytes of an object, with room for four members and their index, and with the struct into which an item is
+/// parsed.
 const OBJECT_BYTES: usize = 512;
 /// Memory in bytes of an array, with room for four elements.
 const ARRAY_BYTES: usize = 384;
@@ -17,8 +18,8 @@ const ELEMENT_BYTES: usize = 128;
 
 /// Estimates the memory of JSON values from their text, which may arrive in pieces or be written by a serializer.
 ///
-/// A byte of text can become more than 60 bytes of values, so the size of a body does not limit the memory of the request.
-/// A request is parsed in two forms, so that its peak is about twice the estimate.
+/// A byte of text can become more than 60 bytes of values, so the size of a body does not limit the memory of the
+/// request. A request is parsed into two representations, so its peak memory is about twice the estimate.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct ValuesMemory {
     bytes: usize,
@@ -116,7 +117,7 @@ mod tests {
         }
     }
 
-    /// The least that a parsed value occupies: its own size, and the capacities of its containers.
+    /// A lower bound for the memory of a parsed value: its own size, and the capacities of its containers.
     fn occupied(value: &Value) -> usize {
         let within = match value {
             Value::Array(elements) => elements.iter().map(occupied).sum(),

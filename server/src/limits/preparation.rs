@@ -1,5 +1,5 @@
-//! The slots in which requests are prepared. Preparation only computes, so more threads than cores would slow down the
-//! model and use more memory.
+//! The slots in which requests are prepared. Preparation is bound by the processor, so more threads than cores would
+//! slow down the model and use more memory.
 
 use std::time::Duration;
 
@@ -17,7 +17,7 @@ const WAIT_MAX: Duration = Duration::from_secs(30);
 ///
 /// If exceeded: further requests wait.
 const SLOTS_MAX: usize = 16;
-/// The smallest number of slots, so that one long prompt does not delay all others on a machine with one core.
+/// The minimum number of slots, so that one long prompt does not delay all others on a machine with one core.
 const SLOTS_MIN: usize = 2;
 
 /// The number of slots on this machine: as many as the process has cores, within limits.
@@ -50,7 +50,7 @@ impl PreparationSlots {
         Self { count, slots: FairSlots::new(count) }
     }
 
-    /// Waits for a slot. Canceling it loses the position in the queue.
+    /// Waits for a slot. Dropping the future gives up the position in the queue.
     ///
     /// # Errors
     /// No slot became free in time.
@@ -61,7 +61,7 @@ impl PreparationSlots {
 
 impl PreparationSlot {
     /// Runs `work` on its own thread and returns its result, or `None` if it panics or no thread can be started.
-    /// Canceling it does not end the work, which occupies the slot until it returns.
+    /// Dropping the future does not end the work, which occupies the slot until it returns.
     ///
     /// The thread has the priority of [`blocking::lower_priority`].
     pub(crate) async fn run<T: Send + 'static>(self, work: impl FnOnce() -> T + Send + 'static) -> Option<T> {
@@ -69,7 +69,7 @@ impl PreparationSlot {
         let thread = std::thread::Builder::new().name("prepare".to_owned()).spawn(move || {
             let _slot = self;
             blocking::lower_priority();
-            // The request may have been canceled.
+            // Sending fails if the request was canceled.
             let _ = sender.send(work());
         });
         if let Err(error) = thread {

@@ -5,10 +5,11 @@ use server_text::ENCODE_MEMORY_PER_BYTE;
 
 use super::waiting::{AboveBudget, WaitingBudget, WaitingReservation};
 
-/// Size in bytes up to which texts are tokenized without a reservation: the number of threads limits their memory.
+/// Maximum size in bytes of a text that is tokenized without a reservation. The number of threads limits the memory of
+/// such texts.
 pub(crate) const UNRESERVED_BYTES_MAX: usize = 64 << 10;
 
-/// The memory that all texts that are being tokenized may use together.
+/// The memory that texts share while they are tokenized.
 #[derive(Debug)]
 pub(crate) struct TokenizerMemory {
     /// The bytes of the texts.

@@ -21,7 +21,7 @@ const TRIAL_MEMORY_BYTES_MAX: usize = 256 << 20;
 ///
 /// If exceeded: 400, `invalid_value`.
 const TRIAL_TIME_MAX: Duration = Duration::from_secs(60);
-/// The time between two comparisons of a trial with its limits.
+/// The interval at which a trial is compared with its limits.
 const WATCH_PERIOD: Duration = Duration::from_millis(2);
 
 /// The name of the subcommand.
@@ -43,7 +43,7 @@ impl Trial for TrialProcesses {
         match output.status.code().map(|code| code as u8) {
             Some(0) => Ok(()),
             Some(INVALID) => Err(TrialError::Invalid(String::from_utf8_lossy(&output.stdout).into_owned())),
-            // A signal ends a process that runs out of memory or stack before its limits are compared.
+            // A signal ends a process that runs out of memory or stack before the watcher compares its limits.
             Some(EXCEEDED) | None => Err(TrialError::TooExpensive(format!(
                 "needs more than {} s of processor time or {} MiB of memory to be compiled",
                 TRIAL_CPU_MAX.as_secs(),
@@ -71,13 +71,14 @@ fn run_process(request: &[u8]) -> anyhow::Result<Output> {
         .spawn()
         .context("failed to start the process")?;
     let mut input = child.stdin.take().context("the process has no standard input")?;
-    // It writes only after it has read everything. If it has ended, its exit code says why.
+    // The process writes only after it has read everything. If it has already ended, its exit code says why.
     let _ = input.write_all(request);
     drop(input);
     child.wait_with_output().context("failed to wait for the process")
 }
 
-/// The error of the process of a trial whose grammar cannot be compiled. Its standard output has the reason.
+/// The error of a trial process whose grammar cannot be compiled. The process has written the reason to standard
+/// output.
 #[derive(Clone, Copy, Debug, thiserror::Error)]
 #[error("the grammar cannot be compiled")]
 pub(crate) struct InvalidGrammar;
@@ -89,8 +90,7 @@ impl InvalidGrammar {
     }
 }
 
-/// Runs a trial in this process. The request is read from standard input. The process ends when it exceeds the
-/// limits.
+/// Runs a trial in this process. The request is read from standard input. The process exits when it exceeds the limits.
 ///
 /// # Errors
 /// The grammar cannot be compiled ([`InvalidGrammar`]), or standard input or output fails.

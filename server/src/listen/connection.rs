@@ -1,5 +1,5 @@
-//! A client's connection: the client must read within the write timeout, and error responses that `hyper` generates get
-//! a body.
+//! A client's connection: the client must read within the write timeout, and a body is added to error responses that
+//! `hyper` generates.
 
 use std::future::Future as _;
 use std::io;

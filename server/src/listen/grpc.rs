@@ -110,8 +110,8 @@ async fn serve_connection(
     while timeout(GRACE, connection.as_mut()).await.is_err() && *open_calls.borrow() > 0 {}
 }
 
-/// Completes when a connection has had no call for [`IDLE_MAX`], or for [`IDLE_UNDER_PRESSURE`] while others wait for its
-/// place.
+/// Completes when a connection has had no call for [`IDLE_MAX`], or for [`IDLE_UNDER_PRESSURE`] while other connections
+/// wait to be accepted.
 async fn is_idle(open_calls: &mut watch::Receiver<usize>, pressure: &Notify) {
     loop {
         let has_calls = *open_calls.borrow_and_update() > 0;

@@ -42,7 +42,7 @@ impl Peer {
     /// Waits until the client of an unanswered request has closed its connection.
     ///
     /// # Cancel safety
-    /// If the future is dropped before it is ready, it may have sent an interim response already.
+    /// If the future is dropped before it is ready, an interim response may already have been sent.
     pub(super) async fn disconnected(&self, version: Version) {
         if self.closes().await.is_err() {
             return;

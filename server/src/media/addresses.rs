@@ -1,4 +1,4 @@
-//! Decides which addresses the server connects to on behalf of a client. Pure: it resolves no names.
+//! Decides which addresses the server connects to on behalf of a client. This module is pure: it resolves no names.
 //!
 //! Only public addresses are allowed, so that no client can make the server send requests to the network behind it.
 //! `--allowed-media-networks` adds networks, but never the addresses of cloud metadata services.
@@ -24,7 +24,7 @@ const CREDENTIAL_NETWORKS: [IpNet; 7] = [
     v6([0xfd20, 0xce, 0, 0, 0, 0, 0, 0], 32),
 ];
 
-/// The IPv4 addresses that are not public, according to the registry of special-purpose addresses of IANA.
+/// The IPv4 addresses that are not public, according to IANA's registry of special-purpose addresses.
 const RESERVED_V4: [IpNet; 15] = [
     // "This host", which Linux connects to itself.
     v4([0, 0, 0, 0], 8),
@@ -87,8 +87,8 @@ impl AddressPolicy {
     }
 }
 
-/// Returns the address that a connection to `address` reaches. The system connects to the IPv4 address in a mapped
-/// address, and a NAT64 gateway to that in an address with its prefix.
+/// Returns the address that a connection to `address` reaches. For an IPv4-mapped address, the system connects to the
+/// embedded IPv4 address. For an address with the NAT64 prefix, a NAT64 gateway does the same.
 fn destination(address: IpAddr) -> IpAddr {
     match address.to_canonical() {
         IpAddr::V6(v6) if NAT64.contains(&address) => last_v4(v6).into(),
@@ -190,7 +190,7 @@ mod tests {
             "255.255.255.255",
             "::",
             "::1",
-            // An IPv4-compatible address, also of a public address.
+            // IPv4-compatible addresses are refused, even if they contain a public address.
             "::127.0.0.1",
             "::8.8.8.8",
             "::ffff:127.0.0.1",
@@ -289,7 +289,7 @@ mod tests {
         ] {
             assert!(!everything.permits(address(refused)), "{refused}");
         }
-        // The NAT64 prefix is not a way around the refusal of the addresses in it.
+        // Allowing the NAT64 prefix does not allow the private addresses that are embedded in it.
         assert!(!policy(&["64:ff9b::/96"]).permits(address("64:ff9b::10.0.0.1")));
     }
 

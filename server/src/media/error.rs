@@ -1,5 +1,5 @@
-//! The reasons why an image was not fetched. They name what is refused and the flag that allows it, but nothing of what
-//! an address answered apart from the status of an allowed host.
+//! The reasons why an image was not fetched. They name the refused reference and the flag that would allow it. Of what
+//! a host answered, they reveal only the status, and only if the host is allowed.
 
 use std::io;
 use std::net::IpAddr;
@@ -35,8 +35,8 @@ pub(crate) enum MediaError {
     /// The host of the URL is an address that the server does not connect to.
     #[error("{address} is not a public address, and --allowed-media-networks does not allow it")]
     AddressNotAllowed { address: IpAddr },
-    /// The host does not exist, or has only addresses that the server does not connect to. The message does not say
-    /// which, so that clients cannot explore names of the network.
+    /// The host does not exist, or has only addresses that the server does not connect to. The message does not
+    /// distinguish these cases, so that clients cannot probe for names in the network.
     #[error(
         "the host {host:?} has no public address and no address in --allowed-media-networks, or its name cannot be resolved"
     )]

@@ -16,7 +16,7 @@ use super::error::MediaError;
 /// The directory given by `--allowed-local-media-path`.
 #[derive(Debug)]
 pub(super) struct MediaDirectory {
-    /// The absolute path as it was given, which may contain links.
+    /// The absolute path as configured, which may contain links.
     given: PathBuf,
     canonical: PathBuf,
     directory: OwnedFd,
@@ -35,8 +35,8 @@ impl MediaDirectory {
         Ok(Self { given, canonical, directory })
     }
 
-    /// Returns the part of a path below the directory. It does not access the disk, so the answer does not depend on the
-    /// files outside of the directory.
+    /// Returns the part of a path below the directory. This function does not access the disk, so its result does not
+    /// depend on the files outside of the directory.
     ///
     /// # Errors
     /// The path is not below the directory, or it contains `..`.
@@ -50,7 +50,7 @@ impl MediaDirectory {
     /// Reads a file of at most `bytes_max` bytes.
     ///
     /// # Errors
-    /// The path is not below the directory, it does not lead to a readable, regular file, or the file has more bytes.
+    /// The path is not below the directory, it does not lead to a readable, regular file, or the file is larger.
     pub(super) fn read(&self, path: &Path, bytes_max: usize) -> Result<Bytes, MediaError> {
         let relative = self.relative(path)?;
         let unreadable = |source| MediaError::Unreadable { path: path.to_owned(), source };
@@ -190,7 +190,7 @@ mod tests {
         ] {
             let error = fixture.read(path).unwrap_err();
             assert!(matches!(error, MediaError::Unreadable { .. }), "{path}: {error:?}");
-            // Whether the target exists is not visible.
+            // The error does not reveal whether the target exists.
             let named = fixture.root.path().join(path);
             let message =
                 format!("the file {named:?} cannot be read, or is not below --allowed-local-media-path");

@@ -283,7 +283,7 @@ async fn a_name_server_cannot_exchange_the_address_after_the_check() {
     let resolver = FakeResolver::new([&["127.0.0.1"], &["127.0.0.2"], &["127.0.0.2", "127.0.0.1"]]);
     let fetcher = MediaFetcher::with_resolver(policy(&[&host]), resolver.clone()).unwrap();
     let url = format!("http://{host}/a.png");
-    // The client connects to the address that was checked: it resolves the name once.
+    // The client connects to the address that was checked, because it resolves the name once.
     assert_eq!(fetcher.fetch(&url, Tenant::default()).await.unwrap(), "image");
     assert_eq!(resolver.names().len(), 1);
     // The next fetch checks the new address, and does not use the former connection.
@@ -364,7 +364,7 @@ async fn an_image_has_at_most_the_maximum_size() {
     let body = vec![7; BYTES_MAX + 1];
     let exact = WebServer::start([Answer::with_body(&body[..BYTES_MAX])]).await;
     assert_eq!(fetch_from(&exact).await.unwrap(), body[..BYTES_MAX]);
-    // The declared length is enough to refuse an image: this server never sends it.
+    // The declared length suffices to refuse an image: this server never sends the image.
     let declared = Answer::Bytes(b"HTTP/1.1 200 OK\r\ncontent-length: 1001\r\n\r\n".to_vec());
     let unframed = Answer::Bytes([b"HTTP/1.1 200 OK\r\n\r\n", &body[..]].concat());
     for answer in [declared, Answer::with_body(&body), unframed, Answer::Flood] {
@@ -447,7 +447,7 @@ async fn fetches_beyond_the_limit_wait_for_a_slot() {
     }
     let error = fetcher.fetch(&url, Tenant::default()).await.unwrap_err();
     assert!(matches!(error, MediaError::Busy), "{error:?}");
-    // A reference that is not allowed does not wait.
+    // A reference that is not allowed is refused without waiting.
     assert!(matches!(
         fetcher.fetch("http://evil.test/", Tenant::default()).await,
         Err(MediaError::HostNotAllowed { .. })

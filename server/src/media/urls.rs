@@ -1,4 +1,4 @@
-//! Decides which references to images the server follows. Pure: it resolves no names and reads no files.
+//! Decides which references to images the server follows. This module is pure: it resolves no names and reads no files.
 
 use std::net::IpAddr;
 use std::path::PathBuf;
@@ -18,7 +18,7 @@ const DEFAULT_PORTS: [u16; 2] = [80, 443];
 /// The value of `--allowed-media-domains` that allows all hosts.
 const ALL: &str = "all";
 
-/// The reference of an image in a request.
+/// The reference to an image in a request.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Reference {
     /// An `http:` or `https:` URL.
@@ -89,7 +89,7 @@ impl FromStr for MediaDomain {
             }
             None => None,
         };
-        // A wildcard would be a host that no URL has.
+        // Hosts are compared literally, so a wildcard would match no URL.
         if name.contains(['/', '\\', '@', '?', '#', '*', '%']) || name.contains(char::is_whitespace) {
             return Err(invalid());
         }
@@ -155,7 +155,7 @@ impl UrlPolicy {
     }
 }
 
-/// Returns the host without the dot that makes a name absolute. With and without it, a name is the same host.
+/// Returns the host without the dot that makes a name absolute. A name denotes the same host with and without this dot.
 fn without_root(host: &str) -> &str {
     host.strip_suffix('.').unwrap_or(host)
 }
@@ -306,7 +306,7 @@ mod tests {
             let decision = decision(&all, refused);
             assert!(decision.starts_with("AddressNotAllowed"), "{refused}: {decision}");
         }
-        // A listed address also needs a network.
+        // A listed address must also be in an allowed network.
         let listed = policy(&["127.0.0.1:8080"]);
         assert!(decision(&listed, "http://127.0.0.1:8080/").starts_with("AddressNotAllowed"));
         let addresses = AddressPolicy { allowed_networks: vec!["127.0.0.0/8".parse().unwrap()] };

@@ -1,8 +1,8 @@
 //! Fetches images from web servers.
 //!
-//! The client uses no proxy, because a proxy would resolve names itself, which circumvents the check of addresses. It keeps
-//! no connections, so each request resolves and checks its host again. It sends no cookies and no `Referer`, and does not
-//! decompress answers, because a small answer could become an image of any size.
+//! The client uses no proxy, because a proxy would resolve names itself, which circumvents the check of addresses. It
+//! does not reuse connections, so each request resolves and checks its host again. It sends no cookies and no
+//! `Referer`, and does not decompress answers, because a small answer could become an image of any size.
 
 use std::sync::Arc;
 
@@ -76,7 +76,7 @@ impl WebClient {
     /// Fetches at most `bytes_max` bytes. Dropping the future closes the connection.
     ///
     /// # Errors
-    /// The policy does not allow a URL or an address, the fetch fails, or there are more bytes.
+    /// The policy does not allow a URL or an address, the fetch fails, or the body is larger.
     pub(super) async fn get(&self, mut url: Url, bytes_max: usize) -> Result<Bytes, MediaError> {
         for _ in 0..=REDIRECTS_MAX {
             self.check(&url)?;
@@ -114,7 +114,7 @@ fn location(response: &Response) -> Option<&reqwest::header::HeaderValue> {
     response.headers().get(LOCATION).filter(|_| is_redirect)
 }
 
-/// Reads the body. The declared length only helps to reject it early.
+/// Reads the body. The declared length serves only to reject a body early.
 async fn read(mut response: Response, host: &str, bytes_max: usize) -> Result<Bytes, MediaError> {
     let too_large = MediaError::TooLarge { bytes_max };
     if response.content_length().is_some_and(|length| length > bytes_max as u64) {

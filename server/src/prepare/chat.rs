@@ -69,7 +69,7 @@ pub(super) fn prepare_conversation(
     let rendered = prompt::render(conversation, target.model, target.media, tokens_max_of_prompt)?;
     resolved.text.continues_text = conversation.continues;
     resolved.guide = guide::of_conversation(generation, conversation, &rendered.end, target)?;
-    // If a request asks for special tokens, the text is not parsed, as in OVMS.
+    // As in OVMS, text with special tokens is not parsed.
     if resolved.text.skip_special && resolved.text.detokenize {
         let parser = ParserSettings::of(conversation, rendered.end, target.model, target.seed);
         resolved.text.parser = parser.map(Arc::new);

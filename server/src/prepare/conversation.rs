@@ -1,5 +1,5 @@
-//! Conversations with tools, which requests to the chat and the responses endpoint have in common. This module does
-//! the checks of a conversation that need no model; `prompt` renders it.
+//! Conversations with tools, which requests to the chat and the responses endpoint have in common. This module performs
+//! the checks that do not depend on the model; `prompt` renders it.
 
 use serde_json::{Map, Value};
 use server_openai::{ChatRequest, Message};

@@ -32,7 +32,7 @@ pub(super) struct Encoder<'a> {
     pub(super) param: &'a str,
     /// The context length; `None` if the prompt is truncated or only counted.
     pub(super) tokens_max: Option<u32>,
-    /// The number of tokens of the text that images take.
+    /// The number of the text's tokens that belong to images.
     pub(super) image_tokens: usize,
 }
 

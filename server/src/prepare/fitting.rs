@@ -1,4 +1,4 @@
-//! Finds the longest end of a conversation that fits into the context length. Few attempts are made, because each
+//! Finds the longest suffix of a conversation that fits into the context length. Few attempts are made, because each
 //! renders and tokenizes a conversation.
 
 use std::borrow::Cow;
@@ -88,7 +88,7 @@ mod tests {
 
     use super::*;
 
-    /// Returns the candidate that is found, and the attempts.
+    /// Returns the candidate that the search finds, and the number of attempts.
     fn search(count: usize, guess: usize, first: usize) -> (Option<usize>, usize) {
         let mut attempts = 0;
         let found = first_fitting(count, guess, |at| {

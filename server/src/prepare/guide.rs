@@ -86,8 +86,8 @@ impl FormRequest<'_> {
         content.is_none() && !must_call && !strict && !limited
     }
 
-    /// Compiles the form. An unsupported schema is an error if the tool is strict. If it is not, the arguments of the
-    /// tool are not constrained.
+    /// Compiles the form. An unsupported schema is an error if the tool is strict. Otherwise, the arguments of the tool
+    /// are not constrained.
     fn compiled(&self, compiler: &Compiler, param: &str) -> Result<server_guidance::Guide, Error> {
         self.compiled_by(&Attempts {
             vocabulary: compiler.vocabulary(),
@@ -97,8 +97,8 @@ impl FormRequest<'_> {
         })
     }
 
-    /// Implements [`Self::compiled`]. However many schemas are unsupported, each schema is compiled alone at most once,
-    /// and the whole form at most three times.
+    /// Implements [`Self::compiled`]. Regardless of how many schemas are unsupported, each schema is compiled alone at
+    /// most once, and the whole form at most three times.
     fn compiled_by<T>(&self, attempts: &Attempts<'_, T>) -> Result<T, Error> {
         let Attempts { vocabulary, compile, accepts, param } = attempts;
         let mut rejection = match compile(&self.form(vocabulary, &HashSet::new())?) {
@@ -200,8 +200,8 @@ fn preface(compiler: &Compiler, model: &Model, prompt_end: &str) -> Option<Prefa
 
 /// Whether a body may demand a form that must be compiled, which takes longer than the rest of the preparation.
 pub(crate) fn may_compile(body: &[u8]) -> bool {
-    // `format` is in `text` of responses. The last entry is the beginning of an escape sequence, which can hide the
-    // name of a key.
+    // `format` is a member of `text` in requests to the responses endpoint. The last entry is the beginning of an
+    // escape sequence, which can hide the name of a key.
     const SIGNS: [&[u8]; 8] = [
         b"\"response_format\"",
         b"\"structured_outputs\"",

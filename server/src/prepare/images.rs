@@ -1,9 +1,9 @@
 //! Reads the images of a conversation, and assigns positions of the prompt to them.
 //!
 //! The sizes of all images are known before the prompt is rendered, and the prompt is tokenized and checked before any
-//! image is decoded. The memory of the images after preprocessing follows from their sizes and is reserved before any of
-//! them is decoded. A request that is too long, or for whose images there is no memory, is therefore rejected at little
-//! cost. The files of images in `data:` URLs reserve their memory before they are decoded from base64.
+//! image is decoded. The memory of the images after preprocessing follows from their sizes and is reserved before any
+//! of them is decoded. A request that is too long, or whose images do not fit into memory, is therefore rejected at
+//! little cost. The files of images in `data:` URLs reserve their memory before they are decoded from base64.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -100,7 +100,7 @@ pub(super) fn read(
     references.into_iter().map(read).collect()
 }
 
-/// Checks, before any of the images is decoded from base64, that their files can be in memory together with those that
+/// Checks, before any of the images is decoded from base64, that their files fit into memory together with those that
 /// were fetched.
 ///
 /// # Errors
@@ -125,7 +125,7 @@ fn check_bytes(references: &[(&ImageUrl, String)], media: &Media) -> Result<(), 
 /// Returns no images, for a model that does not read any.
 ///
 /// # Errors
-/// There is an image.
+/// A message contains an image.
 pub(super) fn reject(messages: &[Message], param: &str) -> Result<Vec<ConversationImage>, Error> {
     match references(messages, param).next() {
         None => Ok(Vec::new()),
@@ -250,7 +250,8 @@ pub(super) fn num_tokens(images: &[ConversationImage]) -> usize {
     images.iter().map(|image| image.layout.num_tokens).sum()
 }
 
-/// The part of an error message about a prompt that says how many of its tokens images take. It is empty without images.
+/// Returns the part of an error message about a prompt that states how many of its tokens belong to images. Without
+/// images, the part is empty.
 pub(super) fn image_tokens_note(num_tokens: usize) -> String {
     if num_tokens == 0 { String::new() } else { format!(" ({num_tokens} of them for images)") }
 }

@@ -62,7 +62,7 @@ pub(super) fn prompts(
     Ok(prefixes.into_iter().map(arrange).collect())
 }
 
-/// Returns the first format of which the vocabulary has all tokens.
+/// Returns the first format whose special tokens are all in the vocabulary.
 fn form(tokenizer: &Tokenizer) -> Option<[TokenId; 3]> {
     FORMS.into_iter().find_map(|[before, after, middle]| {
         Some([tokenizer.token_id(before)?, tokenizer.token_id(after)?, tokenizer.token_id(middle)?])

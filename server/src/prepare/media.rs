@@ -32,7 +32,7 @@ impl Media {
         self.fetched.insert(url, bytes);
     }
 
-    /// Returns the medium at a URL or path, unless the URL contains it.
+    /// Returns the medium that was fetched from a URL or path.
     pub(crate) fn get(&self, url: &str) -> Option<&Bytes> {
         self.fetched.get(url)
     }

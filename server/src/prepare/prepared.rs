@@ -32,13 +32,13 @@ pub(crate) struct PreparedRequest {
     pub(crate) image_memory: Option<ByteReservation>,
     /// The prefix of the text of each prompt's choices, which may be empty.
     pub(crate) echoes: Vec<String>,
-    /// How tokens become text.
+    /// The options for converting tokens to text.
     pub(crate) text: TextOptions,
-    /// How the answer is presented.
+    /// The options for presenting the answer.
     pub(crate) answer_options: AnswerOptions,
 }
 
-/// The options by which tokens become the text of a choice.
+/// The options for converting tokens to the text of a choice.
 #[derive(Clone, Debug)]
 pub(crate) struct TextOptions {
     /// The settings for parsing the text; `None` if all of it is content.
@@ -55,13 +55,13 @@ pub(crate) struct TextOptions {
     pub(crate) continues_text: bool,
     /// The engine's stop tokens.
     pub(crate) stop_tokens: Vec<TokenId>,
-    /// Whether tokens become text at all.
+    /// Whether tokens are converted to text.
     pub(crate) detokenize: bool,
     /// Whether to discard the generated tokens. The request asks for no tokens, but the engine generates at least one.
     pub(crate) discards: bool,
 }
 
-/// The options by which the answer is presented.
+/// The options for presenting the answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct AnswerOptions {
     /// The name of the model in the request.

@@ -1,5 +1,5 @@
 //! Defines the parameters that all prompts of a request share, and turns each prompt into a request to the engine. A
-//! prompt is truncated if requested, and gets a limit for the number of generated tokens.
+//! prompt is truncated if requested, and the number of generated tokens is limited.
 
 use std::sync::Arc;
 
@@ -44,7 +44,7 @@ pub(super) struct TokensMax {
 /// The source of a limit for the number of generated tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum LimitSource {
-    /// The client sets the limit. It is an error if the answer cannot have so many tokens.
+    /// The client sets the limit. The request is rejected if the answer cannot have that many tokens.
     Request,
     /// The limit is the room that must be left after the prompt. The answer can be shorter.
     Room,
@@ -53,7 +53,7 @@ pub(super) enum LimitSource {
 }
 
 /// The reciprocal of the fraction of the context length that truncation leaves for an answer whose length the request
-/// does not limit. A prompt leaves less if the default is less.
+/// does not limit. If the default length is smaller, truncation leaves room only for that length.
 pub(super) const ANSWER_SHARE: u32 = 4;
 
 impl TokensMax {
@@ -71,7 +71,7 @@ impl TokensMax {
     }
 }
 
-/// A request whose images have not been decoded. Attempts to truncate a conversation thus decode none.
+/// A request whose images have not been decoded, so that attempts to truncate a conversation do not decode images.
 pub(super) struct UndecodedRequest {
     request: PreparedRequest,
     images: Vec<ConversationImage>,
@@ -99,7 +99,7 @@ impl UndecodedRequest {
         let Self { mut request, mut images, param } = self;
         let Target { model, canceled, .. } = target;
         let Some(reader) = &model.images else { return Ok(request) };
-        // If there are several prompts, none has images, and texts must not stand for them.
+        // If there are several prompts, they have no images, so their texts must not contain image tokens.
         for prompt in &mut request.prompts {
             let images = std::mem::take(&mut images);
             let assigned = images::assign(images, &prompt.prompt, param, reader, canceled)?;
@@ -157,7 +157,7 @@ impl ResolvedParameters {
         Err(Error::coded("integer_above_max_value", name, problem))
     }
 
-    /// Checks that the choices do not repeat too much about the prompts.
+    /// Checks that the choices do not repeat too many log probabilities or too much text of the prompts.
     ///
     /// # Errors
     /// The answer would contain too many log probabilities of prompt tokens, or too much of their text.
@@ -186,7 +186,7 @@ impl ResolvedParameters {
     /// also reports them for `best_of` and for token IDs.
     ///
     /// # Errors
-    /// The number of tokens that the client requests would have too many log probabilities.
+    /// An answer of the requested length would have too many log probabilities.
     fn limit_logprobs(&self, requests: &mut [Request], tokens_max: Option<TokensMax>) -> Result<(), Error> {
         let Some(top) = self.sampling.logprobs else { return Ok(()) };
         let choices = requests.len() as u64 * u64::from(self.candidates);
@@ -341,7 +341,7 @@ impl ResolvedParameters {
                 let length = target.limits.requests.max_model_len;
                 let answer = match tokens_max {
                     None => 1,
-                    // A default may exceed the context length, and the prompt matters more.
+                    // The default may exceed the context length, and the prompt takes precedence over it.
                     Some(TokensMax { tokens, source: LimitSource::Default, .. }) => {
                         tokens.min(length / ANSWER_SHARE)
                     }

@@ -1,5 +1,5 @@
 //! The tools of a request and the choice of tools that may be called, for the chat and the responses endpoint. Two
-//! forms are accepted: that of OpenAI's chat endpoint with a nested `function`, and the flat form of the responses
+//! forms are accepted: the form of OpenAI's chat endpoint with a nested `function`, and the flat form of the responses
 //! endpoint.
 
 use serde_json::{Map, Value, json};
@@ -31,7 +31,7 @@ pub(crate) struct Tool {
     pub(crate) member: Option<Member>,
 }
 
-/// The type with which the client declared a tool.
+/// The type that the client declared for a tool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ToolKind {
     Function,

@@ -57,7 +57,7 @@ struct PromptAnswer {
     /// The tokens, until all choices have ended.
     stream: Option<TokenStream>,
     choices: Vec<Choice>,
-    /// The number of the first choice in the whole answer.
+    /// The number of this prompt's first choice in the whole answer.
     first: u32,
     /// The log probabilities of the prompt, once they are known.
     scores: Option<Arc<[ScoredToken]>>,
@@ -118,8 +118,8 @@ impl Answer {
         Self { prompts, usage, record, best_of, held: Vec::new(), first: None, end: None }
     }
 
-    /// Waits for the first token. It may have no delta, for example if the client does not want the reasoning. More choices
-    /// must not be generated than returned.
+    /// Waits for the first token, which may have no delta, for example if the reasoning is hidden from the client. Must
+    /// not be called if more choices are generated than returned.
     ///
     /// # Errors
     /// The answer failed before its first token.

@@ -11,7 +11,7 @@ use super::delta::{ChoiceDelta, TokenText, push};
 use super::parsed::ParsedText;
 use crate::prepare::TextOptions;
 
-/// Stands for the log probability of probability 0, as in OpenAI's API, because JSON has no infinity.
+/// The log probability that is reported for probability 0, as in OpenAI's API, because JSON has no infinity.
 const LOGPROB_MIN: f32 = -9999.0;
 
 #[derive(Debug)]
@@ -47,7 +47,7 @@ enum TextFilter {
 }
 
 impl TextFilter {
-    /// Activates the stop strings. They take effect if they are completed from now on.
+    /// Activates the stop strings. Only those that are completed from now on take effect.
     fn activate_stops(&mut self) {
         match self {
             Self::Plain(stops) => stops.activate(),

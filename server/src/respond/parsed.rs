@@ -37,7 +37,7 @@ impl ParsedText {
         }
     }
 
-    /// Activates the stop strings. They take effect if they are completed from now on.
+    /// Activates the stop strings. Only those that are completed from now on take effect.
     pub(super) fn activate_stops(&mut self) {
         self.stops.activate();
     }
@@ -146,7 +146,7 @@ impl ParsedText {
         }
     }
 
-    /// Returns the reason why a choice ended, if it was not cut off.
+    /// Returns the reason why a choice that was not cut off has ended.
     fn stopped(&self) -> ChoiceFinishReason {
         if self.calls > 0 { ChoiceFinishReason::ToolCalls } else { ChoiceFinishReason::Stop }
     }

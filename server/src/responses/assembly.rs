@@ -56,7 +56,7 @@ pub(crate) type Sink<'a> = &'a mut dyn FnMut(&Event<'_>);
 #[derive(Default)]
 struct Choice {
     open: OpenItem,
-    /// Whitespace that may be the beginning of a message or only separate items.
+    /// Whitespace that either begins a message or only separates items.
     blank: String,
     /// The tokens of the whitespace in `blank`.
     tokens: Vec<TokenText>,

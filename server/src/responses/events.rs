@@ -126,12 +126,12 @@ impl ResponseEvents {
         if !self.are_stored() {
             return;
         }
-        // Encode the event, and copy it into its own allocation, before locking the others.
+        // Encode the event, and copy it into its own allocation, before locking the state.
         let encoded: Arc<str> = encode(event).into();
         let mut state = self.state();
         if state.log.as_mut().is_some_and(|log| !log.push(encoded)) {
             let discarded = state.log.take();
-            // Free the events without the lock.
+            // Release the lock before freeing the events.
             drop(state);
             drop(discarded);
         }
@@ -157,7 +157,7 @@ impl ResponseEvents {
         }
     }
 
-    /// Frees the events, so that followers get no more of them.
+    /// Frees the events, so that followers receive no further events.
     pub(super) fn discard(&self) {
         let discarded = self.state().log.take();
         drop(discarded);

@@ -100,7 +100,7 @@ async fn discard(events: Weak<ResponseEvents>) {
     }
 }
 
-/// The registration of a response. Dropping it removes the response, however the work on it has ended.
+/// The registration of a response. Dropping it removes the response, regardless of how the work on it has ended.
 struct Registration {
     background: BackgroundResponses,
     id: String,
@@ -127,7 +127,8 @@ pub(crate) struct BackgroundResponse {
 /// A response that is being generated. Clients that follow its events do not hold it, so that its memory is freed when it
 /// has ended.
 pub(crate) struct LiveResponse {
-    /// The response. It is locked while its events are encoded, and while it is cloned, which takes long if it is large.
+    /// The response. It is locked while its events are encoded, and while it is cloned, which takes a long time if it
+    /// is large.
     assembly: Mutex<Assembly>,
     events: Arc<ResponseEvents>,
     cancel: CancellationToken,
@@ -164,7 +165,8 @@ impl LiveResponse {
         self.events.wake_followers();
     }
 
-    /// Adds deltas. If that takes long, or if another thread uses the response, they are added on a separate thread.
+    /// Adds deltas. If this takes a long time, or if another thread uses the response, the deltas are added on a
+    /// separate thread.
     pub(crate) async fn add(self: &Arc<Self>, deltas: Vec<ChoiceDelta>) {
         let Err(deltas) = self.try_add(deltas) else { return };
         let live = Arc::clone(self);
@@ -177,7 +179,7 @@ impl LiveResponse {
     /// Adds deltas without waiting for other threads.
     ///
     /// # Errors
-    /// Adding the deltas takes long, or another thread uses the response. The deltas are returned.
+    /// Adding the deltas would take a long time, or another thread uses the response. The deltas are returned.
     fn try_add(&self, deltas: Vec<ChoiceDelta>) -> Result<(), Vec<ChoiceDelta>> {
         {
             let mut assembly = match self.assembly.try_lock() {
@@ -292,7 +294,7 @@ mod tests {
         assert_eq!(message.content[0].text(), "aa");
     }
 
-    /// Generates a response with one event and ends it. Returns its events, as a follower has them.
+    /// Generates a response with one event and ends it. Returns its events, as a follower receives them.
     async fn ended(background: &BackgroundResponses, budget: &Arc<ByteBudget>) -> Arc<ResponseEvents> {
         let live = background.live(BackgroundResponse {
             assembly: Assembly::new(new_response(Status::InProgress, 1)),

@@ -54,8 +54,8 @@ fn announced(headers: &HeaderMap) -> Option<usize> {
     headers.get(header::CONTENT_LENGTH)?.to_str().ok()?.parse().ok()
 }
 
-/// Whether the server should reject a body without reading it, because it is too large to be discarded, or too large
-/// and not sent yet.
+/// Whether the server should reject a body without reading it, because the body is too large to be read and discarded,
+/// or because it is too large and the client waits for permission to send it (`Expect`).
 fn is_hopeless(headers: &HeaderMap, announced: Option<usize>, bytes_max: usize) -> bool {
     let waits = headers.contains_key(header::EXPECT);
     announced.is_some_and(|length| length > bytes_max && (waits || length - bytes_max > DROPPED_BYTES_MAX))

@@ -30,7 +30,7 @@ const ENDPOINT: &str = "conversations";
 /// If exceeded: 400, `array_above_max_length`.
 const ADDED_MAX: usize = 20;
 
-/// `POST /conversations`.
+/// Handles `POST /conversations`.
 pub(super) async fn create(State(app): State<App>, request: Request) -> Response {
     answered_with_body(&app, request, |app, tenant, body| {
         let request = ConversationRequest::parse(body)?;
@@ -58,7 +58,7 @@ pub(super) async fn create(State(app): State<App>, request: Request) -> Response
     .await
 }
 
-/// `GET /conversations/{id}`.
+/// Handles `GET /conversations/{id}`.
 pub(super) async fn retrieve(State(app): State<App>, Path(id): Path<String>, request: Request) -> Response {
     answered(&app, ENDPOINT, request.headers(), async |tenant| {
         json(&app, move |app| conversation(app, tenant, &id)?.head::<Conversation>().map_err(damaged)).await
@@ -66,7 +66,7 @@ pub(super) async fn retrieve(State(app): State<App>, Path(id): Path<String>, req
     .await
 }
 
-/// `POST /conversations/{id}` replaces the metadata.
+/// Handles `POST /conversations/{id}`, which replaces the metadata.
 pub(super) async fn update(State(app): State<App>, Path(id): Path<String>, request: Request) -> Response {
     answered_with_body(&app, request, move |app, tenant, body| {
         let metadata = ConversationRequest::parse(body)?.metadata;
@@ -77,7 +77,7 @@ pub(super) async fn update(State(app): State<App>, Path(id): Path<String>, reque
             Ok::<_, Failure>(Conversation { metadata, ..head })
         });
         let updated = updated.map_err(|failure| match failure {
-            // The items have not changed.
+            // The items have not changed, so the new metadata is too large.
             Failure::Store(error @ store::Error::TooLarge { .. }) => Error::invalid("metadata", error),
             failure => failure.into(),
         });
@@ -86,7 +86,7 @@ pub(super) async fn update(State(app): State<App>, Path(id): Path<String>, reque
     .await
 }
 
-/// `DELETE /conversations/{id}`.
+/// Handles `DELETE /conversations/{id}`.
 pub(super) async fn delete(State(app): State<App>, Path(id): Path<String>, request: Request) -> Response {
     answered(&app, ENDPOINT, request.headers(), async |tenant| {
         let parsed = parse_id(&id)?;
@@ -99,7 +99,7 @@ pub(super) async fn delete(State(app): State<App>, Path(id): Path<String>, reque
     .await
 }
 
-/// `GET /conversations/{id}/items`.
+/// Handles `GET /conversations/{id}/items`.
 pub(super) async fn items(State(app): State<App>, Path(id): Path<String>, request: Request) -> Response {
     let uri = request.uri().clone();
     answered(&app, ENDPOINT, request.headers(), async |tenant| {
@@ -113,7 +113,7 @@ pub(super) async fn items(State(app): State<App>, Path(id): Path<String>, reques
     .await
 }
 
-/// `POST /conversations/{id}/items`.
+/// Handles `POST /conversations/{id}/items`.
 pub(super) async fn add(State(app): State<App>, Path(id): Path<String>, request: Request) -> Response {
     answered_with_body(&app, request, move |app, tenant, body| {
         let items = ItemsRequest::parse(body)?.items;
@@ -131,7 +131,7 @@ pub(super) async fn add(State(app): State<App>, Path(id): Path<String>, request:
     .await
 }
 
-/// `GET /conversations/{id}/items/{item}`.
+/// Handles `GET /conversations/{id}/items/{item}`.
 pub(super) async fn item(
     State(app): State<App>,
     Path((id, item)): Path<(String, String)>,
@@ -152,7 +152,7 @@ pub(super) async fn item(
     .await
 }
 
-/// `DELETE /conversations/{id}/items/{item}` returns the conversation.
+/// Handles `DELETE /conversations/{id}/items/{item}`, which returns the conversation.
 pub(super) async fn remove(
     State(app): State<App>,
     Path((id, item)): Path<(String, String)>,

@@ -18,7 +18,7 @@ pub(super) async fn list(State(app): State<App>) -> Result<impl IntoResponse, Er
     Ok(([(STORE_ID, format!("{store_id:016x}"))], Json(ModelList { object: "list", data })))
 }
 
-/// `GET /models/{id}`. The ID may contain slashes.
+/// Handles `GET /models/{id}`. The ID may contain slashes.
 pub(super) async fn retrieve(State(app): State<App>, Path(id): Path<String>) -> Result<Json<Model>, Error> {
     let served = app.served()?;
     if served.model.has_name(&id) { Ok(Json(describe(&id, served))) } else { Err(Error::UnknownModel(id)) }

@@ -11,8 +11,8 @@ use crate::limits::NoSlot;
 use crate::prepare::{self, Media};
 use crate::tenant::Tenant;
 
-/// Size up to which a body is prepared inline. Larger bodies, and those whose preparation may take long nevertheless, are
-/// prepared on separate threads, so that they do not delay the tokens of other requests.
+/// Maximum size of a body that is prepared inline. Larger bodies, and smaller ones whose preparation may take a long
+/// time, are prepared on separate threads, so that they do not delay the tokens of other requests.
 const INLINE_BYTES_MAX: usize = 16 * 1024;
 
 /// Whether a body can be prepared so quickly that it needs no separate thread.
@@ -23,11 +23,11 @@ pub(super) fn is_light(body: &[u8]) -> bool {
         && !prepare::may_pad(body)
 }
 
-/// Prepares a request, and again whenever media that it needs have been fetched. `is_light` is the result of
-/// [`is_light`].
+/// Prepares a request, and prepares it again whenever media that it needs have been fetched. `is_light` is the result
+/// of [`is_light`].
 ///
 /// # Cancel safety
-/// Dropping the future cancels the token that `work` gets, so that work on a separate thread can stop.
+/// Dropping the future cancels the token that is passed to `work`, so that work on a separate thread can stop.
 pub(super) async fn with_media<T: Send + 'static>(
     app: &App,
     tenant: Tenant,

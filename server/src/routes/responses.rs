@@ -38,7 +38,7 @@ pub(super) use stored::{cancel, delete, input_items, list, retrieve};
 /// The name of the endpoint in metrics and logs.
 const ENDPOINT: &str = "responses";
 
-/// `POST /responses`.
+/// Handles `POST /responses`.
 pub(super) async fn create(State(app): State<App>, request: Request) -> Response {
     let arrived = Instant::now();
     let dispatch = Dispatch::of(request.headers());
@@ -136,7 +136,7 @@ impl ReferringRequest {
     }
 }
 
-/// `POST /responses/input_tokens` returns the length of the prompt.
+/// Handles `POST /responses/input_tokens`, which returns the length of the prompt.
 pub(super) async fn input_tokens(State(app): State<App>, request: Request) -> Response {
     let counted = async {
         app.served()?;

@@ -1,6 +1,6 @@
-//! Requests about stored objects. These requests have a separate limit, so that they neither displace requests that
-//! generate text nor are rejected because of them: a client that polls for a response gets it even if the server is
-//! full.
+//! Answers requests for stored objects. These requests have a separate limit, so that they neither displace requests
+//! that generate text nor are rejected because of them: a client that polls for a response gets it even if the server
+//! is full.
 
 use axum::Json;
 use axum::http::HeaderMap;
@@ -34,7 +34,7 @@ pub(super) async fn answered(
 }
 
 /// Answers with the result of `work` as JSON. `work` runs on a thread of the store, because it may block, and because
-/// parsing records and serializing answers may take long.
+/// parsing records and serializing answers may take a long time.
 pub(super) async fn json<T: Serialize>(
     app: &App,
     work: impl FnOnce(&App) -> Result<T, Error> + Send + 'static,

@@ -27,12 +27,12 @@ pub(super) trait Encoder: Send + 'static {
     fn fail(self: Box<Self>, error: Error, events: Events) -> impl Future<Output = Events> + Send;
 }
 
-/// Returns a response that streams the events of `answer`. The response begins with the first token, even if its text is
-/// not known yet or is hidden from the client. `encoder` creates the encoder then.
+/// Returns a response that streams the events of `answer`. The response begins with the first token, even if its text
+/// is not known yet or is hidden from the client. At that time, `encoder` creates the encoder.
 ///
 /// # Errors
-/// The answer failed before its first token, so that the error response has the right status, and the router can retry
-/// the request on another replica.
+/// The answer failed before its first token. In this case, the error response has the right status, and the router can
+/// retry the request on another replica.
 pub(super) async fn stream<E: Encoder>(
     mut answer: Answer,
     encoder: impl FnOnce(&Answer) -> Box<E>,

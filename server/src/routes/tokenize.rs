@@ -42,7 +42,7 @@ async fn answer<T: Serialize + 'static>(
         let ServedModel { model, engine, .. } = app.served()?;
         let request = prepare::checked(endpoint, &body)?;
         let answer = work(&request, Target { model, limits: engine.limits(), media, canceled, seed })?;
-        // Serialize here too, because that takes long if the answer is large.
+        // Serialize the answer here too, because serializing a large answer takes a long time.
         Ok(Json(answer).into_response())
     });
     let response = unread::reserve_until_sent(response.await?, admitted, app.unread_answer_bytes());

@@ -11,11 +11,12 @@ use hyper::body::{Frame, SizeHint};
 
 use crate::limits::{BudgetExhausted, ByteBudget};
 
-/// Size in bytes up to which an answer does not count while it is sent, because it fits into the buffers of the
+/// Maximum size in bytes of an answer that does not count while it is sent, because it fits into the buffers of the
 /// connection.
 const UNCOUNTED_BYTES_MAX: u64 = 64 << 10;
 /// Size in bytes of the pieces in which a large answer is passed to its connection. The connection takes a piece only
-/// when there is room in its buffers. It would take the whole answer at once, and the answer would no longer count.
+/// when there is room in its buffers. Without pieces, it would take the whole answer at once, and the answer would no
+/// longer count.
 const PIECE_BYTES_MAX: usize = 64 << 10;
 
 /// Returns a response that holds `guard` until it has been sent. A small response drops it immediately.

@@ -21,7 +21,7 @@ use super::index::Entry;
 use super::record::StoredRecord;
 use crate::tenant::Tenant;
 
-/// The file that is locked and contains the ID of the store. The name is that of earlier versions.
+/// The file that is locked and contains the ID of the store. Earlier versions used the same name.
 const STORE_ID_FILE: &str = "keeper";
 /// Number of hexadecimal digits of a store ID.
 const STORE_ID_DIGITS: usize = 16;

@@ -67,7 +67,7 @@ pub(crate) struct ItemCounts {
 /// items with the same ID, only one could be listed and retrieved.
 ///
 /// # Errors
-/// [`Error::DuplicateItem`]
+/// Two items would have the same ID ([`Error::DuplicateItem`]).
 pub(crate) fn check_ids<'a>(
     taken: impl IntoIterator<Item = &'a str>,
     items: &'a [Arc<Item>],
@@ -87,7 +87,7 @@ impl Lines {
     /// Encodes a response.
     ///
     /// # Errors
-    /// [`Error::TooDeep`]
+    /// The record would be nested too deeply ([`Error::TooDeep`]).
     pub(super) fn of_response(record: ResponseRecord) -> Result<Self, Error> {
         let ResponseRecord { mut response, input, events } = record;
         let output = std::mem::take(&mut response.output);
@@ -108,7 +108,7 @@ impl Lines {
     /// Encodes a conversation.
     ///
     /// # Errors
-    /// [`Error::TooDeep`]
+    /// The record would be nested too deeply ([`Error::TooDeep`]).
     pub(super) fn of_conversation(record: &ConversationRecord) -> Result<Self, Error> {
         let mut lines = Self::default();
         lines.push(HEAD, &record.conversation)?;
@@ -118,7 +118,7 @@ impl Lines {
     /// Encodes new items of a conversation.
     ///
     /// # Errors
-    /// [`Error::TooDeep`]
+    /// The record would be nested too deeply ([`Error::TooDeep`]).
     pub(super) fn of_items(items: &[Arc<Item>], generated_ids: u32) -> Result<Self, Error> {
         Self::default().extend(items, generated_ids)
     }
@@ -126,7 +126,7 @@ impl Lines {
     /// Encodes a conversation with a new head.
     ///
     /// # Errors
-    /// [`Error::TooDeep`]
+    /// The record would be nested too deeply ([`Error::TooDeep`]).
     pub(super) fn with_head(stored: &StoredRecord, conversation: &Conversation) -> Result<Self, Error> {
         let mut lines = Self::default();
         lines.push(HEAD, conversation)?;
@@ -237,6 +237,8 @@ impl StoredItem<'_> {
         self.json.len() as u64
     }
 
+    /// Parses the item.
+    ///
     /// # Errors
     /// The record is damaged.
     pub(crate) fn parse(&self) -> Result<Item, serde_json::Error> {
@@ -282,11 +284,11 @@ impl StoredRecord {
         self.tagged(INPUT).map(item)
     }
 
-    /// Checks that the record has no item with the ID of one of `items`, which will be added to it, and that the IDs of these
-    /// differ.
+    /// Checks that the record has no item with the ID of one of `items`, which will be added to it, and that these have
+    /// distinct IDs.
     ///
     /// # Errors
-    /// [`Error::DuplicateItem`]
+    /// Two items would have the same ID ([`Error::DuplicateItem`]).
     pub(crate) fn check_new_ids(&self, items: &[Arc<Item>]) -> Result<(), Error> {
         let stored: Vec<String> = self.input().filter_map(|item| Some(item.ok()?.id)).collect();
         check_ids(stored.iter().map(String::as_str), items)

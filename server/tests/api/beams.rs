@@ -1,4 +1,4 @@
-//! Beam search over HTTP, with a model of pseudorandom logits over the letters from a to z.
+//! Tests beam search over HTTP, with a model of pseudorandom logits over the letters from a to z.
 
 use serde_json::{Value, json};
 

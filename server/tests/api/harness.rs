@@ -95,7 +95,7 @@ impl Setup {
         Self { max_model_len, model: Some(model), encoder: Some(encoder), ..Self::new(runner) }
     }
 
-    /// Lets the runner wait for a permit before each step, until the sender of permits is dropped.
+    /// Makes the runner wait for a permit before each step, until the sender of permits is dropped.
     pub(crate) fn gated(self) -> (Self, mpsc::Sender<()>) {
         let (runner, permits) = GatedRunner::of(self.runner);
         (Self { runner: Box::new(runner), ..self }, permits)

@@ -1,4 +1,4 @@
-//! Tests requests with images: which are fetched, which are refused, and who shares the encoded ones.
+//! Tests requests with images: which images are fetched, which are refused, and which tenants share encoded images.
 
 use std::path::Path;
 
@@ -49,7 +49,8 @@ fn image(url: &str) -> Value {
 #[tokio::test]
 async fn a_truncated_conversation_has_as_many_fetched_images_as_fit() {
     let folder = tempfile::tempdir().unwrap();
-    // The memory has room for 27 images, and a conversation that fits has 17. The attempts to truncate it must not add up.
+    // The memory has room for 27 images, and a conversation that fits has 17. The memory of the attempts to truncate it
+    // must not add up.
     let server = reading_files(folder.path()).start();
     let turn = |number| {
         let image = json!({"type": "input_image", "image_url": image_file(folder.path(), number, 0)});

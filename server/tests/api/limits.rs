@@ -246,7 +246,7 @@ async fn bodies_share_a_budget_and_one_that_exceeds_it_is_429() {
     setup.limits.max_body_bytes = 64 * 1024;
     setup.limits.max_buffered_body_bytes = 160 * 1024;
     let server = setup.start();
-    // Only 40 KiB of this body arrive. Its buffer has 64 KiB, and its text counts a second time, because it may become
+    // Only 40 KiB of this body arrives. Its buffer has 64 KiB, and its text counts a second time, because it may become
     // a value.
     let begun = Bytes::from(vec![b' '; 40 * 1024]);
     let (sender, sent) = tokio::sync::oneshot::channel::<()>();

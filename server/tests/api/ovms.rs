@@ -1,4 +1,5 @@
-//! Tests what `--ovms-compat` changes in addition to the format of errors, and what it does not change.
+//! Tests the changes that `--ovms-compat` makes in addition to the format of errors, and the behavior that it does not
+//! change.
 
 use serde_json::{Value, json};
 use server::{ApiRules, Model, built_in_text};

@@ -585,7 +585,7 @@ async fn a_response_that_was_incomplete_when_the_process_ended_has_failed() {
     let (runner, permits) = GatedRunner::new("x");
     let server = Setup { store: store(), ..Setup::new(runner) }.start();
     let begun = server.post(PATH, request(json!({"background": true}))).await.json();
-    // Copy the content of the disk once the response has begun, because the process may die at any time.
+    // To simulate a process that dies while it generates the response, copy the record as soon as it exists.
     let path = folder.path().join(format!("{}.record", id(&begun)));
     eventually(async || path.exists().then_some(())).await;
     let copy = tempfile::tempdir().unwrap();
@@ -603,7 +603,7 @@ async fn a_response_that_was_incomplete_when_the_process_ended_has_failed() {
 
 #[tokio::test]
 async fn a_background_response_that_cannot_be_stored_fails_with_the_reason() {
-    // The response has more bytes, but not its first record.
+    // The response exceeds the limit, but its first record does not.
     let small = StoreConfig { max_stored_bytes: 4096, ..StoreConfig::default() };
     let server = Setup { store: small, ..scripted(&[&"x".repeat(6000)]) }.start();
     let parameters = json!({"background": true, "max_output_tokens": 7000});

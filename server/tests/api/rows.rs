@@ -286,7 +286,7 @@ async fn working_parameters_change_the_answer_and_accepted_ones_do_not() {
             };
             let server = models.get(model);
             let without = REPEATED_FIELDS.iter().all(|repeated| *repeated != name).then_some(name.as_str());
-            // Send the request twice: the second one finds its prompt in the prefix cache.
+            // Send the request twice: the second request hits the prefix cache.
             server.post(path, body(base.clone())).await;
             let before = server.post(path, body(base.clone())).await;
             let mut changed = base.clone();

@@ -9,7 +9,7 @@ use crate::{LoadError, Tokenizer, json_file::JsonFile};
 /// The recommended generation parameters; `None` means that there is no recommendation.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct GenerationDefaults {
-    /// The temperature; 0 means greedy decoding, which is also the value if the file disables sampling.
+    /// The temperature. 0 selects greedy decoding, which also applies if the file disables sampling.
     pub temperature: Option<f32>,
     /// Sample only from the most probable tokens whose probabilities add up to this value.
     pub top_p: Option<f32>,
@@ -21,7 +21,7 @@ pub struct GenerationDefaults {
     pub repetition_penalty: Option<f32>,
     /// The penalty subtracted from the logits of generated tokens, for each occurrence.
     pub frequency_penalty: Option<f32>,
-    /// The penalty subtracted from the logits of generated tokens, however often they occur.
+    /// The penalty subtracted from the logits of generated tokens, regardless of how often they occur.
     pub presence_penalty: Option<f32>,
     /// The largest number of tokens to generate.
     pub tokens_max: Option<u32>,

@@ -1,4 +1,4 @@
-//! Converts tokens to text, one at a time, and decides when bytes are certain to be text.
+//! Converts tokens to text, one at a time, and decides when bytes form complete characters.
 
 use std::{mem, sync::Arc};
 

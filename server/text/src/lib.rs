@@ -1,5 +1,5 @@
-//! Converts text to tokens and back, and provides everything else that connects tokens with text: chat templates,
-//! incremental detokenization, stop strings and default generation parameters.
+//! Converts text to tokens and back. Also provides chat templates, incremental detokenization, stop strings and default
+//! generation parameters.
 //!
 //! The crate depends neither on the network nor on the engine. Loading reads files; everything after that is
 //! synchronous and pure, and can be shared between threads.

@@ -11,14 +11,14 @@ pub enum StopFilterOutput {
     Stopped {
         /// The text before the stop string, and the stop string itself if the filter includes it.
         text: String,
-        /// The index of the stop string in the list with which the filter was created.
+        /// The index of the stop string in the list that was passed to `StopFilter::new`.
         stop: usize,
     },
 }
 
-/// Finds the stop string that ends first (the longest of those that end at the same position), however the text is
-/// split. The filter holds back at most the longest suffix of the text that may begin a stop string. Stop strings that
-/// end while the filter is inactive are ordinary text.
+/// Finds the stop string that ends first (the longest of those that end at the same position), regardless of how the
+/// text is split. The filter holds back at most the longest suffix of the text that may begin a stop string. Stop
+/// strings that end while the filter is inactive are ordinary text.
 #[derive(Clone, Debug)]
 pub struct StopFilter {
     stops: Vec<Stop>,
@@ -36,7 +36,7 @@ struct Stop {
     bytes: Vec<u8>,
     /// `fallback[n]`: the length of the longest proper border of the first `n + 1` bytes.
     fallback: Vec<usize>,
-    /// The length of the longest prefix of the stop string with which the text ends.
+    /// The length of the longest prefix of the stop string that is a suffix of the text.
     matched: usize,
 }
 

@@ -156,15 +156,15 @@ fn array(
     Ok(join(["\"[\"".to_owned(), body, "\"]\"".to_owned()]))
 }
 
-/// Returns a key as the parser of calls reads it: in the quotes of JSON if it contains a character that ends a key or
-/// begins something else.
+/// Returns a key as the parser of calls reads it: in JSON quotes if it contains a character that ends a key or begins
+/// something else.
 fn key(name: &str) -> Cow<'_, str> {
     const RESERVED: [char; 9] = [',', ':', '{', '}', '[', ']', '<', '"', '\n'];
     let is_plain = !name.is_empty() && name.trim() == name && !name.contains(RESERVED);
     if is_plain { Cow::Borrowed(name) } else { Cow::Owned(Value::from(name).to_string()) }
 }
 
-/// A value as it appears where no other value is allowed.
+/// Returns the notation of a value that is the only allowed one.
 fn literal_value(value: &Value) -> String {
     match value {
         Value::String(text) => format!("{QUOTE}{text}{QUOTE}"),

@@ -1,4 +1,4 @@
-//! Each kind of form, with texts that match and texts that do not.
+//! Tests each kind of form with texts that match and texts that do not.
 
 use serde_json::{Value, json};
 use server_guidance::{Form, Tag, TriggeredTags, limits};

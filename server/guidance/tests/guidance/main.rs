@@ -1,4 +1,4 @@
-//! Forms as their users see them: which texts match, and that random output matches.
+//! Tests forms through the public API: which texts match them, and that random output matches.
 
 #[cfg(test)]
 mod calls;

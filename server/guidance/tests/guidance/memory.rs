@@ -1,5 +1,5 @@
-//! Forms that need much memory: each lexer and each parser of a sequence has a limit, all of them and the compiled grammars
-//! together have one, and a sequence that exceeds a limit does not affect others.
+//! Tests forms that need much memory. Each lexer and each parser of a sequence has a limit, and so do all of them
+//! together with the compiled grammars. A sequence that exceeds a limit does not affect others.
 
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};

@@ -1,4 +1,5 @@
-//! Forms that llguidance compiles with deep recursion do not exhaust the stack: they are compiled, or rejected by a limit.
+//! Tests that forms that llguidance compiles with deep recursion do not exhaust the stack: they are compiled, or
+//! rejected by a limit.
 
 use std::fmt::Write as _;
 

@@ -1,4 +1,4 @@
-//! Free text before a form.
+//! Tests free text before a form.
 
 use serde_json::json;
 use server_guidance::{Form, Guide};

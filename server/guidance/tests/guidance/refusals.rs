@@ -1,4 +1,5 @@
-//! Forms that cannot be followed are rejected with the path of the invalid part, within limits on time and memory.
+//! Tests that forms that cannot be followed are rejected with the path of the invalid part, within limits on time and
+//! memory.
 
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};

@@ -1,4 +1,4 @@
-//! JSON schemas: an independent validator accepts all sampled values, and valid values match.
+//! Tests JSON schemas: an independent validator accepts all sampled values, and valid values match.
 
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};

@@ -10,7 +10,7 @@ use server_engine::{
 use server_guidance::{Compiler, Form, Guide, Vocabulary};
 use server_scheduler::StopCriteria;
 
-/// The special tokens, with ids from 256.
+/// The special tokens, with IDs from 256.
 pub(crate) const SPECIAL: [&str; 14] = [
     "<end>",
     "<think>",
@@ -28,7 +28,7 @@ pub(crate) const SPECIAL: [&str; 14] = [
     "<|constrain|>",
 ];
 
-/// Tokens of several bytes, with the ids after those.
+/// Tokens of several bytes, with the IDs after those of the special tokens.
 const LONGER: [&str; 40] = [
     "{\"", "\":", "\": ", "\", \"", ", ", "\"}", "\"]", "}}", "]}", "true", "false", "null", "True", "None",
     "  ", "\n\n", "12", "34", "0.", "e5", "-1", "the", " and", "name", "arg", "uments", "value", "type",
@@ -112,8 +112,8 @@ impl SampledText {
     }
 }
 
-/// Samples a text with random logits. Tokens that close something get greater logits, because strings would otherwise be
-/// long.
+/// Samples a text with random logits. Tokens that close a string or a bracket get higher logits, because strings would
+/// otherwise become long.
 pub(crate) fn draw(guide: &Guide, seed: u64, tokens_max: usize) -> SampledText {
     let vocabulary = COMPILER.vocabulary();
     let mut rng = StdRng::seed_from_u64(seed);

@@ -1,4 +1,4 @@
-//! Structural tags in the format of requests.
+//! Tests structural tags in the format of requests.
 
 use serde_json::{Value, json};
 use server_guidance::structural_tag;

@@ -1,4 +1,4 @@
-//! Grammars whose cost could be large are tried before they are compiled.
+//! Tests that grammars whose cost could be large are tried before they are compiled.
 
 use std::sync::{Arc, Mutex};
 
@@ -115,7 +115,7 @@ fn a_trial_has_the_result_of_the_compilation() {
     let valid = object(600);
     let (result, trials) = compile(&json_form(valid, "schema"), None);
     assert_eq!((result, trials), (Ok(()), 1));
-    // Special tokens are known by their number.
+    // The grammar identifies special tokens by their IDs.
     let special = format!("start: <[257]> %json {}\n", object(600));
     assert_eq!(compile(&grammar(&special), None), (Ok(()), 1));
 

@@ -24,12 +24,12 @@ pub(super) struct Clip {
     pub(super) num_tokens: u32,
 }
 
-/// The rule by which a picture is resized before it is cropped.
+/// The rule for resizing a picture before it is cropped.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum ClipResize {
-    /// The shorter edge gets this length, and the proportions stay.
+    /// The shorter edge is resized to this length, and the proportions are preserved.
     ShortestEdge(u32),
-    /// The picture gets this size.
+    /// The picture is resized to this size.
     Exact(Size),
 }
 

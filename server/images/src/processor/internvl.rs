@@ -1,4 +1,5 @@
-//! InternVL: tiles of the image in the closest proportions, and a thumbnail if there are several.
+//! InternVL: a grid of tiles whose proportions are closest to those of the image, and a thumbnail if there are several
+//! tiles.
 
 use super::tile_grid::TileGrid;
 use crate::{
@@ -27,9 +28,9 @@ pub(super) struct InternVl {
 /// Whether a view of the whole image follows the tiles.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Thumbnail {
-    /// It follows two or more tiles.
+    /// The thumbnail follows two or more tiles.
     BehindTiles,
-    /// There is none.
+    /// There is no thumbnail.
     Omitted,
 }
 

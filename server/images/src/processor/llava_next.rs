@@ -55,8 +55,8 @@ impl LlavaNext {
         Ok(Self { clip, resolutions })
     }
 
-    /// The resolution that keeps the most pixels of the image or, if several keep equally many, the one with the fewest
-    /// unused pixels.
+    /// The resolution that preserves the most pixels of the image. If several preserve equally many, the one with the
+    /// fewest unused pixels.
     fn resolution(&self, size: Size) -> Size {
         let (width, height) = (f64::from(size.width), f64::from(size.height));
         let rank = |resolution: &Size| {

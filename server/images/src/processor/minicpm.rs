@@ -50,7 +50,7 @@ struct SliceGrid {
 struct PicturePlan {
     /// The size of the overview.
     overview: Size,
-    /// The slices, unless the overview is enough.
+    /// The slices, unless the overview suffices.
     slices: Option<SlicePlan>,
 }
 
@@ -103,8 +103,8 @@ impl MiniCpm {
         })
     }
 
-    /// The grid of slices whose proportions are closest to those of the image, for about as many slices as the image has
-    /// multiples of the pixels of one; `None` if one picture is enough.
+    /// The grid of slices whose proportions are closest to those of the image. The number of slices is about the number
+    /// of pixels of the image divided by that of a slice. `None` if one picture suffices.
     fn grid(&self, size: Size, detail: Detail) -> Option<SliceGrid> {
         let slice = u64::from(self.scale) * u64::from(self.scale);
         let multiple = divide(size.pixels(), slice).ceil().min(f64::from(self.slices_max)) as u32;

@@ -26,7 +26,7 @@ pub(super) struct Phi4 {
     normalization: Normalization,
 }
 
-/// The place of an image on its tiles.
+/// The position of an image on its tiles.
 #[derive(Clone, Copy, Debug)]
 struct TilePlan {
     grid: TileGrid,

@@ -17,7 +17,7 @@ use crate::{
 const ASPECT_RATIO_MAX: u32 = 200;
 /// The base of the angles of the rotary embedding.
 const ROTARY_BASE: f32 = 10_000.0;
-/// The number of position embeddings between which that of a patch is interpolated.
+/// The number of position embeddings from which the embedding of a patch is interpolated.
 const CORNERS: usize = 4;
 
 const IMAGE_TOKEN: &str = "<|image_pad|>";

@@ -1,4 +1,4 @@
-//! The choice of a grid of tiles by the proportions of the image, for InternVL and Phi-4-multimodal.
+//! Chooses a grid of tiles by the proportions of the image, for InternVL and Phi-4-multimodal.
 
 use crate::{preprocess::divide, raster::Size};
 
@@ -19,8 +19,8 @@ impl TileGrid {
         Size::new(self.columns * edge, self.rows * edge)
     }
 
-    /// The grid with a number of tiles in a range whose proportions are closest to those of the image. Among grids with
-    /// equal proportions, a larger one is chosen if the image has more than half as many pixels as the grid.
+    /// The grid whose number of tiles is in `tiles` and whose proportions are closest to those of the image. Among
+    /// grids with equal proportions, a larger one is chosen if the image has more than half as many pixels as the grid.
     pub(super) fn closest(size: Size, edge: u32, tiles: std::ops::RangeInclusive<u32>) -> Self {
         let grids = |columns: u32| (1..=*tiles.end() / columns).map(move |rows| Self { columns, rows });
         let mut grids: Vec<Self> = (1..=*tiles.end()).flat_map(grids).collect();

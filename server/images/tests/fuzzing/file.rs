@@ -1,4 +1,4 @@
-//! The checks of arbitrary bytes as the file of an image, which the fuzz target `image` and the test share.
+//! Checks arbitrary bytes as the file of an image. The fuzz target `image` and the test share these checks.
 
 use std::fs;
 use std::path::PathBuf;
@@ -24,11 +24,12 @@ static PROCESSORS: LazyLock<Vec<ImageProcessor>> = LazyLock::new(|| {
     ModelFamily::ALL.map(processor).into_iter().collect()
 });
 
-/// Checks that the bytes are an error, or an image of the size in the header that every processor rejects or accepts both
-/// before and after it is decoded, and whose inputs take the memory that its layout states.
+/// Checks that the bytes are rejected, or decode to an image of the size in the header. Every processor must either
+/// reject or accept this image both before and after it is decoded, and its inputs must take the memory that its layout
+/// states.
 ///
 /// # Panics
-/// Panics if they are neither.
+/// Panics if a check fails.
 pub(crate) fn check(bytes: &[u8]) {
     let header = ImageHeader::read(bytes);
     let image = match decode(bytes, &LIMITS) {

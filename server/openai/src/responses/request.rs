@@ -34,7 +34,7 @@ pub struct Request {
     pub parallel_tool_calls: Option<bool>,
     /// The format of the text.
     pub text: Option<TextParameter>,
-    /// How much the model should reason.
+    /// The settings of the reasoning.
     pub reasoning: Option<ReasoningParameter>,
     /// The behavior if the conversation is too long: `auto` or `disabled`.
     pub truncation: Option<String>,
@@ -54,7 +54,7 @@ pub struct Request {
     pub user: Option<String>,
     /// The newer name of `user`.
     pub safety_identifier: Option<String>,
-    /// The key that requests with common prompts share.
+    /// The key that requests with a common beginning of the prompt share.
     pub prompt_cache_key: Option<String>,
     /// The requested service tier.
     pub service_tier: Option<String>,
@@ -95,7 +95,7 @@ pub struct TextParameter {
     pub verbosity: Option<String>,
 }
 
-/// How much the model reasons, in requests and responses.
+/// The settings of the reasoning, in requests and responses.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(default)]
 pub struct ReasoningParameter {

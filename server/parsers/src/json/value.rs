@@ -111,7 +111,7 @@ impl JsonValue {
         }
     }
 
-    /// The text that was read but not emitted yet.
+    /// The text that has been read but not emitted yet.
     pub(crate) fn held(&self) -> String {
         if let State::Text { string, .. } = &self.state { string.held() } else { String::new() }
     }

@@ -33,7 +33,7 @@ enum State {
     Head,
     /// The parser has read the text before the separator, and whitespace.
     AfterHead,
-    /// The parser is in the separator. The number is that of the open bytes before it.
+    /// The parser is in the separator. The number counts the open bytes before the separator.
     Separator(Literal, usize),
     /// The parser has read the separator.
     Body,

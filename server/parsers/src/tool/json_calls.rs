@@ -37,7 +37,7 @@ enum State {
     First {
         open: usize,
     },
-    /// The parser is in an object. The number is that of the open bytes before its brace.
+    /// The parser is in an object. The number counts the open bytes before the brace.
     Object(Box<CallObject>, usize),
     /// The parser is in an object of an array that is valid JSON but not a call.
     Skipped(JsonValue),
@@ -81,33 +81,34 @@ static GRANITE: Rule = Rule {
     between: SPACE,
 };
 
-/// The objects in one of the forms of a format. They follow a marker, or look like calls.
+/// The notation of JSON calls in formats that also have other forms. The caller has already found a marker, or text
+/// that looks like a call.
 static PLAIN: Rule = Rule { markers: &[], alone: true, array: true, close: None, between: Some(';') };
 
 static ONE: Rule = Rule { markers: &[], alone: true, array: true, close: None, between: None };
 
 impl JsonCalls {
-    /// `functools[{…}, …]` or `<|tool_call|>[{…}, …]<|/tool_call|>`.
+    /// Creates a parser of `functools[{…}, …]` or `<|tool_call|>[{…}, …]<|/tool_call|>`.
     pub(crate) fn phi4() -> Self {
         Self::new(&PHI4)
     }
 
-    /// `<|tool_call|>[{…}, …]` or `<tool_call>{…}</tool_call>`.
+    /// Creates a parser of `<|tool_call|>[{…}, …]` or `<tool_call>{…}</tool_call>`.
     pub(crate) fn granite() -> Self {
         Self::new(&GRANITE)
     }
 
-    /// `{…}; {…}` or `[{…}, …]`, without a marker.
+    /// Creates a parser of `{…}; {…}` or `[{…}, …]`, without a marker.
     pub(crate) fn plain(object_rule: ObjectRule) -> Self {
         Self { object_rule, ..Self::new(&PLAIN) }
     }
 
-    /// `[{…}, …]` or `{…}`, without a marker.
+    /// Creates a parser of `[{…}, …]` or `{…}`, without a marker.
     pub(crate) fn array_or_object(object_rule: ObjectRule) -> Self {
         Self { object_rule, ..Self::new(&ONE) }
     }
 
-    /// `<tool_call>{…}</tool_call>`.
+    /// Creates a parser of `<tool_call>{…}</tool_call>`.
     pub(crate) fn hermes3() -> Self {
         Self::new(&HERMES3)
     }

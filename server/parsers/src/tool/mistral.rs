@@ -5,8 +5,8 @@ use crate::literal::{Literal, LiteralStep, is_space};
 use crate::tool::json_arguments::is_of_name;
 use crate::tool::{CallMarker, Calls, JsonArguments, JsonCalls, ObjectRule, Step};
 
-/// The markers of a parser that also accepts a bare array. Such an array is the old format after the marker, a special
-/// token, was removed from the text.
+/// The markers of a parser that also accepts a bare array. A bare array occurs if the marker of the old format, which
+/// is a special token, was removed from the text.
 static MISTRAL: [CallMarker; 2] = [CallMarker::anywhere(MARKER), CallMarker::bare("[{\"")];
 static DEVSTRAL: [CallMarker; 1] = [CallMarker::anywhere(MARKER)];
 

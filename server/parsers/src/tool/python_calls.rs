@@ -27,7 +27,7 @@ pub(crate) struct PythonCalls {
     has_begun: bool,
     /// Whether the call is the argument of `print`.
     is_printed: bool,
-    /// The JSON before the current value that was not emitted yet.
+    /// The JSON before the current value that has not been emitted yet.
     lead: String,
     json: String,
     /// Whether at least one call is complete.
@@ -355,8 +355,8 @@ impl PythonCalls {
     }
 }
 
-/// Whether a call can begin with this letter. Names of tools may begin with a digit or `-`, but a list without a marker that
-/// begins so is more likely to be text, such as `[0-9()]`.
+/// Whether a call can begin with this letter. Names of tools may begin with a digit or `-`, but a list without a marker
+/// that begins with these characters is more likely to be text, such as `[0-9()]`.
 fn begins_name(letter: char, ending: CallsEnd) -> bool {
     is_of_name(letter) && (ending != CallsEnd::Bracket || letter.is_alphabetic() || letter == '_')
 }

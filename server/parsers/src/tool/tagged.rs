@@ -113,12 +113,12 @@ impl Name {
 }
 
 impl TaggedCalls {
-    /// `<tool_call><function=f><parameter=a>…</parameter></function></tool_call>`.
+    /// Creates a parser of `<tool_call><function=f><parameter=a>…</parameter></function></tool_call>`.
     pub(crate) fn qwen3coder(tools: &Arc<Tools>) -> Self {
         Self::new(&QWEN3CODER, tools)
     }
 
-    /// `<function name="f"><param name="a">…</param></function>`.
+    /// Creates a parser of `<function name="f"><param name="a">…</param></function>`.
     pub(crate) fn minicpm5(tools: &Arc<Tools>) -> Self {
         Self::new(&MINICPM5, tools)
     }

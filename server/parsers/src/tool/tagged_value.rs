@@ -16,7 +16,7 @@ const NULL_BYTES_MAX: usize = 32;
 /// The tags that end the values of a format.
 #[derive(Debug)]
 pub(crate) struct ValueRule {
-    /// The tags that may end a value, each with the tags of which one must follow unless the text ends.
+    /// The tags that may end a value, each with a list of tags. One tag of the list must follow unless the text ends.
     pub(crate) ends: &'static [(&'static str, &'static [&'static str])],
     pub(crate) has_cdata: bool,
 }
@@ -45,11 +45,11 @@ pub(crate) struct TaggedValue {
     is_first: bool,
     /// Whether the last character was a newline, which is part of the value only if more text follows.
     has_newline: bool,
-    /// The text that was not emitted yet.
+    /// The text that has not been emitted yet.
     held: String,
 }
 
-/// The time at which a value is emitted.
+/// Determines when a value is emitted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Form {
     /// The value is emitted as it arrives.

@@ -1,4 +1,4 @@
-//! `<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>f` and a block of JSON
+//! Tests the format `<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>f` and a block of JSON.
 
 use server_parsers::{ReasoningFormat, ToolFormat};
 

@@ -1,4 +1,4 @@
-//! Harmony
+//! Tests the Harmony format.
 
 use server_parsers::{Delta, ReasoningFormat, ToolFormat};
 

@@ -1,4 +1,5 @@
-//! `<|tool_call|>[{"name": …, "arguments": …}]`, or the format of Hermes; with three formats of reasoning.
+//! Tests the format `<|tool_call|>[{"name": …, "arguments": …}]` and the format of Hermes, with three formats of
+//! reasoning.
 
 use server_parsers::{ReasoningFormat, ToolFormat};
 

@@ -1,4 +1,4 @@
-//! `<tool_call>{"name": …, "arguments": …}</tool_call>`
+//! Tests the format `<tool_call>{"name": …, "arguments": …}</tool_call>`.
 
 use server_parsers::{Delta, ReasoningFormat, ToolFormat};
 

@@ -1,4 +1,4 @@
-//! `<|tool_call_start|>[f(a="x"), g()]<|tool_call_end|>`
+//! Tests the format `<|tool_call_start|>[f(a="x"), g()]<|tool_call_end|>`.
 
 use server_parsers::{ReasoningFormat, ToolFormat};
 

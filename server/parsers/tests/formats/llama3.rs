@@ -1,4 +1,4 @@
-//! `{"name": …, "parameters": …}`, `[f(a=1), g()]`, with markers and without
+//! Tests the formats `{"name": …, "parameters": …}` and `[f(a=1), g()]`, with markers and without them.
 
 use server_parsers::{Delta, ToolFormat};
 

@@ -1,4 +1,4 @@
-//! Transcripts of each format, with the expected result at every split.
+//! Tests transcripts of each format, with the expected result at every split.
 
 mod check;
 mod deepseek;

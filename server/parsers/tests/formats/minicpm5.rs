@@ -1,4 +1,4 @@
-//! `<function name="f"><param name="a">…</param></function>`
+//! Tests the format `<function name="f"><param name="a">…</param></function>`.
 
 use server_parsers::{ReasoningFormat, ToolFormat};
 

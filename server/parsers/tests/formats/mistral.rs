@@ -1,4 +1,4 @@
-//! `[TOOL_CALLS][{"name": …, "arguments": …}]`, `[TOOL_CALLS]name[ARGS]{…}`
+//! Tests the formats `[TOOL_CALLS][{"name": …, "arguments": …}]` and `[TOOL_CALLS]name[ARGS]{…}`.
 
 use server_parsers::{ReasoningFormat, ToolFormat};
 

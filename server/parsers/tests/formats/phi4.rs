@@ -1,4 +1,4 @@
-//! `functools[{"name": …, "arguments": …}, …]`
+//! Tests the format `functools[{"name": …, "arguments": …}, …]`.
 
 use server_parsers::ToolFormat;
 

@@ -1,4 +1,4 @@
-//! `<tool_call><function=f><parameter=a>…</parameter></function></tool_call>`
+//! Tests the format `<tool_call><function=f><parameter=a>…</parameter></function></tool_call>`.
 
 use server_parsers::{Delta, ReasoningFormat, ToolFormat};
 

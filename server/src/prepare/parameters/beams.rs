@@ -9,7 +9,7 @@ use server_text::Tokenizer;
 use crate::error::Error;
 use crate::prepare::prepared::TextOptions;
 
-/// Returns the parameters of a beam search for `choices` choices with `width` beams, if the request asks for beam
+/// Returns the parameters of a beam search for `choices` choices with `width` beams, if the request enables beam
 /// search.
 pub(super) fn beams(
     generation: &Generation,
@@ -50,7 +50,7 @@ pub(super) fn beams(
 struct StopStrings {
     tokenizer: Arc<Tokenizer>,
     stops: Vec<String>,
-    /// Number of last tokens that are enough to contain the longest stop string.
+    /// Number of last tokens that suffice to contain the longest stop string.
     tokens: usize,
     skip_special: bool,
 }

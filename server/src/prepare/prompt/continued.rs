@@ -6,7 +6,7 @@ use server_openai::{Content, Message};
 use crate::error::Error;
 use crate::prepare::conversation::Conversation;
 
-/// The end of the text of the last message in the second rendering. No template changes characters for private use.
+/// The end of the text of the last message in the second rendering. No template changes private-use characters.
 const END_OF_TEXT: &str = "\u{10fffd}\u{f8ff}\u{10fffd}";
 
 /// Renders the prompt up to the end of the text of the last message. Whitespace at the ends of the text is removed if the

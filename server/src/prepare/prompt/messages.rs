@@ -1,5 +1,5 @@
-//! Converts messages for a template: the parts of the content are joined, and calls get the form that the template
-//! renders. If the template renders no calls, they become text.
+//! Converts messages for a template: the parts of the content are joined, and calls are converted to the form that the
+//! template renders. If the template renders no calls, they become text.
 
 use serde_json::{Map, Value, json};
 use server_openai::{Content, ContentPart, Message};
@@ -13,7 +13,7 @@ use crate::model::Model;
 use crate::prepare::conversation::Conversation;
 use crate::prepare::images::is_image;
 
-/// The roles of messages. `developer` is OpenAI's newer name of `system`; templates know only the latter.
+/// The roles of messages. `developer` is OpenAI's newer name for `system`; templates know only `system`.
 const ROLES: [&str; 6] = ["system", "developer", "user", "assistant", "tool", "function"];
 
 /// Returns the messages of a conversation for the template.
@@ -69,7 +69,7 @@ struct Call {
     arguments: Value,
 }
 
-/// Reads a message. `images` is the number of images before it, to which its own are added.
+/// Reads a message. `images` is the number of images before the message, to which the message's own images are added.
 fn read(
     message: &Message,
     at: &str,
@@ -133,8 +133,8 @@ fn check_reserved(message: &Message, at: &str, reader: &ImageReader) -> Result<(
     }
 }
 
-/// Joins the parts of a message with line feeds. Images become the tags with which the model knows them. `images` is the
-/// number of images before them, to which they are added.
+/// Joins the parts of a message with line feeds. Images are replaced with the tags that the model expects. `images` is
+/// the number of images before the message, to which the message's own images are added.
 fn join(
     parts: &[ContentPart],
     at: &str,

@@ -1,6 +1,6 @@
-//! Describes tools, calls and results as text, for templates that do not render them. Tools are described in the words
-//! of the templates of Hermes and Qwen, which other models follow best. DeepSeek's models get a description of their
-//! own. Calls and results are in the model's own format.
+//! Describes tools, calls and results as text, for templates that do not render them. Tools are described with the
+//! wording of the templates of Hermes and Qwen, which other models follow best. DeepSeek's models receive a different
+//! description. Calls and results are in the model's own format.
 
 use std::io;
 

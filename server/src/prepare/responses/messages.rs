@@ -111,7 +111,7 @@ impl Turns {
         self.function(call_id, called_name(namespace.as_deref(), name), arguments);
     }
 
-    /// Adds a call of a custom tool in the form in which the model wrote it: as a function call.
+    /// Adds a call of a custom tool as the model wrote it: as a function call.
     fn custom_call(&mut self, call: &CustomCall) {
         let CustomCall { call_id, namespace, name, input, .. } = call;
         self.function(call_id, called_name(namespace.as_deref(), name), &json!({INPUT: input}).to_string());
@@ -191,8 +191,8 @@ fn joined(parts: &[Part]) -> String {
     parts.iter().map(Part::text).collect::<Vec<_>>().join("\n")
 }
 
-/// Returns the indices at which a conversation may be cut: messages of the user. The system message at the beginning is
-/// always kept.
+/// Returns the indices at which a conversation may be cut: those of the user's messages. The system message at the
+/// beginning is always kept.
 pub(crate) fn cuts(messages: &[Message]) -> Vec<usize> {
     let first = usize::from(messages.first().is_some_and(|message| message.role == "system"));
     (first..messages.len()).filter(|&at| at > first && messages[at].role == "user").collect()

@@ -89,7 +89,7 @@ pub(crate) fn item_references(given: &[InputItem], at: &str) -> Result<Vec<ItemR
 /// Returns the ID of the conversation that a request names.
 ///
 /// # Errors
-/// The parameter has another form.
+/// The parameter is neither an ID nor an object with an ID.
 pub(super) fn conversation_name(request: &Request) -> Result<Option<String>, Error> {
     match &request.conversation {
         None => Ok(None),

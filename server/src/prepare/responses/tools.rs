@@ -141,8 +141,7 @@ impl RequestTools {
         Ok(())
     }
 
-    /// Parses a tool that is not a namespace. Returns the tool in the form in which the response repeats it, or `None`
-    /// if it is ignored.
+    /// Parses a tool that is not a namespace. Returns the tool as the response repeats it, or `None` if it is ignored.
     fn tool(
         &mut self,
         given: Map<String, Value>,
@@ -179,7 +178,7 @@ impl RequestTools {
         Ok(Some(shown))
     }
 
-    /// Returns a custom tool as a function with one parameter, and in the form in which the response repeats it.
+    /// Returns a custom tool as a function with one parameter, and as the response repeats it.
     fn custom(&mut self, mut given: Map<String, Value>, param: &str) -> Result<(Tool, Value), Error> {
         let name = read_name(&mut given, param)?;
         let mut description = optional_text(&mut given, "description", param)?;
@@ -216,7 +215,7 @@ impl RequestTools {
     }
 }
 
-/// Returns a function in the form in which the response repeats it.
+/// Returns a function as the response repeats it.
 fn shown(tool: &Tool) -> Value {
     json!({
         "type": "function",

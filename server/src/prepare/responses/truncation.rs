@@ -11,10 +11,10 @@ use crate::prepare::fitting::{first_fitting, guess_cut};
 use crate::prepare::prepared::Target;
 use crate::prepare::resolved::{ANSWER_SHARE, LimitSource, TokensMax, UndecodedRequest};
 
-/// Prepares the conversation, or the longest end of it that fits if it may be truncated.
+/// Prepares the conversation, or the longest suffix of it that fits if it may be truncated.
 ///
 /// # Errors
-/// The request is invalid, or no end of the conversation fits.
+/// The request is invalid, or no suffix of the conversation fits.
 pub(super) fn prepare_fitting(
     request: &Request,
     generation: &Generation,
@@ -48,8 +48,8 @@ pub(super) fn prepare_fitting(
     let cut = fitting.as_ref().map_or(cuts.last(), |(at, _)| cuts.get(*at)).copied();
     match (tokens_max, cut) {
         (Some(_), _) | (_, None) => fitting.map(|(_, prepared)| prepared).ok_or(too_long),
-        // The answer may fill the context length. The last turn alone may leave less room than the fraction that is
-        // otherwise left.
+        // The answer may fill the context length. The last turn alone may leave less room than the fraction that
+        // truncation otherwise leaves.
         (None, Some(cut)) => {
             // Release the memory of the images before they are read again.
             drop(fitting);
@@ -62,7 +62,7 @@ pub(super) fn prepare_fitting(
 fn is_too_long(error: &Error) -> bool {
     match error {
         Error::ContextLength { .. } => true,
-        // There are too many messages or images, or the images have too many pixels or bytes.
+        // The request has too many messages or images, or the images have too many pixels or bytes.
         Error::Invalid { code, param, .. } => {
             *code == "array_above_max_length" && (param == "input" || param.starts_with("input["))
         }

@@ -82,8 +82,8 @@ impl ResponseEncoder {
     /// Completes the response, adds it to its conversation, and stores it if requested.
     ///
     /// # Cancel safety
-    /// A client can disconnect at any time. The last two steps are one piece of work, so that the conversation never gets a
-    /// turn whose response is not stored.
+    /// A client can disconnect at any time. The last two steps are one unit of work, so that the conversation never
+    /// gets a turn whose response is not stored.
     async fn completed(mut self: Box<Self>, usage: Usage) -> Box<Self> {
         self.assembly.complete(response_usage(usage), unix_time());
         let response = self.assembly.response();
@@ -149,7 +149,7 @@ impl Encoder for ResponseEncoder {
         let conclude = move || {
             let sink = &mut |event: &Event<'_>| events.push_raw(&encode(event));
             self.assembly.fail(&error, sink);
-            // Only complete responses are stored.
+            // A streamed response is stored only if it is complete.
             self.assembly.set_stored(false);
             self.assembly.conclude(sink);
             events.done();
@@ -199,8 +199,8 @@ async fn work(app: App, live: Arc<LiveResponse>, mut answer: Answer) {
             AnswerEvent::Failed(error) => break ResponseEnd::Failed(error),
         }
     };
-    // The conversation and the record of the response must agree even if this task is aborted, so they change in one piece
-    // of work.
+    // The conversation and the record of the response must agree even if this task is aborted, so one unit of work
+    // changes both.
     app.store().run(move |store| conclude(store, &live, end)).await;
 }
 
@@ -231,9 +231,9 @@ fn conclude(store: &Store, live: &LiveResponse, end: ResponseEnd) {
     }
 }
 
-/// Returns the record that replaces the record of a background response that cannot be stored. Without it, the first
-/// record of the response would remain, which says that the response is not complete. The new record contains little more
-/// than the first one, so it can be stored even if the response is too large.
+/// Returns the record that is stored in place of a background response that cannot be stored. Without it, the first
+/// record of the response would remain, which says that the response is not complete. The new record contains little
+/// more than the first one, so it can be stored even if the response is too large.
 fn not_stored(record: ResponseRecord) -> ResponseRecord {
     let ResponseRecord { response, input, events: _ } = record;
     let error = ResponseError {

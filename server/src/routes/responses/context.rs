@@ -1,5 +1,6 @@
 //! Looks up the objects that a request refers to: the responses that it follows, its conversation, and single items.
-//! The total size of the stored items that a request includes is limited. If an object does not exist, the error names it.
+//! The total size of the stored items that a request includes is limited. If an object does not exist, the error
+//! contains its ID.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;

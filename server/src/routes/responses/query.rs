@@ -69,11 +69,11 @@ impl Page {
 /// If exceeded: the page is shorter, with `has_more`.
 const PAGE_BYTES_MAX: u64 = 1 << 20;
 
-/// Selects the items of a page. All items of the list are added to it in the order of the page.
+/// Selects the items of a page. All items of the list must be added to the selection in the order of the page.
 ///
-/// No new item gets the ID of another one, but earlier versions stored such items. A page begins after the first item with
-/// a given ID. If an item that repeats an ID ended a page, the next page would begin before the end of this one, and a client
-/// would request pages forever. Such items are on no page.
+/// The IDs of new items are unique, but earlier versions stored items with duplicate IDs. A page begins after the first
+/// item with a given ID. If an item that repeats an ID ended a page, the next page would begin before the end of this
+/// one, and a client would request pages forever. Such items are on no page.
 pub(crate) struct Selection<'a> {
     page: &'a Page,
     /// The hashes of the IDs of all items so far. The IDs themselves would take too much memory for a long chain of

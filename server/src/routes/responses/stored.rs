@@ -1,4 +1,4 @@
-//! Serves requests about responses that are stored or generated in the background.
+//! Serves requests for responses that are stored or generated in the background.
 
 use std::sync::Arc;
 
@@ -24,7 +24,7 @@ use crate::tenant::Tenant;
 /// The name of the endpoint in metrics and logs.
 const ENDPOINT: &str = "responses_stored";
 
-/// `GET /responses/{id}`.
+/// Handles `GET /responses/{id}`.
 pub(crate) async fn retrieve(State(app): State<App>, Path(id): Path<String>, request: Request) -> Response {
     let uri = request.uri().clone();
     answered(&app, ENDPOINT, request.headers(), async |tenant| {
@@ -41,7 +41,7 @@ pub(crate) async fn retrieve(State(app): State<App>, Path(id): Path<String>, req
     .await
 }
 
-/// `DELETE /responses/{id}`.
+/// Handles `DELETE /responses/{id}`.
 pub(crate) async fn delete(State(app): State<App>, Path(id): Path<String>, request: Request) -> Response {
     answered(&app, ENDPOINT, request.headers(), async |tenant| {
         let was_live = end(app.background().find(&id, tenant)).await;
@@ -59,7 +59,7 @@ pub(crate) async fn delete(State(app): State<App>, Path(id): Path<String>, reque
     .await
 }
 
-/// `POST /responses/{id}/cancel`.
+/// Handles `POST /responses/{id}/cancel`.
 pub(crate) async fn cancel(State(app): State<App>, Path(id): Path<String>, request: Request) -> Response {
     answered(&app, ENDPOINT, request.headers(), async |tenant| {
         let live = app.background().find(&id, tenant);
@@ -83,7 +83,7 @@ pub(crate) async fn cancel(State(app): State<App>, Path(id): Path<String>, reque
     .await
 }
 
-/// `GET /responses/{id}/input_items`.
+/// Handles `GET /responses/{id}/input_items`.
 pub(crate) async fn input_items(
     State(app): State<App>,
     Path(id): Path<String>,
@@ -163,8 +163,8 @@ fn read(app: &App, tenant: Tenant, name: &str) -> Result<WireResponse, Error> {
     Ok(response)
 }
 
-/// Marks a response as failed whose last record says that it is still being generated: either the process ended, or no
-/// later record could be stored.
+/// Marks a lost response as failed. Its last record says that it is still being generated, because the process ended,
+/// or because no later record could be stored.
 fn mark_lost(response: &mut WireResponse) {
     response.status = Status::Failed;
     let message = "the server stopped before the response was complete, or failed to store it".to_owned();

@@ -118,7 +118,7 @@ impl ChatTemplate {
         self.names.iter().filter_map(source).collect()
     }
 
-    /// Renders the conversation as text, to be tokenized with special tokens parsed and none added.
+    /// Renders the conversation as text. Tokenize this text with special tokens parsed, and without adding any.
     ///
     /// # Errors
     /// The template rejects the conversation or cannot process it; both count as errors of the client.

@@ -8,7 +8,7 @@ use super::{ChatTemplate, RenderInput, limits};
 /// The features for tools and calls that a template supports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TemplateFeatures {
-    /// The place where the template reads tools.
+    /// The location from which the template reads tools.
     pub tools_location: ToolsLocation,
     /// The format of calls and their results; `None` if the template renders neither.
     pub call_style: Option<CallStyle>,
@@ -29,7 +29,7 @@ impl TemplateFeatures {
     };
 }
 
-/// The place where a template reads tools.
+/// The location from which a template reads tools.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ToolsLocation {
     /// The variable `tools` of the template.

@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use minijinja::{Value, value::ValueKind};
 use serde_json::Value as Json;
 
-/// `str(value)`, but with an empty string for undefined values, as in Jinja.
+/// Returns `str(value)`, but with an empty string for undefined values, as in Jinja.
 pub(super) fn str(value: &Value) -> String {
     match value.as_str() {
         Some(text) => text.to_owned(),
@@ -18,7 +18,7 @@ pub(super) fn str(value: &Value) -> String {
     }
 }
 
-/// `repr(value)`.
+/// Appends `repr(value)` to `text`.
 fn repr(value: &Value, text: &mut String) {
     match value.kind() {
         ValueKind::None => text.push_str("None"),
@@ -52,7 +52,7 @@ fn repr(value: &Value, text: &mut String) {
     }
 }
 
-/// `repr` of a string: single quotes, unless only double quotes avoid escaping.
+/// Appends the `repr` of a string: single quotes, unless only double quotes avoid escaping.
 fn string(value: &str, text: &mut String) {
     let quote = if value.contains('\'') && !value.contains('"') { '"' } else { '\'' };
     text.push(quote);
@@ -75,7 +75,7 @@ fn string(value: &str, text: &mut String) {
     text.push(quote);
 }
 
-/// `repr` of a float: the shortest digits, with an exponent below 1e-4, and for values of at least 1e16.
+/// Returns the `repr` of a float: the shortest digits, with an exponent below 1e-4, and for values of at least 1e16.
 fn float(value: f64) -> String {
     if value.is_nan() {
         return "nan".to_owned();

@@ -49,12 +49,12 @@ impl Tokenizer {
     ///
     /// With `add_special`, the result includes the tokens that the model expects at the beginning and the end of a
     /// text. Use it for plain prompts, but not for rendered chat templates, which write these tokens themselves. With
-    /// `parse_special`, text that spells a special token becomes that token; otherwise they are text. The running time
-    /// is linear in the length of the text (times the logarithm of the longest word).
+    /// `parse_special`, text that spells a special token becomes that token; otherwise, it remains text. The running
+    /// time is linear in the length of the text (times the logarithm of the longest word).
     ///
     /// # Errors
-    /// The text is longer than [`TEXT_BYTES_MAX`], the vocabulary has no token for a part of it (which happens with
-    /// hardly any model), or the steps of the `tokenizer.json` contradict each other.
+    /// The text is longer than [`TEXT_BYTES_MAX`], the vocabulary has no token for a part of it (which is rare), or the
+    /// steps of the `tokenizer.json` contradict each other.
     pub fn encode(
         &self,
         text: &str,
@@ -70,7 +70,7 @@ impl Tokenizer {
             Encoder::Spm(spm) => spm.encode(text, parse_special),
         };
         // The library panics for unusual steps in a `tokenizer.json`, such as a replacement of the empty text. A panic
-        // leaves no inconsistent state: later calls read only caches of whole words that it may have changed.
+        // leaves no inconsistent state: it may have changed only caches, from which later calls read whole words.
         let encoded = panic::catch_unwind(AssertUnwindSafe(encode));
         let mut tokens =
             encoded.map_err(|_| EncodeError("the model's tokenizer fails on it".to_owned()))??;
@@ -124,7 +124,7 @@ impl Tokenizer {
         self.vocabulary.is_special(token)
     }
 
-    /// The highest token id plus one. The model may return more logits than that for a position.
+    /// The highest token ID plus one. The model may return more logits than that for a position.
     pub fn vocabulary_size(&self) -> u32 {
         self.vocabulary.len() as u32
     }

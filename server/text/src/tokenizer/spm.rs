@@ -201,7 +201,7 @@ impl Verbatim {
     }
 }
 
-/// Marks that there is no neighbor.
+/// Marks a missing neighbor.
 const NONE: usize = usize::MAX;
 
 /// A part of the text. An empty symbol was merged into its left neighbor.

@@ -7,7 +7,7 @@ use crate::python::ClosingContext;
 use crate::tool::json_arguments::is_of_name;
 
 /// The text after a quote, up to the character that shows whether the quote ends the string. The text contains no
-/// quotes, so no character is looked ahead at twice.
+/// quotes, so the lookahead reads no character twice.
 #[derive(Debug)]
 pub(super) struct Lookahead {
     pub(super) quote: char,

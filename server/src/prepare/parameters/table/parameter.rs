@@ -7,14 +7,14 @@ use crate::prepare::parameters::kind::Kind;
 pub(crate) struct Parameter {
     pub(crate) name: &'static str,
     pub(crate) kind: Kind,
-    /// The default as text for people, or an empty string if there is none.
+    /// The default as it appears in the documentation, or an empty string if there is none.
     pub(crate) default: &'static str,
     pub(crate) required: bool,
     /// The other servers that have the parameter.
     pub(crate) peers: Peers,
     /// The level of support in this server.
     pub(crate) support: Support,
-    /// A note for people, mainly about differences from the other servers.
+    /// A note for the documentation, mainly about differences from the other servers.
     pub(crate) note: &'static str,
 }
 

@@ -1,4 +1,4 @@
-//! Conversations with images, for a model of the LLaVA family.
+//! Tests conversations with images, for a model of the LLaVA family.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, mpsc};
@@ -239,7 +239,7 @@ fn an_image_waits_while_others_are_decoded() {
             assert!(has_returned.load(Ordering::SeqCst), "the image did not wait");
         });
         starts.recv().unwrap();
-        // Without a wait, the thread would have finished after the time that this takes.
+        // If the thread did not wait, it would finish during this loop.
         for _ in 0..3 {
             assigned(prompt_with(&IMAGES[..1]), &idle).unwrap();
         }
