@@ -38,7 +38,7 @@ impl ExtraArgs<'_> {
         json!([
             {
                 "rule": "self.extraArgs.all(argument, argument.startsWith('--'))",
-                "message": format!("each item of {field}.extraArgs must begin with -- and have its value after =, such as --log=debug"),
+                "message": format!("each item of {field}.extraArgs must begin with -- and have its value after =, such as --max-body-bytes=8MiB"),
             },
             {
                 "rule": format!("!self.extraArgs.exists(argument, {is_reserved})"),
@@ -52,7 +52,7 @@ impl ExtraArgs<'_> {
                 "rule": format!(
                     "has(self.image) || self.extraArgs.all(argument, !argument.startsWith('--') || {is_reserved} || {is_known})"
                 ),
-                "message": format!("{field}.extraArgs contains a flag that the {program} does not have"),
+                "message": format!("{field}.extraArgs contains a flag that the {program} does not support"),
                 "messageExpression": format!(
                     "'{field}.extraArgs: the {program} of this version has no flag ' + {first_unknown}"
                 ),

@@ -12,8 +12,8 @@ pub(super) const CONVERSATION_ITEMS_MAX: usize = 8192;
 pub(super) const CONVERSATION_BYTES_MAX: u64 = 16 << 20;
 /// Nesting depth of the JSON of a stored object. No reader accepts deeper JSON.
 ///
-/// If exceeded: the response says `"store": false`, or fails if it is in the background; other requests get 400,
-/// `invalid_value`.
+/// If exceeded: the response says `"store": false`, or fails if it is in the background; other requests are rejected
+/// with 400, `invalid_value`.
 pub(super) const DEPTH_MAX: usize = 127;
 
 /// The reason why a record could not be stored or read.
