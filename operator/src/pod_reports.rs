@@ -29,7 +29,7 @@ mod client;
 pub(crate) use client::watch_replicas;
 pub use client::{CacheUsage, FetchProgress, NetworkClient, PodClient, ReportedReplica, RouterReport};
 
-/// The timeout for the response of a pod to the operator.
+/// Timeout for the response of a pod to the operator.
 ///
 /// If exceeded: the operator tries again later; a router counts as unreachable until it responds.
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(2);

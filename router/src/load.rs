@@ -27,9 +27,9 @@ use crate::replicas::ReplicasUpdate;
 ///
 /// If exceeded: the router tries again.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
-/// Time for which a replica may send no load report on an open stream. Replicas report every second.
+/// Maximum time between two load reports on an open stream. Replicas report every second.
 ///
-/// If exceeded: the router opens the stream again.
+/// If exceeded: the router reopens the stream.
 const SILENCE_MAX: Duration = Duration::from_secs(15);
 /// The first pause before a stream is reopened. It doubles with each failure.
 const BACKOFF_MIN: Duration = Duration::from_millis(50);
@@ -43,7 +43,7 @@ const MODELS_INTERVAL: Duration = Duration::from_secs(2);
 const MODELS_BYTES_MAX: usize = 256 * 1024;
 /// Size of a load report.
 ///
-/// If exceeded: the router opens the stream again.
+/// If exceeded: the router reopens the stream.
 const REPORT_BYTES_MAX: usize = 256 * 1024;
 /// The interval at which lost dispatches are removed from the ledgers.
 const EXPIRE_INTERVAL: Duration = Duration::from_secs(5);

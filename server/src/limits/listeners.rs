@@ -56,8 +56,8 @@ impl HttpLimits {
         /// If exceeded: further connections wait, and idle connections are closed after one second to make room for
         /// them.
         const CONNECTIONS_MAX: usize = 256;
-        /// Time within which a client of the port given by `--admin-port` must send a request, and again read the
-        /// answer.
+        /// Time within which a client of the port given by `--admin-port` must send a request, and the same time again
+        /// for reading the response.
         ///
         /// If exceeded: the connection is closed.
         const TIMEOUT: Duration = Duration::from_secs(5);
