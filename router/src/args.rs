@@ -15,11 +15,11 @@ use process::units::{ByteSize, duration, fraction};
 use crate::discovery::{DnsName, FixedReplica, ServiceName};
 use crate::policy::Policy;
 
-/// Routes requests to the replicas of one or more models by their load.
+/// Route requests to the replicas of one or more models, based on the load of each replica.
 ///
-/// Clients use the address of the router instead of that of a replica. The API is the same. Every flag can also be set
-/// by the environment variable listed next to it, or in the file given by --config, where the key is the name of the
-/// flag without dashes. The command line overrides the file, and the file overrides the environment.
+/// Clients use the address of the router instead of that of a replica; the API is the same. Every flag can also be set
+/// by the environment variable that is listed with it, or in the file given by --config, where the key is the name of
+/// the flag without its leading dashes. The command line overrides the file, and the file overrides the environment.
 #[derive(Clone, Debug, Parser)]
 #[command(name = "ovfleet-router", version, max_term_width = 110, args_override_self = true, after_long_help = EXAMPLES)]
 #[command(mut_args(env_with_prefix("OVFLEET_ROUTER_")))]

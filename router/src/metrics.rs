@@ -271,10 +271,8 @@ impl Metrics {
 impl ReplicaGauges {
     fn new(metrics: &mut MetricsBuilder) -> Self {
         Self {
-            in_flight: metrics.zero(
-                "replica_in_flight",
-                "Requests in flight that this router has sent to the replica",
-            ),
+            in_flight: metrics
+                .zero("replica_in_flight", "Requests in flight that this router has sent to the replica"),
             unreported: metrics
                 .zero("replica_unreported", "Requests in flight that the last load report does not include"),
             sequences_running: metrics
@@ -283,10 +281,8 @@ impl ReplicaGauges {
                 .zero("replica_sequences_waiting", "Waiting sequences, as reported by the replica"),
             blocks_active: metrics
                 .zero("replica_blocks_active", "KV cache blocks that running sequences use"),
-            blocks_evictable: metrics.zero(
-                "replica_blocks_evictable",
-                "KV cache blocks that only the prefix cache uses",
-            ),
+            blocks_evictable: metrics
+                .zero("replica_blocks_evictable", "KV cache blocks that only the prefix cache uses"),
             blocks_free: metrics.zero("replica_blocks_free", "KV cache blocks that are empty"),
             sleeping: metrics.zero(
                 "replica_sleeping",

@@ -32,10 +32,10 @@ use crate::drain::DrainArgs;
 use crate::fetch::FetchArgs;
 use crate::media::MediaPolicy;
 
-/// Serve a language model on OpenVINO with OpenAI's API.
+/// Serve a language model with OpenVINO through the OpenAI API.
 ///
-/// The model is a GGUF file or the directory of an OpenVINO IR. Any OpenAI client can use it at http://HOST:PORT/v3 (or
-/// /v1). Every option can also be set with the environment variable that is listed with it.
+/// The model is a GGUF file or an OpenVINO IR directory. Any OpenAI client can use it at http://HOST:PORT/v3 (or /v1).
+/// Every flag can also be set by the environment variable that is listed with it.
 #[derive(Clone, Debug, Parser)]
 #[command(name = "ovfleet-server", version, max_term_width = 110, after_long_help = EXAMPLES)]
 #[command(mut_args(env_with_prefix("OVFLEET_")))]
