@@ -106,7 +106,8 @@ pub struct RunArgs {
     #[arg(long, value_name = "NAME", help_heading = "Leader")]
     pub identity: Option<String>,
 
-    /// Interval at which the status is updated with the KV cache usage that routers report. 0s disables the updates.
+    /// Interval at which the operator updates the status with the KV cache usage that routers report. 0s disables the
+    /// updates.
     #[arg(
         long,
         value_name = "TIME",

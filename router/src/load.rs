@@ -25,7 +25,7 @@ use crate::replicas::ReplicasUpdate;
 
 /// Time within which a replica must open a stream of load reports.
 ///
-/// If exceeded: the router tries again.
+/// If exceeded: the router retries.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 /// Maximum time between two load reports on an open stream. Replicas report every second.
 ///
@@ -39,7 +39,7 @@ const BACKOFF_MAX: Duration = Duration::from_secs(2);
 const MODELS_INTERVAL: Duration = Duration::from_secs(2);
 /// Size of the list of models that a replica returns.
 ///
-/// If exceeded: the router ignores the list and requests it again later.
+/// If exceeded: the router ignores the list, and requests it again later.
 const MODELS_BYTES_MAX: usize = 256 * 1024;
 /// Size of a load report.
 ///
