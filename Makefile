@@ -1,4 +1,4 @@
-# The commands of this repository. CI runs only these. `make` without a target lists them.
+# The commands of this repository, which are the only ones that CI runs. `make` without a target lists them.
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
@@ -7,7 +7,7 @@ MAKEFLAGS += --no-print-directory
 CARGO ?= cargo
 # Arguments for the program that a target runs, such as make run ARGS="--set engine.kvCache.size=1Gi".
 ARGS ?=
-# The folder of the programs that `make build` builds and `make run` starts.
+# The directory of the programs that `make build` builds and `make run` starts.
 BIN ?= target/release
 export MODEL PORT REPLICAS
 
@@ -22,11 +22,11 @@ help: ## List the targets.
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/\1\t\2/' | expand -t 16
 
 .PHONY: fetch
-fetch: ## Download the OpenVINO runtime and the sample model into .deps/ and verify their SHA-256. A second run does nothing.
+fetch: ## Download the OpenVINO runtime and the sample model into .deps/ and verify their SHA-256. Later runs do nothing.
 	@scripts/fetch
 
 .PHONY: tools
-tools: ## Build the pinned Kubernetes programs for the tests into .deps/tools/. Needs Go, and takes minutes the first time.
+tools: ## Build the pinned Kubernetes programs for the tests into .deps/tools/. Requires Go. The first run takes minutes.
 	@scripts/tools node
 
 .PHONY: build
@@ -54,11 +54,11 @@ sanitize: fetch ## Test the native kernels with AddressSanitizer and UBSan, on e
 	@scripts/sanitize $(ARGS)
 
 .PHONY: fuzz
-fuzz: fetch ## Fuzz the parsers of untrusted input for SECONDS_EACH (default: 60) seconds each. TARGETS selects targets. Needs nightly Rust.
+fuzz: fetch ## Fuzz the parsers of untrusted input for SECONDS_EACH (default: 60) seconds each. TARGETS selects targets. Requires nightly Rust.
 	@scripts/need cargo g++
 	@scripts/fuzz
 
-# This is a separate target because it takes a fixed time. It reuses the build of `make test`.
+# This is a separate target because it runs for a fixed time. It reuses the build of `make test`.
 .PHONY: schema
 schema: fetch ## Check responses to generated requests against /openapi.json with schemathesis, for SECONDS_EACH (default: 120) seconds with the seed SEED (default: 1).
 	@scripts/need cargo g++
@@ -66,15 +66,15 @@ schema: fetch ## Check responses to generated requests against /openapi.json wit
 	@$(CARGO) test --workspace --locked --no-run --quiet
 	@$(CARGO) test --workspace --locked --features tests/schema --test e2e_schema -- $(ARGS)
 
-# This is a separate target because it needs a browser. It reuses the build of `make test`.
+# This is a separate target because it requires a browser. It reuses the build of `make test`.
 .PHONY: console
 console: fetch ## Test the router's console in headless Chromium. Screenshots are written to target/.
 	@scripts/need cargo g++ chromium
 	@$(CARGO) test --workspace --locked --no-run --quiet
 	@$(CARGO) test --workspace --locked --features tests/browser --test e2e_console -- $(ARGS)
 
-# The images contain the release programs, or with PROFILE=dev those of `make test`, which saves CI a second compilation.
-# The features are those of `make test`, so that no dependency is compiled again.
+# The images contain the release programs or, with PROFILE=dev, the programs of `make test`, so that CI does not compile
+# twice. The features are those of `make test`, so that no dependency is recompiled.
 PROFILE ?= release
 BUILT_release := target/release
 BUILT_dev := target/debug
@@ -84,16 +84,16 @@ programs-dev: fetch
 	@$(CARGO) test --workspace --locked --no-run --quiet
 
 .PHONY: e2e
-e2e: programs-$(PROFILE) ## Test the chart and its pods on a real Kubernetes node. Needs root. ARGS selects tests by name.
+e2e: programs-$(PROFILE) ## Test the chart and its pods on a real Kubernetes node. Requires root. ARGS selects tests by name.
 	@scripts/need cargo g++
 	@scripts/clients
 	@tests/cluster/images.sh $(BUILT_$(PROFILE)) server router operator
 	@$(CARGO) test --workspace --locked --features tests/node --test 'node_*' --no-run
 	@tests/cluster/run.sh $(CARGO) test --workspace --offline --locked --features tests/node --test FILE -- $(ARGS)
 
-# This is a separate target because the memory limits need root. It reuses the build of `make test`.
+# This is a separate target because setting memory limits requires root. It reuses the build of `make test`.
 .PHONY: hostile
-hostile: fetch ## Attack a router and a server, each limited to 2 GiB, while other clients use them. Needs root. ARGS selects attacks by name.
+hostile: fetch ## Attack a router and a server, each limited to 2 GiB, while other clients use them. Requires root. ARGS selects attacks by name.
 	@scripts/need cargo g++
 	@$(CARGO) test --workspace --locked --no-run --quiet
 	@$(CARGO) test --workspace --locked --features tests/hostile --test hostile -- $(ARGS)
@@ -114,7 +114,8 @@ fmt: ## Format the Rust and C++ code in place.
 	@$(CARGO) fmt --all
 	@scripts/clang --fix
 
-# With the examples, the dependencies have the same features as for clippy. Otherwise half of them would be checked again.
+# The examples give the dependencies the same features as for clippy. Without them, half of the dependencies would be
+# checked again.
 .PHONY: doc
 doc: fetch ## Build the API documentation of the crates; broken links are errors.
 	@RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --lib --examples --features $(EXTRA_TESTS) --no-deps \
@@ -128,7 +129,7 @@ docs: docs-site fetch ## Build the documentation site, check its links, and run 
 	@$(CARGO) test --workspace --locked --no-run --quiet
 	@$(CARGO) test --workspace --locked --features tests/pages --test pages -- $(ARGS)
 
-# A debug build of mdBook takes a third of the time and still builds the site in seconds.
+# Building mdBook without optimization takes a third of the time, and the result still builds the site in seconds.
 .PHONY: docs-site
 docs-site: ## Build the documentation site in target/docs/html and check its links. Installs mdBook into .deps/ the first time, which takes a minute.
 	@scripts/need cargo python3
@@ -216,7 +217,7 @@ bench-spill: fetch build ## Compare restoring prompts from the disk cache with c
 	@.deps/venv-peer/bin/python tests/bench/bench_spill.py $(ARGS)
 
 .PHONY: bench-sampling
-bench-sampling: ## Measure the time of the engine's thread between two runs of the model. ARGS are passed to the program.
+bench-sampling: ## Measure the time that the engine's thread spends between two runs of the model. ARGS are passed to the program.
 	@scripts/need cargo
 	@$(CARGO) run --release --locked --quiet --package server-engine --example bench-sampling -- $(ARGS)
 
@@ -233,7 +234,7 @@ bench-router: ## Compare the router with vllm-router and sglang-router. ARGS=--u
 	@target/release/examples/bench-router $(ARGS)
 
 .PHONY: bench-operator
-bench-operator: ## Measure the cost of 300 resources for the operator, on a real API server. ARGS=--update updates the table in docs/performance/results.md.
+bench-operator: ## Measure the cost of managing 300 resources for the operator, on a real API server. ARGS=--update updates the table in docs/performance/results.md.
 	@scripts/need cargo
 	@scripts/tools control-plane
 	@$(CARGO) build --release --locked --quiet --package operator --bin ovfleet-operator --example bench-operator

@@ -59,15 +59,15 @@ pub struct RunArgs {
     #[arg(long = "namespace", short = 'n', value_name = "NAME", value_delimiter = ',')]
     pub namespaces: Vec<String>,
 
-    /// Image of the server for resources without engine.image.
+    /// Image of the server for resources that do not set engine.image.
     #[arg(long, value_name = "IMAGE", default_value = "ovfleet/server:dev", help_heading = "Images")]
     pub server_image: String,
 
-    /// Image of the router for resources without router.image.
+    /// Image of the router for resources that do not set router.image.
     #[arg(long, value_name = "IMAGE", default_value = "ovfleet/router:dev", help_heading = "Images")]
     pub router_image: String,
 
-    /// Pull policy of images: Always, IfNotPresent or Never. Default: the default of Kubernetes.
+    /// Image pull policy: Always, IfNotPresent or Never. Default: the default of Kubernetes.
     #[arg(
         long,
         value_name = "POLICY",
@@ -76,11 +76,11 @@ pub struct RunArgs {
     )]
     pub image_pull_policy: Option<String>,
 
-    /// Address for probes and metrics.
+    /// Address on which probes and metrics are served.
     #[arg(long, default_value = "127.0.0.1", help_heading = "Network")]
     pub host: IpAddr,
 
-    /// Port for probes and metrics. 0 selects any free port.
+    /// Port on which probes and metrics are served. 0 selects any free port.
     #[arg(long, default_value_t = 8080, help_heading = "Network")]
     pub port: u16,
 
@@ -106,7 +106,8 @@ pub struct RunArgs {
     #[arg(long, value_name = "NAME", help_heading = "Leader")]
     pub identity: Option<String>,
 
-    /// Interval at which the status is updated with the KV cache usage that routers report. 0s disables the updates.
+    /// Interval at which the operator updates the status with the KV cache usage that routers report. 0s disables the
+    /// updates.
     #[arg(
         long,
         value_name = "TIME",
@@ -116,10 +117,10 @@ pub struct RunArgs {
     )]
     pub load_interval: Duration,
 
-    /// Maximum number of resources whose pods are replaced at the same time after an upgrade of the operator, because
-    /// the new version has different default images or renders pods differently.
+    /// Maximum number of resources whose pods are replaced at the same time after an upgrade of the operator. Pods are
+    /// replaced if the new version has different default images or renders pods differently.
     ///
-    /// If exceeded: the other resources wait until the pods are ready; a resource whose pods no longer become ready blocks
+    /// If exceeded: the other resources wait until the pods are ready; a resource whose pods do not become ready blocks
     /// the others.
     #[arg(
         long,
@@ -146,7 +147,8 @@ pub struct RunArgs {
     )]
     pub max_concurrent_reconciles: u16,
 
-    /// URL to which spans of reconciles are sent with OTLP over gRPC, such as http://HOST:4317. Default: no spans.
+    /// OTLP endpoint (gRPC) to which spans of reconciles are sent, such as http://HOST:4317. Default: no spans are
+    /// sent.
     #[arg(long, value_name = "URL", help_heading = "Logs")]
     pub otlp_endpoint: Option<String>,
 }
@@ -159,17 +161,17 @@ pub struct LocalArgs {
     #[arg(long, short = 'f', value_name = "PATH")]
     pub file: PathBuf,
 
-    /// Path of the model on this machine. It overrides the source of the model, and is required if that source
-    /// is pvc or oci.
+    /// Path of the model on this machine. Overrides the source of the model, and is required if that source is pvc or
+    /// oci.
     #[arg(long, value_name = "PATH")]
     pub model: Option<PathBuf>,
 
-    /// Number of replicas. It overrides the resource. The replicas share the processors equally.
+    /// Number of replicas. Overrides the resource. The processors are divided equally among the replicas.
     #[arg(long, value_name = "COUNT", value_parser = value_parser!(i32).range(1..=256))]
     pub replicas: Option<i32>,
 
-    /// A field of the spec and its value in YAML. It overrides the file. Repeatable, such as
-    /// --set engine.kvCache.size=2Gi --set engine.extraArgs=[--max-itl=50ms].
+    /// A field of the spec and its value in YAML, such as engine.kvCache.size=2Gi or engine.extraArgs=[--max-itl=50ms].
+    /// Overrides the file. Repeatable.
     #[arg(long = "set", value_name = "FIELD=VALUE")]
     pub settings: Vec<String>,
 
@@ -181,23 +183,23 @@ pub struct LocalArgs {
     #[arg(long, default_value_t = 8000)]
     pub port: u16,
 
-    /// Directory for fetched and compiled models. Default: ovfleet in the user's cache directory.
+    /// Directory for fetched and compiled models. Default: the directory ovfleet in the user's cache directory.
     #[arg(long, value_name = "PATH")]
     pub cache: Option<PathBuf>,
 
-    /// Directory with the credentials for downloads, with one file for each key of the Secret.
+    /// Directory with the credentials for downloads: one file for each key of the Secret.
     #[arg(long, value_name = "PATH")]
     pub credentials: Option<PathBuf>,
 
-    /// File with API keys. It replaces the Secret.
+    /// File with API keys, which is used instead of the Secret.
     #[arg(long, value_name = "PATH")]
     pub api_keys: Option<PathBuf>,
 
-    /// Path of the server's executable. Default: the executable in the directory of this program, or in PATH.
+    /// Path of the server's executable. Default: the executable in the directory of this program or in PATH.
     #[arg(long, value_name = "PATH")]
     pub server: Option<PathBuf>,
 
-    /// Path of the router's executable. Default: the executable in the directory of this program, or in PATH.
+    /// Path of the router's executable. Default: the executable in the directory of this program or in PATH.
     #[arg(long, value_name = "PATH")]
     pub router: Option<PathBuf>,
 }

@@ -62,17 +62,17 @@ impl Default for Metrics {
         let duration =
             Histogram::new([0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0]);
         Self(Arc::new(Inner {
-            reconciles: metrics.zero("reconciles", "Reconciles, by outcome"),
+            reconciles: metrics.zero("reconciles", "Number of reconciles, by outcome"),
             reconcile_duration: metrics.seconds("reconcile_duration", "Duration of a reconcile", duration),
             api_calls: metrics
                 .zero("api_calls", "Requests to the API server, excluding watches, by verb and kind"),
             watch_failures: metrics
                 .zero("watch_failures", "Failed attempts to list or watch objects, by kind"),
             events: metrics.zero("events", "Published Kubernetes events"),
-            deployments: metrics.zero("deployments", "LLMDeployments, by phase"),
+            deployments: metrics.zero("deployments", "Number of LLMDeployments, by phase"),
             releases: metrics.zero(
                 "releases",
-                "LLMDeployments, by the state of their upgrade to the release of the operator",
+                "Number of LLMDeployments, by the state of their upgrade to the operator's release",
             ),
             leader: metrics.zero("leader", "1 while this process is the leader"),
             registry: metrics.0,

@@ -29,13 +29,13 @@ mod client;
 pub(crate) use client::watch_replicas;
 pub use client::{CacheUsage, FetchProgress, NetworkClient, PodClient, ReportedReplica, RouterReport};
 
-/// The timeout for the response of a pod to the operator.
+/// Timeout for the response of a pod to the operator.
 ///
-/// If exceeded: the operator tries again later; a router counts as unreachable until it responds.
+/// If exceeded: the operator retries later; a router counts as unreachable until it responds.
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(2);
 /// Maximum time without a report from a router, which reports once a second.
 ///
-/// If exceeded: the router counts as unreachable, and the operator connects again.
+/// If exceeded: the router counts as unreachable, and the operator reconnects.
 const SILENCE_TIMEOUT: Duration = Duration::from_secs(5);
 /// The shortest pause before the next attempt to reach a pod.
 const BACKOFF_MIN: Duration = Duration::from_millis(250);

@@ -14,7 +14,7 @@ use serde_json::Value;
 fn the_flags_are_described() {
     let mut text = String::from(
         "# Flags of the operator\n\nFor platform engineers: every flag of `ovfleet-operator` and its subcommands, with its environment variable and its default.\n\
-         Generated from `ovfleet-operator --help`. Each can also be given by its environment \
+         Generated from `ovfleet-operator --help`. Each flag can also be set by its environment \
          variable.\n",
     );
     let command = Args::command();
@@ -41,7 +41,7 @@ fn the_resource_is_described() {
     let mut text = String::from(
         "# LLMDeployment\n\nFor authors of LLMDeployments: every field of the resource, its status, and the rules that it must satisfy.\n\n\
          `ovfleet.dev/v1alpha1`, short name `llmd`. Generated from the definition in \
-         [crds](../../crds/llmdeployments.yaml), which `kubectl explain llmd.spec` shows too.\n",
+         [crds](../../crds/llmdeployments.yaml), which `kubectl explain llmd.spec` also shows.\n",
     );
     for (heading, part) in [("Spec", "spec"), ("Status", "status")] {
         let _ = write!(text, "\n## {heading}\n\n| field | type | default | |\n|---|---|---|---|\n");

@@ -29,7 +29,7 @@ pub const SCHEME: &str = "ovfleet-replica-token";
 const TOKENS_MAX: usize = 8;
 /// Minimum number of characters of a token. A shorter token could be guessed.
 const TOKEN_CHARACTERS_MIN: usize = 16;
-/// Characters of a token in the file given by `--replica-token-file`.
+/// Length of a token in the file given by `--replica-token-file`, in characters.
 ///
 /// If exceeded: the process does not start; if the file changes while the process runs, the previous tokens stay in
 /// effect.

@@ -15,27 +15,27 @@ use process::units::{ByteSize, duration, fraction, interval};
 use crate::discovery::{DnsName, FixedReplica, ServiceName};
 use crate::policy::Policy;
 
-/// Routes requests to the replicas of one or more models by their load.
+/// Route requests to the replicas of one or more models, based on the load of each replica.
 ///
-/// Clients use the address of the router instead of that of a replica. The API is the same. Every flag can also be set
-/// by the environment variable listed next to it, or in the file given by --config, where the key is the name of the
-/// flag without dashes. The command line overrides the file, and the file overrides the environment.
+/// Clients use the address of the router instead of that of a replica; the API is the same. Every flag can also be set
+/// by the environment variable that is listed with it, or in the file given by --config, where the key is the name of
+/// the flag without its leading dashes. The command line overrides the file, and the file overrides the environment.
 #[derive(Clone, Debug, Parser)]
 #[command(name = "ovfleet-router", version, max_term_width = 110, args_override_self = true, after_long_help = EXAMPLES)]
 #[command(mut_args(env_with_prefix("OVFLEET_ROUTER_")))]
 pub struct Args {
-    /// A YAML file with further flags, e.g. `policy: kv`. It is reloaded when it changes. Changes to replicas, routing,
-    /// timeouts, queues and rate limits take effect immediately and do not interrupt streams.
+    /// A YAML file that sets further flags, such as `policy: kv`. It is reloaded when it changes. Changes to replicas,
+    /// routing, timeouts, queues and rate limits take effect immediately and do not interrupt streams.
     #[arg(long, value_name = "PATH")]
     pub config: Option<PathBuf>,
 
     /// The address of a replica: HOST:PORT/GRPC_PORT, with the ports of its API and of its load reports. Repeatable.
-    /// Without GRPC_PORT, the load of the replica is unknown, and the router only counts the requests that it has sent
+    /// Without GRPC_PORT, the load of the replica is unknown, and the router counts only the requests that it has sent
     /// to the replica.
     #[arg(long = "replica", value_name = "ADDRESS", value_delimiter = ',', help_heading = "Replicas")]
     pub replicas: Vec<FixedReplica>,
 
-    /// A DNS name whose addresses are all replicas: NAME:PORT/GRPC_PORT. Repeatable.
+    /// A DNS name that resolves to the addresses of replicas: NAME:PORT/GRPC_PORT. Repeatable.
     #[arg(long = "replicas-dns", value_name = "NAME", value_delimiter = ',', help_heading = "Replicas")]
     pub replicas_dns: Vec<DnsName>,
 
@@ -61,11 +61,11 @@ pub struct Args {
     #[arg(long, value_name = "TIME", default_value = "5s", value_parser = interval, help_heading = "Replicas")]
     pub dns_interval: Duration,
 
-    /// A file with the replica token, by which replicas recognize their routers. Replicas need this flag with the same
-    /// file.
+    /// A file with the replica token, with which the router authenticates to replicas. Pass the same file to the
+    /// replicas.
     ///
-    /// The file has one token per line: 16 to 256 letters, digits and -._~+/=. All tokens are sent with each request.
-    /// The file is reloaded when it changes. Default: no token is sent.
+    /// The file contains one token per line: 16 to 256 letters, digits and -._~+/=. The router sends all tokens with
+    /// each request, and reloads the file when it changes. Default: no token is sent.
     #[arg(long, value_name = "PATH", help_heading = "Replicas")]
     pub replica_token_file: Option<PathBuf>,
 
@@ -78,12 +78,12 @@ pub struct Args {
     pub port: u16,
 
     /// An additional port, on the same address, that serves only /metrics, /v2/health/live and /v2/health/ready. It has
-    /// its own connections and thread, so that probes are answered regardless of the number of clients that are
-    /// connected to the API. 0 selects a free port. Default: none.
+    /// its own thread and its own limit of connections, so that probes succeed regardless of the number of API clients.
+    /// 0 selects a free port. Default: none.
     #[arg(long, value_name = "PORT", help_heading = "Network")]
     pub admin_port: Option<u16>,
 
-    /// The port of the gRPC service that reports to the operator which replicas receive requests, on the same address.
+    /// The port, on the same address, of the gRPC service that reports to the operator which replicas receive requests.
     /// 0 selects a free port. Default: none.
     #[arg(long, value_name = "PORT", help_heading = "Network")]
     pub grpc_port: Option<u16>,
@@ -98,7 +98,7 @@ pub struct Args {
     pub threads: Option<u32>,
 
     /// The routing policy: kv (the shortest estimated time to the first token), least-requests, power-of-two,
-    /// round-robin, or session (the same replica for the same header x-session-id or field `user`).
+    /// round-robin, or session (the same replica for requests with the same x-session-id header or `user` field).
     #[arg(long, default_value = "kv", help_heading = "Routing")]
     pub policy: Policy,
 
@@ -107,10 +107,10 @@ pub struct Args {
     pub report_ttl: Duration,
 
     /// Maximum number of replicas to which a request is sent before the client receives the first byte. Replicas that
-    /// accept no connection do not count.
+    /// do not accept a connection do not count.
     ///
-    /// If exceeded: the client gets the last failure, which is the answer of the replica; 502,
-    /// `replicas_failed`; or 504, `replicas_timed_out`.
+    /// If exceeded: the client receives the last failure: the response of the replica; 502, `replicas_failed`; or 504,
+    /// `replicas_timed_out`.
     #[arg(
         long,
         value_name = "COUNT",
@@ -121,10 +121,10 @@ pub struct Args {
     pub attempts: u32,
 
     /// Maximum percentage of requests that are retried, so that retries do not multiply the load during a failure.
-    /// Unused retries are saved for later failures. Replicas that accept no connection or answer 429 or 503 do not
-    /// count. 0 permits no other retries.
+    /// Unused retries are saved for later failures. Retries after a failed connection or after the status 429 or 503 do
+    /// not count. 0 disables all other retries.
     ///
-    /// If exceeded: the client gets the last failure, as with `--attempts`.
+    /// If exceeded: the client receives the last failure, as with `--attempts`.
     #[arg(
         long,
         value_name = "PERCENT",
@@ -136,15 +136,16 @@ pub struct Args {
 
     /// Time within which a replica must accept a connection.
     ///
-    /// If exceeded: the request goes to another replica; after `--replica-wait-timeout` without a connection the client
-    /// gets 502, `replicas_failed`, or 503, `no_replica`; after its own `x-ovfleet-timeout` it gets 504,
-    /// `replicas_timed_out`.
+    /// If exceeded: the request is sent to another replica; after `--replica-wait-timeout` without a connection, the
+    /// client receives 502, `replicas_failed`, or 503, `no_replica`; after its own `x-ovfleet-timeout`, it receives
+    /// 504, `replicas_timed_out`.
     #[arg(long, value_name = "TIME", default_value = "1s", value_parser = duration, help_heading = "Routing")]
     pub connect_timeout: Duration,
 
-    /// Time within which a replica must begin a streamed answer.
+    /// Time within which a replica must begin a streaming response.
     ///
-    /// If exceeded: the request is retried within the limit of `--attempts`; then 504, `replicas_timed_out`.
+    /// If exceeded: the request is retried within the limit of `--attempts`; then the client receives 504,
+    /// `replicas_timed_out`.
     #[arg(
         long,
         value_name = "TIME",
@@ -154,9 +155,10 @@ pub struct Args {
     )]
     pub first_token_timeout: Duration,
 
-    /// Time within which a replica must complete an answer that is not streamed.
+    /// Time within which a replica must complete a non-streaming response.
     ///
-    /// If exceeded: the request is retried within the limit of `--attempts`; then 504, `replicas_timed_out`.
+    /// If exceeded: the request is retried within the limit of `--attempts`; then the client receives 504,
+    /// `replicas_timed_out`.
     #[arg(
         long,
         value_name = "TIME",
@@ -166,9 +168,9 @@ pub struct Args {
     )]
     pub answer_timeout: Duration,
 
-    /// Maximum time for which a replica may be silent during an answer.
+    /// Maximum time for which a replica may send no data during a response.
     ///
-    /// If exceeded: a streamed answer ends with an error event; any other answer is cut off.
+    /// If exceeded: a streaming response ends with an error event; any other response is aborted.
     #[arg(
         long,
         value_name = "TIME",
@@ -178,11 +180,12 @@ pub struct Args {
     )]
     pub idle_timeout: Duration,
 
-    /// Time without a load report after which a replica that used to report is considered hung. It does not apply to
-    /// a replica that drains or that discovery no longer lists, because such a replica finishes its requests.
+    /// Time without a load report after which a replica that has reported before is considered hung. The timeout does
+    /// not apply to a replica that is draining or that discovery no longer lists, because such a replica finishes its
+    /// requests.
     ///
-    /// If exceeded: requests without a first byte are retried on another replica, if one still reports; answers that
-    /// have begun end with an error.
+    /// If exceeded: requests whose response has not begun are retried on another replica, if one still reports;
+    /// responses that have begun end with an error.
     #[arg(
         long,
         value_name = "TIME",
@@ -192,9 +195,9 @@ pub struct Args {
     )]
     pub hang_timeout: Duration,
 
-    /// Maximum number of requests for one model that wait in the router because no replica has room.
+    /// Maximum number of requests for one model that wait in the router because no replica has capacity.
     ///
-    /// If exceeded: further requests get 429, `queue_full`, with `Retry-After`.
+    /// If exceeded: further requests are rejected with 429, `queue_full`, and `Retry-After`.
     #[arg(
         long,
         value_name = "COUNT",
@@ -205,22 +208,22 @@ pub struct Args {
     pub queue_requests: u32,
 
     /// Maximum number of prompt tokens of the requests for one model that wait in the router because no replica has
-    /// room. A request that waits alone may exceed this limit.
+    /// capacity. A request that waits alone may exceed this limit.
     ///
-    /// If exceeded: further requests get 429, `queue_full`, with `Retry-After`.
+    /// If exceeded: further requests are rejected with 429, `queue_full`, and `Retry-After`.
     #[arg(long, value_name = "COUNT", default_value_t = 4_000_000, help_heading = "Queue")]
     pub queue_tokens: u64,
 
-    /// Maximum time that a request waits for room at a replica.
+    /// Maximum time that a request waits for a replica with capacity.
     ///
-    /// If exceeded: the request gets 429, `queue_timeout`, with `Retry-After`.
+    /// If exceeded: the request is rejected with 429, `queue_timeout`, and `Retry-After`.
     #[arg(long, value_name = "TIME", default_value = "30s", value_parser = duration, help_heading = "Queue")]
     pub queue_timeout: Duration,
 
     /// Maximum number of requests that wait while no replica is available. The limits of the queue do not apply to
-    /// them.
+    /// these requests.
     ///
-    /// If exceeded: further requests get 503, `no_replica`, with `Retry-After`.
+    /// If exceeded: further requests are rejected with 503, `no_replica`, and `Retry-After`.
     #[arg(
         long,
         value_name = "COUNT",
@@ -232,7 +235,7 @@ pub struct Args {
 
     /// Maximum time that a request waits for a replica to become available.
     ///
-    /// If exceeded: the request gets 503, `no_replica`, with `Retry-After`.
+    /// If exceeded: the request is rejected with 503, `no_replica`, and `Retry-After`.
     #[arg(long, value_name = "TIME", default_value = "10s", value_parser = duration, help_heading = "Queue")]
     pub replica_wait_timeout: Duration,
 
@@ -242,47 +245,46 @@ pub struct Args {
     #[arg(long, value_name = "PATH", help_heading = "Access")]
     pub api_keys: Option<PathBuf>,
 
-    /// Maximum number of requests per minute with one API key. Default: unlimited.
+    /// Maximum number of requests per minute for each API key. Default: unlimited.
     ///
-    /// If exceeded: further requests get 429, `rate_limit_exceeded`, with `Retry-After`.
+    /// If exceeded: further requests are rejected with 429, `rate_limit_exceeded`, and `Retry-After`.
     #[arg(long, value_name = "COUNT", help_heading = "Access")]
     pub requests_per_minute: Option<u32>,
 
-    /// Maximum number of prompt and completion tokens per minute with one API key. Default: unlimited.
+    /// Maximum number of prompt and completion tokens per minute for each API key. Default: unlimited.
     ///
-    /// If exceeded: further requests get 429, `rate_limit_exceeded`, with `Retry-After` unless the request
+    /// If exceeded: further requests are rejected with 429, `rate_limit_exceeded`, and `Retry-After` unless the request
     /// alone exceeds the limit.
     #[arg(long, value_name = "COUNT", help_heading = "Access")]
     pub tokens_per_minute: Option<u32>,
 
-    /// How keys map to tenants. Requests of different tenants never share stored responses, conversations or cached
+    /// How API keys map to tenants. Requests of different tenants never share stored responses, conversations or cached
     /// prompts, and the `cached_tokens` of one tenant reveal nothing about the prompts of another. Requires --api-keys.
     #[arg(long, value_enum, default_value = "key", help_heading = "Access")]
     pub key_isolation: KeyIsolation,
 
-    /// Maximum size of a request body, including its images in base64. Accepts a unit, such as 4MiB.
+    /// Maximum size of a request body, including base64-encoded images. Accepts a unit, such as 4MiB.
     ///
-    /// If exceeded: the request gets 413, `request_too_large`.
+    /// If exceeded: the request is rejected with 413, `request_too_large`.
     #[arg(long, value_name = "SIZE", default_value = "32MiB", help_heading = "Limits")]
     pub max_body_bytes: ByteSize,
 
-    /// Maximum total size of the request bodies in memory. Each byte counts from its arrival until its body is no
-    /// longer needed for a retry. An eighth of the total is reserved for bodies of up to 64 KiB.
+    /// Maximum total size of request bodies in memory. Each byte counts from its arrival until its body is no longer
+    /// needed for a retry. One eighth of the total is reserved for bodies of up to 64 KiB.
     ///
-    /// If exceeded: further requests get 429, `body_buffer_full`, with `Retry-After`.
+    /// If exceeded: further requests are rejected with 429, `body_buffer_full`, and `Retry-After`.
     #[arg(long, value_name = "SIZE", default_value = "128MiB", help_heading = "Limits")]
     pub max_buffered_body_bytes: ByteSize,
 
-    /// Maximum size of the head of a request. With HTTP/1.1, values below 8KiB have the same effect as 8KiB.
+    /// Maximum size of the headers of a request. With HTTP/1.1, values below 8KiB have the same effect as 8KiB.
     ///
-    /// If exceeded: the request gets 431 without a body.
+    /// If exceeded: the request is rejected with 431 without a body.
     #[arg(long, value_name = "SIZE", default_value = "16KiB", help_heading = "Limits")]
     pub max_header_bytes: ByteSize,
 
     /// Maximum number of open client connections to the API.
     ///
-    /// If exceeded: further connections wait, and connections without a request are closed after one second to make
-    /// room for them.
+    /// If exceeded: further connections wait, and idle connections are closed after one second to make room for them.
     #[arg(
         long,
         value_name = "COUNT",
@@ -294,7 +296,7 @@ pub struct Args {
 
     /// Maximum number of requests that the router handles at the same time, including waiting ones.
     ///
-    /// If exceeded: further requests get 429, `too_many_requests`, with `Retry-After`.
+    /// If exceeded: further requests are rejected with 429, `too_many_requests`, and `Retry-After`.
     #[arg(
         long,
         value_name = "COUNT",
@@ -304,23 +306,23 @@ pub struct Args {
     )]
     pub max_concurrent_requests: u32,
 
-    /// Time within which a client must send the head of a request, and the same time again for its body. A
-    /// connection without a request is closed after the same time.
+    /// Time within which a client must send the headers of a request, and the same time again for the body. Idle
+    /// connections are closed after the same time.
     ///
-    /// If exceeded: the connection is closed; if only the body is late, the client first gets 408,
+    /// If exceeded: the connection is closed; if only the body is late, the client first receives 408,
     /// `request_incomplete`.
     #[arg(long, value_name = "TIME", default_value = "30s", value_parser = duration, help_heading = "Limits")]
     pub read_timeout: Duration,
 
-    /// Maximum time for which a client may leave an answer unread.
+    /// Maximum time for which a client may not read any data of a response.
     ///
-    /// If exceeded: the answer is cut off, and the request is canceled at its replica.
+    /// If exceeded: the response is aborted, and the request is canceled at its replica.
     #[arg(long, value_name = "TIME", default_value = "60s", value_parser = duration, help_heading = "Limits")]
     pub write_timeout: Duration,
 
     /// Time within which requests must finish after SIGTERM or SIGINT.
     ///
-    /// If exceeded: the remaining requests are cut off.
+    /// If exceeded: the remaining requests are aborted.
     #[arg(long, value_name = "TIME", default_value = "30s", value_parser = duration, help_heading = "Limits")]
     pub drain_timeout: Duration,
 
@@ -333,12 +335,12 @@ pub struct Args {
     #[arg(long, value_enum, default_value = "text", help_heading = "Logs and traces")]
     pub log_format: LogFormat,
 
-    /// Log a line for each request with its client, endpoint, replica and duration, and never its prompt or answer.
+    /// Log a line for each request with its client, endpoint, replica and duration, but never its prompt or answer.
     #[arg(long, help_heading = "Logs and traces")]
     pub access_log: bool,
 
-    /// The OTLP endpoint (gRPC) to send spans to, e.g. http://collector:4317. Default: none. Trace headers are always
-    /// forwarded to replicas.
+    /// The OTLP endpoint (gRPC) to which spans are sent, such as http://collector:4317. Default: none. Trace headers
+    /// are always forwarded to replicas.
     #[arg(long, value_name = "URL", help_heading = "Logs and traces")]
     pub otlp_endpoint: Option<String>,
 
@@ -371,8 +373,8 @@ pub type Settings = Arc<ArcSwap<Args>>;
 pub enum KeyIsolation {
     /// Each key is a tenant.
     Key,
-    /// Keys with the same name in the file with API keys are one tenant, so that a key can be replaced without losing
-    /// access to stored objects. A key without a name is a separate tenant.
+    /// Keys with the same name in the file of API keys belong to the same tenant, so that a key can be replaced without
+    /// losing access to stored objects. A key without a name is a separate tenant.
     Name,
     /// All requests belong to the same tenant, regardless of their keys.
     None,

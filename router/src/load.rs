@@ -25,11 +25,11 @@ use crate::replicas::ReplicasUpdate;
 
 /// Time within which a replica must open a stream of load reports.
 ///
-/// If exceeded: the router tries again.
+/// If exceeded: the router retries.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
-/// Time for which a replica may send no load report on an open stream. Replicas report every second.
+/// Maximum time between two load reports on an open stream. Replicas report every second.
 ///
-/// If exceeded: the router opens the stream again.
+/// If exceeded: the router reopens the stream.
 const SILENCE_MAX: Duration = Duration::from_secs(15);
 /// The first pause before a stream is reopened. It doubles with each failure.
 const BACKOFF_MIN: Duration = Duration::from_millis(50);
@@ -39,11 +39,11 @@ const BACKOFF_MAX: Duration = Duration::from_secs(2);
 const MODELS_INTERVAL: Duration = Duration::from_secs(2);
 /// Size of the list of models that a replica returns.
 ///
-/// If exceeded: the router ignores the list and requests it again later.
+/// If exceeded: the router ignores the list, and requests it again later.
 const MODELS_BYTES_MAX: usize = 256 * 1024;
 /// Size of a load report.
 ///
-/// If exceeded: the router opens the stream again.
+/// If exceeded: the router reopens the stream.
 const REPORT_BYTES_MAX: usize = 256 * 1024;
 /// The interval at which lost dispatches are removed from the ledgers.
 const EXPIRE_INTERVAL: Duration = Duration::from_secs(5);

@@ -154,7 +154,7 @@ impl Default for Metrics {
             prompt_tokens: metrics.zero("prompt_tokens", "Estimated prompt tokens of all requests"),
             cached_prompt_tokens: metrics.zero(
                 "cached_prompt_tokens",
-                "Prompt tokens that were expected in the prefix cache of the picked replica",
+                "Prompt tokens that the router expected in the prefix cache of the picked replica",
             ),
             ejections: metrics
                 .zero("ejections", "Number of times that a replica was ejected because its requests failed"),
@@ -164,7 +164,7 @@ impl Default for Metrics {
             ),
             score: metrics.request_seconds(
                 "pick_score",
-                "Score of the picked replica: its estimated time to the first token",
+                "Score of the picked replica; with the policy kv, its estimated time to the first token",
             ),
             terms: TermHistograms::new(&mut metrics),
             pick_latency: metrics.seconds(
@@ -178,11 +178,11 @@ impl Default for Metrics {
                 .request_seconds("queue_time", "Time that queued requests waited for a replica"),
             first_byte: metrics.request_seconds(
                 "time_to_first_byte",
-                "Time from the arrival of a request to the first byte of its answer",
+                "Time from the arrival of a request to the first byte of its response",
             ),
             duration: metrics.request_seconds(
                 "request_duration",
-                "Time from the arrival of a request to the end of its answer",
+                "Time from the arrival of a request to the end of its response",
             ),
             requests_in_flight: metrics
                 .zero("requests_in_flight", "Requests in flight, including those that wait for a replica"),
@@ -271,10 +271,8 @@ impl Metrics {
 impl ReplicaGauges {
     fn new(metrics: &mut MetricsBuilder) -> Self {
         Self {
-            in_flight: metrics.zero(
-                "replica_in_flight",
-                "Requests that this router has sent to the replica and that have not ended",
-            ),
+            in_flight: metrics
+                .zero("replica_in_flight", "Requests in flight that this router has sent to the replica"),
             unreported: metrics
                 .zero("replica_unreported", "Requests in flight that the last load report does not include"),
             sequences_running: metrics
@@ -282,11 +280,9 @@ impl ReplicaGauges {
             sequences_waiting: metrics
                 .zero("replica_sequences_waiting", "Waiting sequences, as reported by the replica"),
             blocks_active: metrics
-                .zero("replica_blocks_active", "KV cache blocks in use by running sequences"),
-            blocks_evictable: metrics.zero(
-                "replica_blocks_evictable",
-                "KV cache blocks of the prefix cache that no sequence uses",
-            ),
+                .zero("replica_blocks_active", "KV cache blocks that running sequences use"),
+            blocks_evictable: metrics
+                .zero("replica_blocks_evictable", "KV cache blocks that only the prefix cache uses"),
             blocks_free: metrics.zero("replica_blocks_free", "KV cache blocks that are empty"),
             sleeping: metrics.zero(
                 "replica_sleeping",
@@ -294,7 +290,7 @@ impl ReplicaGauges {
             ),
             ejected: metrics.zero(
                 "replica_ejected",
-                "1 from the ejection of the replica until its probes have succeeded, otherwise 0",
+                "1 from the ejection of the replica until its probes succeed, otherwise 0",
             ),
             report_age: metrics.seconds(
                 "replica_report_age",

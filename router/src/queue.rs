@@ -227,7 +227,8 @@ impl Queue {
 
 /// The smallest `Retry-After` of any answer.
 pub const RETRY_AFTER_MIN: Duration = Duration::from_secs(1);
-/// Largest `Retry-After` of a request that is rejected because the queue is full or times out in it.
+/// Maximum `Retry-After` of a request that is rejected because the queue is full or because the request timed out in
+/// the queue.
 ///
 /// If exceeded: the header has this value even if the expected wait is longer.
 pub const RETRY_AFTER_MAX: Duration = Duration::from_secs(120);

@@ -16,7 +16,7 @@ use crate::discovery::DiscoveredReplica;
 use crate::replica::{Replica, ReportChanges};
 use crate::served_model::ServedModel;
 
-/// Number of models that the router knows, including those that no replica serves any more.
+/// Number of models that the router knows, including those that no replica serves anymore.
 ///
 /// If exceeded: models without a replica and without waiting requests are forgotten; if this is not enough, the new model
 /// is not served: 404, `model_not_found`.

@@ -124,8 +124,7 @@ async fn run(mut files: Files, args: Args) -> anyhow::Result<()> {
 
 /// Number of open connections to the port given by `--admin-port`, and to the one given by `--grpc-port`.
 ///
-/// If exceeded: further connections wait, and connections without a request are closed after one second to make room
-/// for them.
+/// If exceeded: further connections wait, and idle connections are closed after one second to make room for them.
 const SIDE_CONNECTIONS_MAX: usize = 64;
 
 /// The servers on the ports other than the port of the API. Each has its own thread and connections.

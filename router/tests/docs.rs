@@ -14,8 +14,8 @@ use router::{App, Args};
 fn the_flags_are_described() {
     let mut text = String::from(
         "# Flags of the router\n\nFor operators of routers: every flag of `ovfleet-router`, with its environment variable and its default.\nGenerated from \
-         `ovfleet-router --help`. Each can also be given by its environment \
-         variable. All except `--config`\ncan be given in the file that `--config` names, as a key without the leading dashes.\n",
+         `ovfleet-router --help`. Each flag can also be set by its environment variable. All flags except \
+         `--config`\ncan also be set in the file given by `--config`, as a key without the leading dashes.\n",
     );
     text.push_str(&flag_sections(&Args::command(), "Configuration"));
     expect_file!["../../docs/reference/flags-router.md"].assert_eq(&text);

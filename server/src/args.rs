@@ -32,10 +32,10 @@ use crate::drain::DrainArgs;
 use crate::fetch::FetchArgs;
 use crate::media::MediaPolicy;
 
-/// Serve a language model on OpenVINO with OpenAI's API.
+/// Serve a language model with OpenVINO through the OpenAI API.
 ///
-/// The model is a GGUF file or the directory of an OpenVINO IR. Any OpenAI client can use it at http://HOST:PORT/v3 (or
-/// /v1). Every option can also be set with the environment variable that is listed with it.
+/// The model is a GGUF file or an OpenVINO IR directory. Any OpenAI client can use it at http://HOST:PORT/v3 (or /v1).
+/// Every flag can also be set by the environment variable that is listed with it.
 #[derive(Clone, Debug, Parser)]
 #[command(name = "ovfleet-server", version, max_term_width = 110, after_long_help = EXAMPLES)]
 #[command(mut_args(env_with_prefix("OVFLEET_")))]
@@ -44,38 +44,37 @@ pub struct Args {
     #[command(subcommand)]
     pub command: Option<Command>,
 
-    /// The model: a GGUF file, the first part of a split GGUF model, or a directory with openvino_model.xml or
-    /// openvino_language_model.xml, and tokenizer.json.
+    /// The model: a GGUF file, the first part of a split GGUF model, or a directory with tokenizer.json and either
+    /// openvino_model.xml or openvino_language_model.xml.
     ///
-    /// `--backend sim` uses only its tokenizer and chat template, or a byte tokenizer if no model is given.
+    /// `--backend sim` uses only the model's tokenizer and chat template, or a byte tokenizer without --model.
     #[arg(long, value_name = "PATH")]
     pub model: Option<PathBuf>,
 
-    /// The name of the model in requests. Repeatable; the model is served under all of these names.
+    /// The model name that requests use. Repeatable; the model is served under all given names.
     ///
     /// Default: the name of the file or directory.
     #[arg(long = "model-name", value_name = "NAME", value_delimiter = ',')]
     pub model_names: Vec<String>,
 
-    /// A LoRA adapter and its name, which requests use as their model. Repeatable.
+    /// A LoRA adapter, which requests select by using NAME as the model name. Repeatable.
     ///
-    /// PATH is a directory in PEFT's format, with adapter_config.json and adapter_model.safetensors. Requests with
-    /// different adapters, and without one, are computed in the same step. `--backend sim` does not read the
-    /// directories.
+    /// PATH is a directory in PEFT format, with adapter_config.json and adapter_model.safetensors. One step can serve
+    /// requests with different adapters and requests without an adapter. `--backend sim` does not read the directories.
     #[arg(long = "lora", value_name = "NAME=PATH", value_delimiter = ',')]
     pub adapters: Vec<NamedAdapter>,
 
     /// The format of the model's tool calls: auto, none, hermes3, llama3, mistral, devstral, phi4, gptoss, qwen3coder,
     /// lfm2, gemma4, minicpm5, deepseek or granite.
     ///
-    /// auto detects the format in the chat template; a model whose template has no known format is instructed to use
-    /// hermes3. With none, tool calls remain in the text of the answer.
+    /// auto detects the format from the chat template; if the template has no known format, the server instructs the
+    /// model to use hermes3. With none, tool calls are returned as part of the text.
     #[arg(long, value_name = "NAME", default_value = "auto", value_parser = parsers::choice::<ToolFormat>)]
     pub tool_parser: ParserChoice<ToolFormat>,
 
     /// The format of the model's reasoning: auto, none, qwen3, deepseek, gptoss, gemma4, minicpm5, granite or mistral.
     ///
-    /// auto detects the format in the chat template. With none, reasoning remains in the text of the answer.
+    /// auto detects the format from the chat template. With none, reasoning is returned as part of the text.
     #[arg(
         long,
         value_name = "NAME",
@@ -99,43 +98,43 @@ pub struct Args {
     /// An additional port, on the same address, that serves only `/metrics`, `/v2/health/live` and `/v2/health/ready`. 0
     /// selects a free port.
     ///
-    /// Its connections do not count toward --max-connections, so that probes and scrapes are answered regardless
-    /// of the number of clients. The API's port serves these paths too. Default: none.
+    /// Its connections do not count toward --max-connections, so that probes and scrapes succeed regardless of the
+    /// number of clients. The API port serves these paths, too. Default: none.
     #[arg(long, value_name = "PORT", help_heading = "Network")]
     pub admin_port: Option<u16>,
 
-    /// A file with the replica token. Requests to the API and calls for load reports are rejected without it, so that
+    /// A file with the replica token. The server rejects API requests and load-report calls without the token, so that
     /// only routers can send them.
     ///
-    /// The file has one token per line: 16 to 256 letters, digits and -._~+/=. All tokens in the file are accepted. The
-    /// file is reloaded when it changes. Routers need this flag with the same file. The admin port needs no token.
-    /// Default: no token is required.
+    /// The file contains one token per line: 16 to 256 letters, digits and -._~+/=. The server accepts every token in
+    /// the file, and reloads the file when it changes. Pass the same file to the routers. The admin port requires no
+    /// token. Default: no token is required.
     #[arg(long, value_name = "PATH", help_heading = "Network")]
     pub replica_token_file: Option<PathBuf>,
 
-    /// The backend: the OpenVINO runtime, or a simulator that answers gibberish at a given speed.
+    /// The backend: the OpenVINO runtime, or a simulator that generates gibberish at a configurable speed.
     #[arg(long, value_enum, default_value = "openvino", help_heading = "Engine")]
     pub backend: Backend,
 
     /// The OpenVINO device: CPU, GPU, GPU.1, AUTO or HETERO:GPU,CPU. Only CPU is tested. NPU is not supported, because
-    /// OpenVINO has no paged attention for it.
+    /// OpenVINO has no paged attention for NPUs.
     #[arg(long, default_value = "CPU", help_heading = "Engine")]
     pub device: String,
 
     /// The NUMA node that the server runs on. The server uses only the processors of this node and, if the
     /// system permits it, only its memory.
     ///
-    /// On a machine with several nodes, run one replica per node, because the memory of other nodes is slower.
-    /// Default: all nodes.
+    /// On a machine with several nodes, run one replica per node, because access to the memory of other nodes is
+    /// slower. Default: all nodes.
     #[arg(long, value_name = "NUMBER", help_heading = "Engine")]
     pub numa_node: Option<u32>,
 
-    /// Number of groups of threads that divide the weights and the KV heads among each other, at most 64. Use the number
-    /// of NUMA nodes, so that each group runs on a node and reads only the memory of that node.
+    /// Number of thread groups among which the weights and the KV heads are divided, at most 64. Set it to the number
+    /// of NUMA nodes, so that each group runs on one node and reads only the memory of that node.
     ///
-    /// The answers do not depend on the number. With 1, the threads are not bound to nodes. The speed has not been
-    /// measured on a machine with several nodes; one replica per node (--numa-node) is the alternative. Only the work
-    /// of the native kernels is divided.
+    /// The number does not change the output. With 1, threads are not bound to nodes. The speed on machines with
+    /// several nodes has not been measured; the alternative is one replica per node (--numa-node). Only the native
+    /// kernels divide their work in this way.
     #[arg(
         long,
         value_name = "NUMBER",
@@ -145,17 +144,18 @@ pub struct Args {
     )]
     pub tensor_parallel_size: u32,
 
-    /// Size of the KV cache. Accepts a unit, such as 2GiB. With --draft-model it includes the caches of both models.
+    /// Size of the KV cache. Accepts a unit, such as 2GiB. With --draft-model, the size includes the caches of both
+    /// models.
     ///
     /// Default: half of the memory that is free after the model is loaded, but at most what --max-num-seqs sequences of
     /// the maximum length need.
     ///
-    /// If exceeded: cached prefixes are evicted first; then waiting sequences are not started, and the youngest running
-    /// sequences are preempted and computed again later.
+    /// If exceeded: cached prefixes are evicted first; then no waiting sequences are started, and the youngest running
+    /// sequences are preempted and recomputed later.
     #[arg(long, value_name = "SIZE", help_heading = "Engine")]
     pub kv_cache_size: Option<ByteSize>,
 
-    /// Size of the cache for the outputs of the image encoder of a vision-language model.
+    /// Size of the cache for the image encoder outputs of a vision-language model.
     ///
     /// If exceeded: outputs that no request needs are evicted, and further images wait to be encoded.
     #[arg(long, value_name = "SIZE", default_value = "512MiB", help_heading = "Engine")]
@@ -163,8 +163,8 @@ pub struct Args {
 
     /// The precision of the KV cache: u8, bf16, f16, f32 or u4.
     ///
-    /// u4 is noticeably less exact than u8 and uses 0.6 times the memory of u8. Default: the device's preferred
-    /// precision.
+    /// u4 is noticeably less accurate than u8, and needs 0.6 times as much memory. Default: the precision that the
+    /// device prefers.
     #[arg(long, value_name = "TYPE", help_heading = "Engine")]
     pub kv_cache_precision: Option<String>,
 
@@ -173,14 +173,14 @@ pub struct Args {
     #[arg(long, value_enum, default_value = "auto", help_heading = "Engine")]
     pub activation_precision: ActivationPrecision,
 
-    /// Directory in which compiled models are stored, so that the next start is faster.
+    /// Directory in which compiled models are cached, so that the next start is faster.
     ///
-    /// For a GGUF file with adapters or on a device other than CPU, the rewritten graph is stored instead.
-    /// Vision-language models are not cached, nor are IRs with adapters or on other devices.
+    /// For GGUF files with adapters or on devices other than CPU, the rewritten graph is cached instead of the compiled
+    /// model. Vision-language models are not cached; neither are IRs with adapters or on devices other than CPU.
     #[arg(long, value_name = "PATH", help_heading = "Engine")]
     pub cache_dir: Option<PathBuf>,
 
-    /// A property of OpenVINO's plugin, or several as a JSON object. Repeatable.
+    /// A property of the OpenVINO plugin, or several as a JSON object. Repeatable.
     #[arg(
         long = "plugin-config",
         value_name = "KEY=VALUE",
@@ -191,7 +191,7 @@ pub struct Args {
 
     /// Maximum number of sequences that run at the same time.
     ///
-    /// If exceeded: further sequences wait; a request that alone has more sequences gets 400,
+    /// If exceeded: further sequences wait; a request that has more sequences by itself is rejected with 400,
     /// `integer_above_max_value`.
     #[arg(
         long,
@@ -202,9 +202,9 @@ pub struct Args {
     )]
     pub max_num_seqs: u32,
 
-    /// Maximum number of tokens computed in one step.
+    /// Maximum number of tokens processed in one step.
     ///
-    /// If exceeded: the rest of a prompt is computed in the following steps.
+    /// If exceeded: the rest of the prompt is processed in the following steps.
     #[arg(
         long,
         alias = "max-batched-tokens",
@@ -215,11 +215,11 @@ pub struct Args {
     )]
     pub max_num_batched_tokens: u32,
 
-    /// Maximum number of tokens computed in one step that both generates tokens and computes prompts. A lower value
-    /// shortens the pauses between streamed tokens; a higher value computes long prompts faster. If there
-    /// are N waiting prompts per generating sequence, the step may be N times as large.
+    /// Maximum number of tokens processed in a step that both generates tokens and processes prompts. A lower value
+    /// shortens the pauses between streamed tokens; a higher value processes long prompts faster. If N prompts wait for
+    /// each generating sequence, the step may be N times as large.
     ///
-    /// If exceeded: the rest of the prompts is computed in the following steps.
+    /// If exceeded: the rest of the prompts is processed in the following steps.
     #[arg(
         long,
         value_name = "COUNT",
@@ -229,67 +229,70 @@ pub struct Args {
     )]
     pub max_chunk_tokens: u32,
 
-    /// Target for the time between two tokens of a sequence while prompts are computed in the same steps, such as
-    /// `100ms`. Each step computes as many prompt tokens as are predicted to fit into this time, based on the durations
-    /// of earlier steps, but at least 16. The target replaces --max-chunk-tokens. With a target, generation does not pause
-    /// while images are encoded. Default: no target
+    /// Target for the inter-token latency of generating sequences while prompts are processed in the same steps, such
+    /// as `100ms`. Each step processes as many prompt tokens as are predicted to fit into this time, based on the
+    /// durations of earlier steps, but at least 16. With a target, generation does not pause while images are encoded,
+    /// and --max-chunk-tokens applies only until step times can be predicted and while several tenants have requests.
+    /// Default: no target
     #[arg(long, value_name = "DURATION", value_parser = duration, help_heading = "Engine")]
     pub max_itl: Option<Duration>,
 
     /// Fraction of the attention weight that is computed for prompts of at least 2,048 tokens, such as 0.95. Each chunk
-    /// attends only to the blocks of the KV cache that together have this fraction of the weight, as estimated from
-    /// some of the chunk's tokens. Long prompts are computed faster, but their results are no longer exact. Generated
-    /// tokens attend to all blocks. Default: the attention is exact
+    /// of a prompt attends only to the KV cache blocks that together hold this fraction, estimated from a sample of the
+    /// chunk's tokens. Long prompts are processed faster, but the results are approximate. Generated tokens attend to
+    /// all blocks. Default: the attention is exact
     #[arg(long, value_name = "SHARE", value_parser = proper_fraction, help_heading = "Engine")]
     pub sparse_attention: Option<f32>,
 
     /// Maximum number of tokens of a generating sequence that stay in the KV cache, rounded down to whole blocks. The
-    /// minimum is four blocks. Eviction makes long sequences faster and leaves room for others, but their output is
-    /// no longer exact, and later prompts cannot reuse their blocks. Default: no tokens are evicted.
+    /// minimum is four blocks. Eviction makes long sequences faster and frees memory for other sequences, but the
+    /// output of long sequences is approximate, and later prompts cannot reuse their blocks. Default: no tokens are
+    /// evicted.
     ///
-    /// If exceeded: the blocks to which the latest tokens paid the least attention are evicted.
+    /// If exceeded: the blocks that receive the least attention from the latest tokens are evicted.
     #[arg(long, value_name = "COUNT", value_parser = value_parser!(u32).range(1..), help_heading = "Engine")]
     pub kv_eviction_tokens: Option<u32>,
 
     /// Maximum number of tokens of a prompt and its completion together. Default: the context length of the model,
     /// or the capacity of the KV cache if that is less.
     ///
-    /// If exceeded: the request gets 400, `context_length_exceeded`.
+    /// If exceeded: the request is rejected with 400, `context_length_exceeded`.
     #[arg(long, value_name = "COUNT", value_parser = value_parser!(u32).range(2..), help_heading = "Engine")]
     pub max_model_len: Option<u32>,
 
-    /// Compute every prompt completely instead of reusing the cached blocks of prompts with the same beginning.
+    /// Disable prefix caching: compute every prompt in full instead of reusing the cached blocks of a common prefix.
     #[arg(long, help_heading = "Engine")]
     pub no_prefix_caching: bool,
 
-    /// Enable prompt lookup for all requests: propose draft tokens from earlier occurrences of the last tokens in the
-    /// prompt and the answer.
+    /// Enable prompt lookup for all requests: find earlier occurrences of the latest tokens in the prompt and the
+    /// output, and propose the tokens that followed them as draft tokens.
     ///
-    /// The model verifies draft tokens, so they do not change answers; tokens are proposed only while that saves time.
-    /// Answers that repeat much of their prompt are generated faster. Requests with `prediction` or `max_ngram_size`
-    /// always use it.
+    /// The model verifies draft tokens, so they do not change the output; tokens are proposed only while that saves
+    /// time. Outputs that repeat much of their prompt are generated faster. Requests with `prediction` or
+    /// `max_ngram_size` always use prompt lookup.
     #[arg(long, help_heading = "Engine")]
     pub prompt_lookup: bool,
 
-    /// A small model with the same vocabulary that proposes draft tokens: a GGUF file or the directory of an IR.
+    /// A small model with the same vocabulary that proposes draft tokens: a GGUF file or an IR directory.
     ///
-    /// The model verifies draft tokens, so they do not change answers; tokens are proposed only while that saves time.
-    /// Both models share --kv-cache-size and the options of the device and the weights. With `--backend sim`, the
-    /// draft model is simulated too.
+    /// The model verifies draft tokens, so they do not change the output; tokens are proposed only while that saves
+    /// time. Both models share --kv-cache-size and use the same settings for the device and the weights. With
+    /// `--backend sim`, the draft model is simulated, too.
     #[arg(long, value_name = "PATH", help_heading = "Engine")]
     pub draft_model: Option<PathBuf>,
 
-    /// Follow OVMS's rules where they differ from OpenAI's, for clients that were written for OVMS.
+    /// Follow the OVMS API where it differs from the OpenAI API, for clients that were written for OVMS.
     ///
-    /// Errors are `{"error": "message"}`, also in streams; statuses and the events of responses do not change.
-    /// Completions without `max_tokens` run until the end token, and `best_of` alone enables beam search. Messages
-    /// without content, paths below `/v3/v1/` and trailing slashes are accepted, and `/v1/config` and
-    /// `/v2/models/{name}/ready` exist.
+    /// Errors have the form `{"error": "message"}`, in streams as well; HTTP statuses and the events of the Responses
+    /// API do not change. Completions without `max_tokens` run until the end-of-sequence token, and `best_of` enables
+    /// beam search by itself. The server accepts messages without content, paths below `/v3/v1/` and trailing slashes,
+    /// and serves `/v1/config` and `/v2/models/{name}/ready`.
     #[arg(long, help_heading = "Network")]
     pub ovms_compat: bool,
 
-    /// The log level: error, warn, info, debug or trace, or a level per crate, such as info,server=debug. The level
-    /// debug logs a line for each request. Prompts and answers are never logged.
+    /// The log level: error, warn, info, debug or trace, optionally with separate levels for modules, such as
+    /// info,server=debug. At the level debug, the server logs a line for each request. Prompts and answers are never
+    /// logged.
     #[arg(long, value_name = "FILTER", default_value = "info", help_heading = "Logs")]
     pub log: String,
 
@@ -313,7 +316,7 @@ pub struct Args {
     #[command(flatten)]
     pub store: StoreArgs,
 
-    /// The flags of sleep.
+    /// The flags for sleep mode.
     #[command(flatten)]
     pub sleep: SleepArgs,
 
@@ -347,10 +350,10 @@ pub enum Command {
 /// The backend that computes the model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Backend {
-    /// The OpenVINO runtime on a device.
+    /// The OpenVINO runtime on the device given by --device.
     #[value(name = "openvino")]
     OpenVino,
-    /// A simulator without weights; flags set its step times.
+    /// A simulator that loads no weights; the --sim-* flags set its step times.
     Sim,
 }
 
@@ -369,8 +372,8 @@ impl Backend {
 pub enum ActivationPrecision {
     /// A precision whose rounding errors do not exceed those of bf16 inference.
     Auto,
-    /// Faster and less exact: activations are rounded to 8 bits, with a scale for each 32 of them, except for outliers.
-    /// With some models, the rounding errors exceed those of bf16.
+    /// Faster but less accurate: activations except for outliers are quantized to 8 bits in groups of 32. With some
+    /// models, the rounding errors exceed those of bf16 inference.
     Int8,
 }
 

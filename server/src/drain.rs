@@ -28,7 +28,7 @@ pub struct DrainArgs {
     #[arg(long, value_name = "TIME", default_value = "30s", value_parser = process::units::duration)]
     pub timeout: Duration,
 
-    /// Minimum time that the command waits, so that routers learn that the server is not ready.
+    /// Minimum time that the command waits, so that routers can detect that the server is not ready.
     #[arg(long, value_name = "TIME", default_value = "1s", value_parser = process::units::duration)]
     pub settle: Duration,
 }

@@ -12,7 +12,7 @@ use crate::blocking;
 const INLINE_TOKENS_MAX: usize = 64;
 /// Maximum size in bytes of the text of a part that is encoded inline.
 const INLINE_TEXT_BYTES_MAX: usize = 16 << 10;
-/// Number of parts of answers that are encoded on separate threads at the same time.
+/// Number of parts of responses that are encoded on separate threads at the same time.
 ///
 /// If exceeded: further parts wait.
 const ENCODINGS_MAX: usize = 8;

@@ -29,15 +29,16 @@ pub(crate) const TOKENIZER_MEMORY_DEFAULT: usize = 512 << 20;
 
 /// Number of choices of one request, over all its prompts.
 ///
-/// If exceeded: 400, `integer_above_max_value`; for a list of more prompts than that 400, `array_above_max_length`.
+/// If exceeded: 400, `integer_above_max_value`; if the request has more prompts than this, 400,
+/// `array_above_max_length`.
 pub(crate) const CHOICES_MAX: u32 = 128;
-/// Number of log probabilities in an answer, separately for the prompts and for the generated text: the tokens of all
-/// choices, times the alternatives and the token itself.
+/// Number of log probabilities in a response, counted separately for the prompts and for the generated text: the number
+/// of tokens of all choices, multiplied by the number of alternatives plus one.
 ///
-/// If exceeded: 400, `integer_above_max_value`; if the request does not limit the length of the answer, the choices end with
-/// `length` before they have more.
+/// If exceeded: 400, `integer_above_max_value`; if the request does not limit the length of the output, the choices end
+/// with the finish reason `length` before they exceed the limit.
 pub(crate) const LOGPROBS_TOTAL_MAX: u64 = 1 << 21;
-/// Size of the prompts that the choices of a request repeat with `echo`, in bytes.
+/// Total size of the prompts that the choices of a request repeat with `echo`, in bytes.
 ///
 /// If exceeded: 400, `integer_above_max_value`.
 pub(crate) const ECHO_BYTES_MAX: u64 = 64 << 20;
@@ -88,8 +89,8 @@ pub(crate) const TOP_LOGPROBS_MAX: u32 = 20;
 ///
 /// If exceeded: 429, `too_many_requests`, with `Retry-After`.
 pub(crate) const STORED_OBJECT_REQUESTS_MAX: usize = 64;
-/// Total size in bytes of the answers about tokens, stored responses and conversations that clients have not read yet.
-/// Answers of up to 64 KiB do not count.
+/// Total size in bytes of the responses about tokens, stored responses and conversations that clients have not read
+/// yet. Answers of up to 64 KiB do not count.
 ///
 /// If exceeded: 429, `answer_buffer_full`, with `Retry-After`.
 pub(crate) const UNREAD_ANSWER_BYTES_MAX: usize = 64 << 20;

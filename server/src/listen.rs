@@ -40,9 +40,10 @@ pub(crate) use grpc::{GRPC_REQUEST_BYTES_MAX, serve_grpc};
 /// # Errors
 /// The port is in use, or the process lacks the permission.
 pub(crate) fn bind(host: IpAddr, port: u16) -> anyhow::Result<TcpListener> {
-    /// Length of the operating system's queue of connections that the server has not accepted yet, for each port.
+    /// Length of the operating system's queue of connections that the server has not accepted yet (the listen backlog),
+    /// for each port.
     ///
-    /// If exceeded: the operating system of the client tries again after a second.
+    /// If exceeded: the operating system of the client retries the connection after a second.
     const BACKLOG: u32 = 1024;
     let address = SocketAddr::new(host, port);
     let listen = || {
@@ -101,9 +102,10 @@ pub(crate) async fn serve(
     graceful.shutdown().await;
 }
 
-/// Size in bytes of the head of a request, and of the buffers of a connection.
+/// Size in bytes of the headers of a request, and of the buffers of a connection.
 ///
-/// If exceeded: 431; an answer is passed to its connection only as the client reads it.
+/// If exceeded: 431 for the headers; a longer response is written to the connection only as fast as the client reads
+/// it.
 const CONNECTION_BUFFER_BYTES_MAX: usize = 128 << 10;
 
 /// Returns the settings of HTTP connections.

@@ -47,32 +47,32 @@ pub(crate) const FETCHES_MAX: usize = 16;
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Images")]
 pub struct MediaPolicy {
-    /// Hosts from which the server fetches images that requests refer to by an http: or https: URL, such as
+    /// Hosts from which the server may fetch images that requests reference by an http: or https: URL, such as
     /// `images.example.com,minio.storage.svc:9000`. Repeatable. `all` allows every host.
     ///
-    /// A host must be equal to the host of the URL: its subdomains are other hosts. A host without a port is allowed on
-    /// ports 80 and 443, a host with a port only on that port. The server resolves names itself, connects only to public
-    /// addresses (see --allowed-media-networks), and uses no proxy. Default: URLs are refused; clients send images as
-    /// data: URLs.
+    /// The host of the URL must match exactly; subdomains are not included. A host without a port is allowed on ports
+    /// 80 and 443, a host with a port only on that port. The server resolves host names itself, connects only to public
+    /// addresses (see --allowed-media-networks), and does not use a proxy. Default: image URLs are rejected; clients
+    /// must send images as data: URLs.
     #[arg(long, value_name = "HOST", value_delimiter = ',')]
     pub allowed_media_domains: Vec<MediaDomain>,
 
-    /// Networks that are not public, from which the server may nevertheless fetch images of --allowed-media-domains, such
-    /// as `10.96.0.0/12` for an object store in the cluster. Repeatable.
+    /// Non-public networks from which the server may also fetch images of --allowed-media-domains, such as
+    /// `10.96.0.0/12` for an object store in the cluster. Repeatable.
     ///
-    /// Link-local addresses and those of cloud metadata services are always refused. Default: the server connects only
-    /// to public addresses.
+    /// Link-local addresses and the addresses of cloud metadata services are always rejected. Default: the server
+    /// connects only to public addresses.
     #[arg(long, value_name = "CIDR", value_delimiter = ',', value_parser = network)]
     pub allowed_media_networks: Vec<IpNet>,
 
-    /// Directory from which the server reads images that requests refer to by an absolute path or a file: URL.
+    /// Directory from which the server may read images that requests reference by an absolute path or a file: URL.
     ///
-    /// Every client can read every file in the directory that is an image. Links that lead out of the directory are
-    /// refused. Default: no files are read.
+    /// Every client can use every image file in the directory. Symbolic links that lead out of the directory are
+    /// rejected. Default: no files are read.
     #[arg(long, value_name = "PATH")]
     pub allowed_local_media_path: Option<PathBuf>,
 
-    /// Follow up to five redirects when fetching an image. The URL of each redirect must be allowed too.
+    /// Follow up to five redirects when fetching an image. The URL of each redirect must be allowed, too.
     #[arg(long)]
     pub media_url_allow_redirects: bool,
 
@@ -82,8 +82,8 @@ pub struct MediaPolicy {
     #[arg(long, value_name = "TIME", default_value = "5s", value_parser = duration)]
     pub image_fetch_timeout: Duration,
 
-    /// Maximum file size of an image that is fetched or read. Accepts a unit, such as 4MiB. No image may be larger than
-    /// 20 MiB.
+    /// Maximum file size of an image that is fetched or read. Accepts a unit, such as 4MiB. Images larger than 20 MiB
+    /// are rejected regardless of this flag.
     ///
     /// If exceeded: 400, `invalid_image_url`.
     #[arg(long, value_name = "SIZE", default_value = "20MB")]

@@ -105,7 +105,7 @@ impl Metrics {
         let info = info.map(|(name, value)| (name, value.to_owned())).to_vec();
         metrics.0.register("build", "Version, model and backend of the server", Info::new(info));
         let inner = Inner {
-            requests: metrics.zero("requests", "Requests by endpoint, outcome and status class"),
+            requests: metrics.zero("requests", "Finished requests, by endpoint, outcome and status class"),
             adapter_requests: metrics
                 .zero("adapter_requests", "Accepted requests that use an adapter, by adapter name"),
             prompt_tokens: metrics
@@ -115,12 +115,14 @@ impl Metrics {
             generated_tokens: metrics.zero("generated_tokens", "Generated tokens"),
             drafted_tokens: metrics.zero("drafted_tokens", "Draft tokens that the model verified"),
             accepted_tokens: metrics.zero("accepted_tokens", "Draft tokens that the model accepted"),
-            preemptions: metrics
-                .zero("preemptions", "Number of times a sequence was preempted for lack of blocks"),
+            preemptions: metrics.zero(
+                "preemptions",
+                "Number of times that a sequence was preempted because the KV cache was full",
+            ),
             sequence_suspensions: metrics.zero(
                 "sequence_suspensions",
-                "Number of times a sequence skipped steps because the allowed tokens of its structured output were \
-                 not computed in time",
+                "Number of times that a sequence skipped steps because the allowed tokens of its structured output \
+                 were not computed in time",
             ),
             failed_step_requests: metrics
                 .zero("failed_step_requests", "Requests that failed because a step of the model failed"),
@@ -131,13 +133,16 @@ impl Metrics {
                 "Runs of the image encoder, each of which encoded one or more images",
             ),
             encoded_images: metrics.zero("encoded_images", "Images that the encoder has encoded"),
-            image_encode_time: metrics.request_seconds("image_encode_time", "Time to encode an image; for images that are encoded together, their mean"),
+            image_encode_time: metrics.request_seconds(
+                "image_encode_time",
+                "Time to encode an image; for images that are encoded together, the mean per image",
+            ),
             unencoded_image_tokens: metrics.zero(
                 "unencoded_image_tokens",
                 "Tokens of images that are being encoded, and of unencoded images in waiting requests",
             ),
             encoded_image_tokens: metrics
-                .zero("encoded_image_tokens", "Tokens of images whose encoder outputs are stored"),
+                .zero("encoded_image_tokens", "Tokens of images whose encoder outputs are cached"),
             image_cache: ImageCacheMetrics::new(&mut metrics),
             time_to_first_token: metrics.request_seconds(
                 "time_to_first_token",
@@ -150,20 +155,22 @@ impl Metrics {
             ),
             request_duration: metrics.request_seconds(
                 "request_duration",
-                "Time from the arrival of a request to the end of its answer",
+                "Time from the arrival of a request to the end of its response",
             ),
-            queue_time: metrics
-                .request_seconds("queue_time", "Time from the submission of a request to its first step"),
+            queue_time: metrics.request_seconds(
+                "queue_time",
+                "Time from the submission of a request to the engine until its first step",
+            ),
             step_time: metrics.seconds("step_time", "Duration of an engine step", short()),
             model_time: metrics.seconds(
                 "model_time",
-                "Time that the model takes within an engine step",
+                "Time that an engine step spends running the model",
                 short(),
             ),
             wake_time: metrics.request_seconds("wake_time", "Duration of a successful wake-up"),
             draft_time: metrics.seconds(
                 "draft_time",
-                "Time that the draft model takes in an engine step that runs it",
+                "Time that an engine step spends running the draft model, for steps that run it",
                 short(),
             ),
             structured_output_wait: metrics.seconds(
@@ -176,10 +183,10 @@ impl Metrics {
             requests_in_flight: metrics.zero("requests_in_flight", "Requests in flight"),
             sequences_running: metrics.zero("sequences_running", "Running sequences"),
             sequences_waiting: metrics.zero("sequences_waiting", "Waiting sequences"),
-            blocks_active: metrics.zero("blocks_active", "Blocks of the KV cache that sequences use"),
+            blocks_active: metrics.zero("blocks_active", "KV cache blocks that running sequences use"),
             blocks_evictable: metrics
-                .zero("blocks_evictable", "Blocks of the KV cache that only the prefix cache uses"),
-            blocks_total: metrics.zero("blocks_total", "Total number of blocks in the KV cache"),
+                .zero("blocks_evictable", "KV cache blocks that only the prefix cache uses"),
+            blocks_total: metrics.zero("blocks_total", "Total number of KV cache blocks"),
             sleeping: metrics
                 .zero("sleeping", "1 if the engine is sleeping; the next request wakes it"),
             ready: metrics.zero("ready", "1 if the server is ready to receive requests"),

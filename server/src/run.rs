@@ -35,15 +35,15 @@ use settings::Settings;
 
 /// Time for clients to receive their errors after the engine has died.
 const ERROR_DELIVERY_TIMEOUT: Duration = Duration::from_secs(1);
-/// Time to store the background responses that are cut off when the process ends.
+/// Time to store the background responses that are aborted when the process exits.
 ///
-/// If exceeded: they are not stored.
+/// If exceeded: the remaining responses are not stored.
 const STORE_TIMEOUT: Duration = Duration::from_secs(2);
 /// Time within which the engine must stop after the last request, including writing cached blocks to the spill
 /// directory. Together with [`STORE_TIMEOUT`], this is less than the time that remains of a pod's grace period after
 /// `--drain-timeout`.
 ///
-/// If exceeded: the process ends with an error, and cached blocks that are not yet written are lost.
+/// If exceeded: the process exits with an error, and cached blocks that are not yet written are lost.
 const END_TIMEOUT: Duration = Duration::from_secs(12);
 
 /// Returns the exit code of a process that failed with this error.

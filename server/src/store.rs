@@ -37,8 +37,8 @@ use record::{ItemCounts, Lines};
 
 /// Stored size of a response, or of the items that one request adds to a conversation.
 ///
-/// If exceeded: the response says `"store": false`, or fails if it is in the background; other requests get 400,
-/// `invalid_value`.
+/// If exceeded: the response has `"store": false`, or fails if it is a background response; other requests are rejected
+/// with 400, `invalid_value`.
 const RECORD_BYTES_MAX: u64 = 32 << 20;
 /// Number of threads that read or write stored objects at the same time.
 ///

@@ -27,7 +27,7 @@ fn the_flags_are_described() {
 #[test]
 fn the_flags_of_subcommands_are_described() {
     let mut text = String::from(
-        "# Subcommands of the server\n\nFor those who fetch models or drain servers by hand: the subcommands of `ovfleet-server` and \
+        "# Subcommands of the server\n\nFor operators who fetch models or drain servers manually: the subcommands of `ovfleet-server` and \
          their flags.\nGenerated from `ovfleet-server --help`.\n",
     );
     for subcommand in Args::command().get_subcommands().filter(|subcommand| !subcommand.is_hide_set()) {

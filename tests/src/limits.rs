@@ -242,13 +242,13 @@ const INTRODUCTION: &str = "\
 For operators of a fleet and developers of clients: this page lists the limits of ovfleet, their values or defaults, and
 what happens beyond them.
 
-A number such as 429 is the HTTP status of the answer, and the name behind it is the `code` of OpenAI's error object in
-its body. The ranges of request parameters are in [api.md](api.md), and the flags in
-[flags-server.md](flags-server.md), [flags-router.md](flags-router.md) and [flags-operator.md](flags-operator.md). A
-*form* is the constraint on a [structured output](structured-output.md), such as a JSON schema, a grammar or a choice.
+A number such as 429 is the HTTP status of the response, and the name after it is the `code` of the error object in its
+body. [api.md](api.md) lists the ranges of request parameters; [flags-server.md](flags-server.md),
+[flags-router.md](flags-router.md) and [flags-operator.md](flags-operator.md) list the flags. A *form* is the constraint
+on a [structured output](structured-output.md), such as a JSON schema, a grammar or a choice.
 
-The defaults are those of the programs. An LLMDeployment has the same defaults, except for `drain.timeout`,
-which is 2 minutes.
+The tables list the defaults of the programs. An LLMDeployment has the same defaults, except for `drain.timeout`, which
+is 2 minutes.
 
 This page is generated from the code: `UPDATE_EXPECT=1 cargo test -p tests --test limits`.
 ";

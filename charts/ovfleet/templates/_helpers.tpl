@@ -18,14 +18,14 @@ helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
 {{ .Values.serviceAccount.name | default (include "ovfleet.name" .) }}
 {{- end }}
 
-{{- /* image: its argument is a list of the context and the values of an image */ -}}
+{{- /* The reference of an image. The argument is a list of the root context and the values of the image. */ -}}
 {{- define "ovfleet.image" -}}
 {{- $context := index . 0 }}{{- $image := index . 1 -}}
 {{ $image.repository }}:{{ $image.tag | default $context.Chart.AppVersion }}
 {{- end }}
 
-{{- /* The rights of the operator in each namespace that it manages. It cannot read, change or delete Secrets, cannot execute commands
-in pods, and cannot grant rights that it does not have. */ -}}
+{{- /* The permissions of the operator in each namespace that it manages. They do not allow it to read, change or delete
+Secrets, to execute commands in pods, or to grant permissions that it does not have. */ -}}
 {{- define "ovfleet.rules" -}}
 - apiGroups: [ovfleet.dev]
   resources: [llmdeployments]
@@ -69,7 +69,7 @@ in pods, and cannot grant rights that it does not have. */ -}}
 - apiGroups: [""]
   resources: [pods/status]
   verbs: [patch]
-# The operator grants this right to the routers, so it must have it.
+# The operator grants this permission to the routers, so it needs the permission itself.
 - apiGroups: [discovery.k8s.io]
   resources: [endpointslices]
   verbs: [get, list, watch]

@@ -41,7 +41,7 @@ fn extra_args_rules() -> serde_json::Value {
         .rules()
 }
 
-/// The server of each replica, with its inference engine.
+/// The inference server of each replica.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 #[schemars(extend("x-kubernetes-validations" = extra_args_rules()))]
@@ -63,18 +63,18 @@ pub struct Engine {
     #[schemars(range(min = 1, max = 65_536))]
     pub max_num_seqs: u32,
 
-    /// Maximum number of tokens that a replica computes in one step. A longer prompt is computed in chunks.
+    /// Maximum number of tokens that a replica processes in one step. Longer prompts are processed in chunks.
     #[schemars(range(min = 1, max = 1_048_576))]
     pub max_num_batched_tokens: u32,
 
-    /// Maximum number of tokens of a prompt and its answer together. Default: the context length of the model, or the
-    /// capacity of the KV cache if that is less.
+    /// Maximum number of tokens of a prompt and its completion together. Default: the context length of the model, or
+    /// the capacity of the KV cache if that is less.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 2, max = 16_777_216))]
     pub max_model_len: Option<u32>,
 
-    /// The images that replicas of a vision-language model fetch because requests refer to them by URL. Default: none;
-    /// clients send images as `data:` URLs.
+    /// Sources from which replicas of a vision-language model may fetch images that requests reference by URL. Default:
+    /// none; clients must send images as `data:` URLs.
     pub media: MediaSources,
 
     /// Properties of the OpenVINO plugin, such as `INFERENCE_NUM_THREADS: "8"`.
@@ -82,8 +82,8 @@ pub struct Engine {
     #[schemars(extend("maxProperties" = 64))]
     pub plugin_config: BTreeMap<String, String>,
 
-    /// Additional flags of the server, each with its value, such as `--max-itl=50ms`. Flags that correspond to a
-    /// field of the resource are rejected.
+    /// Additional flags of the server, each with its value, such as `--max-itl=50ms`. Flags that the operator sets, and
+    /// flags for which the resource has a field, are rejected.
     #[schemars(length(max = 64), inner(length(min = 1, max = 1024)))]
     pub extra_args: Vec<String>,
 }
@@ -112,17 +112,16 @@ impl Default for Engine {
     "engine.media.allowedNetworks and engine.media.allowRedirects require engine.media.allowedDomains",
 )])))]
 pub struct MediaSources {
-    /// Hosts from which replicas fetch images, such as `images.example.com` or `minio.storage.svc:9000`. A host without a
-    /// port is allowed on ports 80 and 443. `all` allows every host. If any host is allowed, the NetworkPolicy of the
-    /// replicas permits all outgoing connections.
+    /// Hosts from which replicas may fetch images, such as `images.example.com` or `minio.storage.svc:9000`. A host
+    /// without a port is allowed on ports 80 and 443. `all` allows every host. If any host is allowed, the
+    /// NetworkPolicy of the replicas permits all outgoing connections.
     #[schemars(
         length(max = 64),
         inner(length(min = 1, max = 260)),
         extend("x-kubernetes-validations" = formats::hosts())
     )]
     pub allowed_domains: Vec<String>,
-    /// Networks that are not public, from which replicas may nevertheless fetch images of these hosts, such as
-    /// `10.96.0.0/12`.
+    /// Non-public networks from which replicas may also fetch images of these hosts, such as `10.96.0.0/12`.
     #[schemars(
         length(max = 64),
         inner(length(min = 1, max = 64)),
@@ -137,8 +136,9 @@ pub struct MediaSources {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 pub struct KvCache {
-    /// Size in bytes, such as `8Gi`. The memory limit must cover this cache, the weights and 2 GiB. Default: half of
-    /// the memory that is free after the model is loaded.
+    /// Size in bytes, such as `8Gi`. The memory limit must cover this cache, the weights and another 2 GiB. Default:
+    /// half of the memory that is free after the model is loaded, but at most what `engine.maxNumSeqs` sequences of the
+    /// maximum length need.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("maxLength" = 32, "x-kubernetes-validations" = rules(&[("isQuantity(string(self)) && quantity(string(self)).compareTo(quantity('1')) >= 0", "engine.kvCache.size must be a positive number of bytes, such as 8Gi")])))]
     pub size: Option<Quantity>,
@@ -155,11 +155,11 @@ impl Default for KvCache {
     }
 }
 
-/// The type of cached keys and values.
+/// Type of the cached keys and values. Default: the type that the device prefers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum KvPrecision {
-    /// Integers of 4 and 5 bits with scales: 0.6 times the memory of `u8`, and less exact.
+    /// 4-bit and 5-bit integers with scales: less accurate than `u8`, with 0.6 times the memory.
     U4,
     /// 8-bit integers with scales.
     U8,

@@ -38,7 +38,7 @@ impl ExtraArgs<'_> {
         json!([
             {
                 "rule": "self.extraArgs.all(argument, argument.startsWith('--'))",
-                "message": format!("each item of {field}.extraArgs must be one flag, with its value after =, such as --log=debug"),
+                "message": format!("each item of {field}.extraArgs must be one flag, with its value after =, such as --max-body-bytes=8MiB"),
             },
             {
                 "rule": format!("!self.extraArgs.exists(argument, {is_reserved})"),

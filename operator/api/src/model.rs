@@ -34,17 +34,17 @@ pub struct Model {
     #[serde(default)]
     pub format: Format,
 
-    /// Secret in the same namespace with the credentials for fetching the model. It is mounted only into the
-    /// container that fetches the model; the operator does not read it. Its keys are `token` (hf, http: a bearer
-    /// token), `username` and `password` (http), or `accessKeyId`, `secretAccessKey` and `sessionToken` (s3).
+    /// Secret with the credentials for fetching the model, in the same namespace. It is mounted only into the container
+    /// that fetches the model; the operator does not read it. Its keys are `token` (hf, http: a bearer token),
+    /// `username` and `password` (http), or `accessKeyId`, `secretAccessKey` and `sessionToken` (s3).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub credentials_secret_ref: Option<LocalReference>,
 
-    /// Storage of fetched files (hf, http, s3).
+    /// Storage of the fetched files, for the sources `hf`, `http` and `s3`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cache: Option<Cache>,
 
-    /// Settings of the container that fetches the files (hf, http, s3).
+    /// Settings of the container that fetches the files, for the sources `hf`, `http` and `s3`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub fetch: Option<Fetch>,
 }
@@ -60,12 +60,13 @@ pub struct Fetch {
     /// ConfigMap with the certificates of additional certificate authorities, such as that of a proxy or a mirror.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ca_bundle: Option<CaBundle>,
-    /// Annotations of the fetching pod's ServiceAccount, which cloud providers use to assign identities.
+    /// Annotations of the ServiceAccount of the pods that fetch files. Cloud providers use them to assign identities to
+    /// pods.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     #[schemars(extend("maxProperties" = 16))]
     pub service_account_annotations: BTreeMap<String, String>,
-    /// CPU, memory and ephemeral storage of the container. Default: 500m, 256Mi, and `model.cache.size` of ephemeral
-    /// storage if the files are stored in scratch space.
+    /// CPU, memory and ephemeral storage of the container. Default: requests and limits of 500m CPU and 256Mi memory,
+    /// and a request of `model.cache.size` ephemeral storage if `model.cache.mode` is `none`.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "resources")]
     pub resources: Option<ResourceRequirements>,
@@ -78,7 +79,7 @@ pub struct CaBundle {
     /// Name of the ConfigMap.
     #[schemars(length(min = 1, max = 253), extend("x-kubernetes-validations" = formats::object_name()))]
     pub config_map: String,
-    /// Key of the ConfigMap's entry that contains the certificates.
+    /// Key of the ConfigMap whose value contains the certificates in PEM format.
     #[serde(default = "ca_bundle_key")]
     #[schemars(length(min = 1, max = 253), extend("x-kubernetes-validations" = formats::data_key()))]
     pub key: String,
@@ -102,8 +103,8 @@ pub struct Source {
     /// Objects in S3 or in a compatible service.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub s3: Option<S3Source>,
-    /// A container image with the files, which is mounted as a volume (Kubernetes 1.33 or later, and a container
-    /// runtime that supports it).
+    /// A container image with the files, which is mounted as a volume. This requires Kubernetes 1.33 or later, and a
+    /// container runtime that supports image volumes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub oci: Option<OciSource>,
     /// A PersistentVolumeClaim with the files.
@@ -121,8 +122,8 @@ pub struct HuggingFaceSource {
         extend("x-kubernetes-validations" = formats::repository())
     )]
     pub repo: String,
-    /// Branch, tag or full hash of a commit. The commit that the first replica fetches is stored
-    /// (`status.modelRevision`), and all others fetch the same commit until this field changes.
+    /// Branch, tag or full hash of a commit. The commit that the first replica fetches is stored in
+    /// `status.modelRevision`, and all other replicas fetch the same commit until this field changes.
     #[serde(default = "main_branch")]
     #[schemars(length(min = 1, max = 256), extend("x-kubernetes-validations" = formats::revision()))]
     pub revision: String,
@@ -228,15 +229,15 @@ pub struct LocalReference {
 /// The storage of fetched files.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
-#[schemars(extend("x-kubernetes-validations" = rules(&[("self.mode == 'none' || has(self.size)", "model.cache.size is required with the modes perPod and shared: it is the size of the volume")])))]
+#[schemars(extend("x-kubernetes-validations" = rules(&[("self.mode == 'none' || has(self.size)", "model.cache.size is required with the modes perPod and shared, because it is the size of the volume")])))]
 pub struct Cache {
-    /// `none`: each pod fetches the model into scratch space of its node. `perPod`: each pod fetches the model into a
-    /// volume that is created and deleted with the pod. `shared`: a Job fetches the model once into a volume that all
+    /// `none`: each pod fetches the model into ephemeral storage of its node. `perPod`: each pod fetches the model into
+    /// a volume that is created and deleted with the pod. `shared`: a Job fetches the model once into a volume that all
     /// replicas mount.
     #[serde(default)]
     pub mode: CacheMode,
-    /// Size in bytes, such as `40Gi`. It is the size of the volume or, with the mode `none`, the limit of the scratch
-    /// space.
+    /// Size in bytes, such as `40Gi`. It is the size of the volume or, with the mode `none`, the limit of the ephemeral
+    /// storage.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("maxLength" = 32, "x-kubernetes-validations" = rules(&[("isQuantity(string(self)) && quantity(string(self)).isGreaterThan(quantity('0'))", "model.cache.size must be a positive number of bytes, such as 40Gi")])))]
     pub size: Option<Quantity>,
@@ -253,11 +254,11 @@ pub struct Cache {
 /// The mode in which fetched files are stored.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum CacheMode {
-    /// Each pod stores them in scratch space.
+    /// Each pod stores the files in ephemeral storage.
     #[default]
     #[serde(rename = "none")]
     None,
-    /// Each pod stores them in a volume of its own.
+    /// Each pod stores the files in its own volume.
     #[serde(rename = "perPod")]
     PerPod,
     /// All replicas share a volume.

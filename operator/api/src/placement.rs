@@ -17,7 +17,7 @@ pub struct Placement {
     /// Taints that the pods tolerate.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub tolerations: Vec<Toleration>,
-    /// Rules that attract the pods to nodes or to other pods, or keep them away.
+    /// Rules that attract the pods to nodes or to other pods, or repel them.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub affinity: Option<Affinity>,
     /// Rules that spread the replicas. A constraint without a selector applies to the replicas of this resource.
@@ -32,7 +32,8 @@ pub struct Placement {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 253))]
     pub runtime_class_name: Option<String>,
-    /// Whether each replica has exclusive CPUs. `resources` must then have limits with whole CPUs and memory, and
-    /// requests that are equal to the limits or absent. The nodes need the static CPU manager policy.
+    /// Whether each replica has exclusive CPUs. `resources.limits` must then contain memory and a whole number of CPUs,
+    /// and `resources.requests` must be equal to the limits or omitted. The nodes must use the static CPU manager
+    /// policy.
     pub cpu_pinning: bool,
 }

@@ -10,7 +10,7 @@ use crate::schema::{amount_of_additional_replicas, amount_of_replicas, rules};
 /// The settings of a rollout, which replaces replicas when their pod template changes.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
-#[schemars(extend("x-kubernetes-validations" = rules(&[("!(string(self.maxSurge) in ['0', '0%'] && string(self.maxUnavailable) in ['0', '0%'])", "rollout.maxSurge and rollout.maxUnavailable must not both be 0: no replica could be replaced")])))]
+#[schemars(extend("x-kubernetes-validations" = rules(&[("!(string(self.maxSurge) in ['0', '0%'] && string(self.maxUnavailable) in ['0', '0%'])", "rollout.maxSurge and rollout.maxUnavailable must not both be 0, because no replica could be replaced")])))]
 pub struct Rollout {
     /// Number or percentage of additional replicas during a rollout.
     #[schemars(schema_with = "amount_of_additional_replicas")]
@@ -21,9 +21,9 @@ pub struct Rollout {
     /// Number of seconds for which a new replica must be ready before the next one is replaced.
     #[schemars(range(min = 0, max = 86_400))]
     pub min_ready_seconds: i32,
-    /// Time without progress after which a rollout is reported as failed. The rollout continues even after
-    /// that. The time to load the model (2 minutes, and 1 second for each 50 MB of the memory limit) is added
-    /// to this time.
+    /// Time without progress after which a rollout is reported as failed. The rollout continues nevertheless. The
+    /// estimated time to load the model is added to this time: 2 minutes, plus 1 second for each 50 MB of the memory
+    /// limit.
     pub progress_deadline: Period,
     /// Whether rollouts are paused.
     pub pause: bool,

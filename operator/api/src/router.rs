@@ -57,23 +57,23 @@ pub struct Router {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 1024), extend("x-kubernetes-validations" = formats::image()))]
     pub image: Option<String>,
-    /// Number of routers. With two or more routers, the model remains reachable if one of them fails. Requests that
-    /// pass through the failed router break.
+    /// Number of routers. With two or more routers, the model remains reachable if one of them fails. Requests in
+    /// flight at the failed router fail.
     #[schemars(range(min = 1, max = 32))]
     pub replicas: i32,
-    /// Policy by which the router chooses a replica for a request. `kv`: the replica with the shortest expected time to
+    /// Policy by which the router picks a replica for a request. `kv`: the replica with the shortest estimated time to
     /// the first token, based on its load, its free KV cache and the cached prefix of the prompt.
     pub policy: Policy,
-    /// Isolation of API keys: which of them share stored responses, conversations and cached prompts. `key`: no key
-    /// shares them with another. `name`: keys with the same name in the Secret share them, so that a key can be
-    /// replaced without losing access to stored items. `none`: all keys share them. This field has no effect without
-    /// `access.apiKeysSecretRef`.
+    /// Isolation of API keys, which determines which keys share stored responses, conversations and cached prompts.
+    /// `key`: no key shares them with another. `name`: keys with the same name in the Secret share them, so that a key
+    /// can be replaced without losing access to stored items. `none`: all keys share them. This field has no effect
+    /// without `access.apiKeysSecretRef`.
     pub key_isolation: KeyIsolation,
     /// The queue for requests for which no replica has capacity.
     pub queue: Queue,
-    /// Retries of requests whose replica fails before the first byte of the answer.
+    /// Retries of requests whose replica fails before the first byte of the response.
     pub retry: Retry,
-    /// Timeouts of the router for replicas.
+    /// Timeouts of the requests that the router sends to replicas.
     pub timeouts: Timeouts,
     /// The Service that clients use.
     pub service: Service,
@@ -83,12 +83,12 @@ pub struct Router {
     pub resources: Option<ResourceRequirements>,
     /// The placement of routers on nodes.
     pub placement: RouterPlacement,
-    /// Additional flags of the router, each with its value, such as `--hang-timeout=20s`. Flags for which the
-    /// resource has a field are rejected.
+    /// Additional flags of the router, each with its value, such as `--hang-timeout=20s`. Flags that the operator sets,
+    /// and flags for which the resource has a field, are rejected.
     #[schemars(length(max = 64), inner(length(min = 1, max = 1024)))]
     pub extra_args: Vec<String>,
-    /// An object that is merged into the pod template of the routers, for settings without a field of their own. The
-    /// container of the router is called `router`.
+    /// An object that is merged into the pod template of the routers, for settings that have no field of their own. The
+    /// container of the router is named `router`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pod_template: Option<PodTemplate>,
 }
@@ -134,18 +134,18 @@ impl Default for Router {
     }
 }
 
-/// The policy by which the router chooses a replica for a request.
+/// The policy by which the router picks a replica for a request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Policy {
-    /// The replica with the shortest expected time to the first token.
+    /// The replica with the shortest estimated time to the first token.
     #[default]
     Kv,
     /// The replica with the fewest requests.
     LeastRequests,
-    /// The replica with fewer requests out of two random replicas.
+    /// Of two random replicas, the one with fewer requests.
     PowerOfTwo,
-    /// One replica after the other.
+    /// The replicas in turn, one request each.
     RoundRobin,
     /// The replica that served the client's session before.
     Session,
@@ -228,18 +228,18 @@ impl Default for Retry {
     }
 }
 
-/// The timeouts of the router for replicas.
+/// The timeouts of the requests that the router sends to replicas.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Timeouts {
     /// Timeout for connecting to a replica.
     pub connect: Period,
-    /// Timeout for the first token of a streamed answer. A hung replica is detected earlier, because its load
+    /// Timeout for the first token of a streaming response. A hung replica is detected earlier, because its load
     /// reports stop.
     pub first_token: Period,
-    /// Timeout for an answer that is not streamed.
+    /// Timeout for a non-streaming response.
     pub answer: Period,
-    /// Maximum time between two bytes of an answer.
+    /// Maximum time between two bytes of a response.
     pub idle: Period,
 }
 
@@ -264,7 +264,7 @@ pub struct Service {
     /// Port of the Service.
     #[schemars(range(min = 1, max = 65_535))]
     pub port: i32,
-    /// Port on each node, with the types NodePort and LoadBalancer. Default: assigned by Kubernetes.
+    /// Port on each node, for the types NodePort and LoadBalancer. Default: Kubernetes assigns a port.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 65_535))]
     pub node_port: Option<i32>,

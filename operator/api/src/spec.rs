@@ -25,7 +25,7 @@ use crate::{
     category = "ovfleet",
     namespaced,
     cel,
-    doc = "A language model that is served with the OpenAI API, by OpenVINO replicas behind a router.",
+    doc = "A language model that OpenVINO replicas behind routers serve through the OpenAI API.",
     status = "LlmDeploymentStatus",
     derive = "PartialEq",
     scale(
@@ -44,7 +44,7 @@ use crate::{
         name = "KV %",
         type_ = "integer",
         json_path = ".status.kvCachePercent",
-        description = "Percentage of the KV caches of all replicas that running requests hold."
+        description = "Percentage of the KV cache blocks of all replicas that running requests use."
     ),
     printcolumn(name = "Phase", type_ = "string", json_path = ".status.phase"),
     printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp"),
@@ -70,7 +70,7 @@ pub struct LlmDeploymentSpec {
     /// The model that is served.
     pub model: Model,
 
-    /// The server of each replica, with its inference engine.
+    /// The inference server of each replica.
     #[serde(default)]
     pub engine: Engine,
 
@@ -92,11 +92,11 @@ pub struct LlmDeploymentSpec {
     #[serde(default)]
     pub rollout: Rollout,
 
-    /// Policy for restarting replicas and routers after an upgrade of the operator. The new version may have
-    /// different default images or render pods differently. `Auto`: the operator upgrades a limited number of resources
-    /// at the same time, and a resource whose upgrade fails stops the upgrade of the others. `Manual`: the pods are restarted
-    /// when the annotation `ovfleet.dev/upgrade` has the value of `status.release.available`. A change to this resource
-    /// that restarts pods also performs the upgrade.
+    /// Policy for restarting replicas and routers after an upgrade of the operator. The new version may have different
+    /// default images or render pods differently. `Auto`: the operator upgrades a limited number of resources at the
+    /// same time, and a failed upgrade of one resource stops the upgrades of the others. `Manual`: the pods are
+    /// restarted when the annotation `ovfleet.dev/upgrade` has the value of `status.release.available`. A change to
+    /// this resource that restarts pods also performs the upgrade.
     #[serde(default)]
     pub upgrade_policy: UpgradePolicy,
 
@@ -105,7 +105,7 @@ pub struct LlmDeploymentSpec {
     pub drain: Drain,
 
     /// The number of replicas that a node drain may evict at the same time. Default: one, or all if they share a volume
-    /// with the access mode `ReadWriteOnce`, because they can only move to another node together.
+    /// with the access mode `ReadWriteOnce`, because they can move to another node only together.
     #[serde(default)]
     pub disruption: Disruption,
 
@@ -130,8 +130,8 @@ pub struct LlmDeploymentSpec {
     #[serde(default)]
     pub suspend: bool,
 
-    /// An object that is merged into the pod template of the replicas, for settings without a field of their own. The
-    /// container of the server is called `server`.
+    /// An object that is merged into the pod template of the replicas, for settings that have no field of their own.
+    /// The container of the server is named `server`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pod_template: Option<PodTemplate>,
 }
@@ -153,17 +153,17 @@ pub enum UpgradePolicy {
 /// API keys and rate limits.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
-#[schemars(extend("x-kubernetes-validations" = rules(&[("has(self.apiKeysSecretRef) || !(has(self.requestsPerMinute) || has(self.tokensPerMinute))", "access.requestsPerMinute and access.tokensPerMinute apply to each API key: they require access.apiKeysSecretRef")])))]
+#[schemars(extend("x-kubernetes-validations" = rules(&[("has(self.apiKeysSecretRef) || !(has(self.requestsPerMinute) || has(self.tokensPerMinute))", "access.requestsPerMinute and access.tokensPerMinute require access.apiKeysSecretRef, because they apply to each API key")])))]
 pub struct Access {
-    /// Secret in the same namespace with API keys. It is mounted into the routers, which read it again when it
-    /// changes; the operator does not read it. Default: requests need no key.
+    /// Secret with API keys, in the same namespace. It is mounted into the routers, which reload it when it changes;
+    /// the operator does not read it. Default: no API key is required.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub api_keys_secret_ref: Option<KeysReference>,
-    /// Maximum number of requests per minute for each key, at each router. Default: no limit.
+    /// Maximum number of requests per minute for each API key, at each router. Default: no limit.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 2_147_483_647))]
     pub requests_per_minute: Option<u32>,
-    /// Maximum number of prompt and answer tokens per minute for each key, at each router. Default: no limit.
+    /// Maximum number of prompt and completion tokens per minute for each API key, at each router. Default: no limit.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 2_147_483_647))]
     pub tokens_per_minute: Option<u32>,
@@ -176,7 +176,7 @@ pub struct KeysReference {
     /// Name of the Secret.
     #[schemars(length(min = 1, max = 253), extend("x-kubernetes-validations" = formats::object_name()))]
     pub name: String,
-    /// Key of the Secret's entry that contains the file of API keys.
+    /// Key of the Secret whose value is the file of API keys.
     #[serde(default = "keys")]
     #[schemars(length(min = 1, max = 253), extend("x-kubernetes-validations" = formats::data_key()))]
     pub key: String,
@@ -207,14 +207,14 @@ pub struct Observability {
 pub enum LogLevel {
     /// Only errors are logged.
     Error,
-    /// Warnings are logged, too.
+    /// Errors and warnings are logged.
     Warn,
-    /// Important changes of state are logged, too.
+    /// Important state changes are logged as well.
     #[default]
     Info,
-    /// Each request is logged, too.
+    /// Each request is logged as well.
     Debug,
-    /// Every log statement is logged, too.
+    /// All log events are logged.
     Trace,
 }
 
@@ -271,8 +271,8 @@ pub struct Tracing {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Security {
-    /// Whether NetworkPolicies are created. The API of a replica is then reachable from the routers of the same resource
-    /// only; the ports for metrics and probes, which serve nothing else, are reachable from anywhere.
+    /// Whether NetworkPolicies are created. The API of a replica is then reachable only from the routers of the same
+    /// resource; the ports that serve only metrics and probes are reachable from anywhere.
     pub network_policy: bool,
     /// User ID that pods run as. Default: 65532, or on OpenShift the user that the platform assigns.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -283,10 +283,10 @@ pub struct Security {
     #[schemars(length(max = 16))]
     #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["name"]))]
     pub image_pull_secrets: Vec<LocalReference>,
-    /// Secret in the same namespace with the replica token, by which replicas recognize their routers: 16 to 256
-    /// letters, digits and `-._~+/=`, or several such tokens, one per line. It is mounted into routers and replicas,
-    /// which read it again when it changes; the operator does not read it. Default: the operator creates a Secret
-    /// with a random token.
+    /// Secret with the replica token, in the same namespace. Routers authenticate to replicas with this token, which
+    /// consists of 16 to 256 letters, digits and `-._~+/=`. The Secret may contain several tokens, one per line. It is
+    /// mounted into routers and replicas, which reload it when it changes; the operator does not read it. Default: the
+    /// operator creates a Secret with a random token.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub replica_token_secret_ref: Option<TokenReference>,
 }
@@ -309,7 +309,7 @@ pub struct TokenReference {
     /// Name of the Secret.
     #[schemars(length(min = 1, max = 253), extend("x-kubernetes-validations" = formats::object_name()))]
     pub name: String,
-    /// Key of the Secret's entry that contains the token.
+    /// Key of the Secret whose value is the token.
     #[serde(default = "token")]
     #[schemars(length(min = 1, max = 253), extend("x-kubernetes-validations" = formats::data_key()))]
     pub key: String,

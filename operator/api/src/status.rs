@@ -38,11 +38,11 @@ pub struct LlmDeploymentStatus {
     /// to a multiple of 5.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub kv_cache_percent: Option<i32>,
-    /// Commit of the repository that replicas fetch (`model.source.hf`). It is the commit to which `revision`
-    /// referred when the first replica fetched it.
+    /// Commit of the repository that replicas fetch (`model.source.hf`). It is the commit to which `revision` pointed
+    /// when the first replica fetched the model.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub model_revision: Option<String>,
-    /// Progress of the fetch of the model's files.
+    /// Progress of fetching the model's files.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cache: Option<CacheStatus>,
     /// Release whose images and pod templates are applied.
@@ -69,7 +69,7 @@ pub enum Phase {
     Ready,
     /// Requests are served while replicas are replaced or their number changes.
     Updating,
-    /// A problem exists that does not resolve itself.
+    /// A problem requires intervention.
     Degraded,
     /// The resource is scaled to zero.
     Suspended,
@@ -120,7 +120,7 @@ pub struct ReleaseStatus {
     /// to this value.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub available: Option<String>,
-    /// Reason why the upgrade waits.
+    /// Reason why the upgrade is waiting.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub message: Option<String>,
 }
@@ -153,7 +153,7 @@ impl UpgradeState {
     }
 }
 
-/// The progress of the fetch of the model's files.
+/// The progress of fetching the model's files.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 pub struct CacheStatus {
@@ -170,7 +170,7 @@ pub struct CacheStatus {
     pub progress: Option<String>,
 }
 
-/// The state of the fetch of the model's files.
+/// The state of fetching the model's files.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum CacheState {
     /// The fetch has not started.
@@ -196,7 +196,7 @@ pub mod conditions {
     pub const ROUTER_READY: &str = "RouterReady";
     /// A change toward the desired state is in progress.
     pub const PROGRESSING: &str = "Progressing";
-    /// A problem exists that does not resolve itself.
+    /// A problem requires intervention.
     pub const DEGRADED: &str = "Degraded";
     /// At least one replica of any version serves requests.
     pub const AVAILABLE: &str = "Available";

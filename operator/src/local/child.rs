@@ -23,7 +23,8 @@ const BACKOFF_MAX: Duration = Duration::from_secs(30);
 /// Run time after which an exit no longer counts as a consecutive failure.
 const STABLE_TIME: Duration = Duration::from_secs(30);
 /// Number of consecutive times that `ovfleet-operator local` restarts a process that was killed, or exited with code 0,
-/// before it ever worked. A process that exits with another code before it ever worked is not restarted.
+/// before it served requests for the first time. A process that exits with another code before it served requests is
+/// not restarted.
 ///
 /// If exceeded: `ovfleet-operator local` exits with an error.
 const FAILURES_MAX: u32 = 5;

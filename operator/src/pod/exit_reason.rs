@@ -31,7 +31,7 @@ pub(crate) fn exit_reason(output: &str) -> String {
 
 /// The reason why a container has exited, from its last output and its exit code.
 pub(super) fn exit_message(output: &str, code: i32) -> String {
-    /// Length of the last output of a container in a condition, in characters.
+    /// Length of a container's last output that a condition repeats, in characters.
     ///
     /// If exceeded: the text is truncated.
     const LENGTH_MAX: usize = 400;

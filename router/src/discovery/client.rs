@@ -8,10 +8,9 @@ use kube::Client;
 use kube::client::Body;
 use tokio::time::timeout;
 
-/// Time within which the API server must have answered a request of the router, or must have begun the stream of a
-/// watch.
+/// Time within which the API server must respond to a request from the router, or must begin the stream of a watch.
 ///
-/// If exceeded: the request fails, and the router tries again later.
+/// If exceeded: the request fails, and the router retries it later.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Returns a client that sends its requests with `client`, and limits their time.

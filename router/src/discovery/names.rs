@@ -15,7 +15,7 @@ pub struct FixedReplica {
     pub grpc_port: Option<u16>,
 }
 
-/// A DNS name whose addresses are all replicas: NAME:PORT/GRPC_PORT.
+/// A DNS name that resolves to the addresses of replicas: NAME:PORT/GRPC_PORT.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct DnsName(pub FixedReplica);
 

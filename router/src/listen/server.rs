@@ -23,7 +23,7 @@ use crate::proxy::{Body, Worker, serve};
 
 /// Number of concurrent streams of an HTTP/2 connection.
 ///
-/// If exceeded: the client waits; a stream that it opens nevertheless is refused with `REFUSED_STREAM`.
+/// If exceeded: the client must wait; any further stream is refused with `REFUSED_STREAM`.
 const H2_STREAMS_MAX: u32 = 256;
 /// The flow-control window of an HTTP/2 stream in bytes, and the size of its send buffer.
 const H2_STREAM_BYTES: u32 = 256 * 1024;

@@ -15,10 +15,10 @@ use super::upstream::{ReplicaConnection, SendError, rejects_router};
 use super::worker::Worker;
 use crate::dispatch::Placement;
 
-/// Size of an answer that the router receives completely before it forwards any of it, so that another replica can
-/// still answer if this one dies. Streams are forwarded as they arrive.
+/// Size up to which the router buffers a non-streaming response completely before forwarding it, so that it can retry
+/// the request if the replica fails. Streams are forwarded as they arrive.
 ///
-/// If exceeded: the answer is forwarded as it arrives, and is cut off if the replica dies.
+/// If exceeded: the response is forwarded as it arrives, and is aborted if the replica fails.
 const WHOLE_BYTES_MAX: u64 = 1 << 20;
 
 /// An answer that has begun.

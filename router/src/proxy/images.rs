@@ -14,7 +14,7 @@ use memchr::memmem;
 use server_images::ImageHeader;
 use xxhash_rust::xxh3::xxh3_64;
 
-/// Number of bytes of an image in which the router looks for its size.
+/// Number of bytes at the beginning of an image in which the router searches for the dimensions of the image.
 ///
 /// If exceeded: the image counts as one of average size.
 const HEADER_BYTES_MAX: usize = 64 << 10;

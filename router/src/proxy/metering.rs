@@ -8,8 +8,8 @@ use super::fields::{Fields, members};
 use super::request_body::RequestBody;
 use super::usage::may_have_usage;
 
-/// Length of the `stream_options` of a request in which the router requests the usage, in bytes. The parsed options
-/// take many times as much memory.
+/// Length of the `stream_options` of a request up to which the router adds `include_usage` to them, in bytes. The
+/// parsed options take many times as much memory.
 ///
 /// If exceeded: the usage of the stream is estimated.
 const STREAM_OPTIONS_MAX: usize = 4096;

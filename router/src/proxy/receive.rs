@@ -10,10 +10,10 @@ use crate::app::App;
 use crate::body_budget::{BudgetExceeded, BudgetLimits};
 use crate::error::Error;
 
-/// Size of the part of a rejected body that the router reads and discards. A client that is still sending does not read
-/// the answer, and closing the connection early would discard the answer with the unread data.
+/// Size of the part of a rejected request body that the router reads and discards. A client that is still sending does
+/// not read the answer, and closing the connection early would discard the answer with the unread data.
 ///
-/// If exceeded: the router answers without reading the rest, and closes the connection.
+/// If exceeded: the router responds without reading the rest, and closes the connection.
 const DISCARDED_BYTES_MAX: usize = 64 << 20;
 
 /// The body of a request, of which nothing has been read.

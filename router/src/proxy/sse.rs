@@ -13,7 +13,7 @@ use super::usage::{Usage, UsageScanner, usage};
 use crate::endpoint::Endpoint;
 use crate::error::ErrorObject;
 
-/// Size of a server-sent event that is held back until it is complete.
+/// Size of a server-sent event that the router buffers until it is complete.
 ///
 /// If exceeded: the event is forwarded in parts.
 const EVENT_BYTES_MAX: usize = 256 * 1024;

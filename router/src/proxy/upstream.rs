@@ -26,7 +26,7 @@ use tokio::net::TcpStream;
 use super::headers;
 use super::request_body::RequestBody;
 
-/// Number of idle connections that each thread keeps to one replica.
+/// Number of idle connections to one replica that each thread keeps open.
 ///
 /// If exceeded: further idle connections are closed.
 const IDLE_MAX: usize = 256;

@@ -9,9 +9,9 @@ use serde::Deserialize;
 
 use crate::served_model::ServedModel;
 
-/// Size of the usage in an answer.
+/// Size of the `usage` object in a response.
 ///
-/// If exceeded: the router ignores it, and charges its estimate of the tokens.
+/// If exceeded: the router ignores the object, and charges its own estimate of the tokens.
 const USAGE_BYTES_MAX: usize = 4096;
 
 /// Number of bytes of a name that are stored, so that no longer name equals `response`.

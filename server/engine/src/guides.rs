@@ -24,12 +24,11 @@ mod threads;
 /// need less time than that.
 const WAIT_MAX: Duration = Duration::from_millis(5);
 
-/// Time that a request may spend on determining the allowed next tokens of a structured output before its first
-/// token.
+/// Time that a request may spend computing the allowed next tokens of a structured output before its first token.
 ///
 /// If exceeded: 400, `form_too_complex`; a stream ends with this error.
 const REQUEST_TIME_MAX: Duration = Duration::from_secs(30);
-/// Time that each generated token adds to what a request may spend on determining the allowed next tokens.
+/// Additional time for each generated token that a request may spend computing the allowed next tokens.
 ///
 /// If exceeded: 400, `form_too_complex`; a stream ends with this error.
 const TOKEN_TIME_MAX: Duration = Duration::from_millis(20);

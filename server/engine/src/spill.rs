@@ -54,8 +54,8 @@ const INITIAL_RATE: f32 = 500.0;
 const WAIT_MAX: Duration = Duration::from_secs(10);
 /// The time for which restores are paused after a block was overdue.
 const PAUSE: Duration = Duration::from_secs(10);
-/// Time to write the cached blocks to `--kv-spill-dir` before the server sleeps, and those that are queued when it
-/// ends.
+/// Time to write the cached blocks to `--kv-spill-dir` before the server sleeps, and to write the queued blocks before
+/// it exits.
 ///
 /// If exceeded: the remaining blocks are lost.
 const FLUSH_MAX: Duration = Duration::from_secs(5);

@@ -44,7 +44,7 @@ pub const GRAMMAR_GROUPS_MAX: usize = 16_384;
 ///
 /// If exceeded: 400, `invalid_value`.
 pub const REGEX_BYTES_MAX: usize = 32 << 10;
-/// Number of elements at one place of a form: alternatives of a choice, parts of a sequence, tags and triggers.
+/// Number of elements in one list of a form: alternatives of a choice, parts of a sequence, tags or triggers.
 ///
 /// If exceeded: 400, `invalid_value`.
 pub const ELEMENTS_MAX: usize = 8192;
@@ -56,33 +56,35 @@ pub const FORM_DEPTH_MAX: usize = 64;
 ///
 /// If exceeded: 400, `invalid_value`.
 pub const FORM_BYTES_MAX: usize = 4 << 20;
-/// Greatest count of a repetition in a grammar.
+/// Maximum count of a repetition in a grammar.
 ///
 /// If exceeded: 400, `invalid_value`.
 pub const REPEAT_MAX: u32 = 1 << 16;
 
-/// Work units to read the regular expressions of a form. About 50,000 units take a millisecond.
+/// Work units for parsing the regular expressions of a form. About 50,000 units take a millisecond.
 ///
 /// If exceeded: 400, `invalid_value`.
 pub const COMPILE_FUEL: u64 = 1_000_000;
-/// Work units on regular expressions to determine the allowed next tokens. About 14,000 units take a millisecond.
+/// Work units for matching regular expressions while the allowed next tokens are computed once. About 14,000 units take
+/// a millisecond.
 ///
 /// If exceeded: 400, `form_too_complex`; a stream ends with this error.
 pub const STEP_FUEL: u64 = 400_000;
-/// Number of parser items to determine the allowed next tokens. About 20,000 items take a millisecond.
+/// Number of parser items that are created while the allowed next tokens are computed once. About 20,000 items take a
+/// millisecond.
 ///
 /// If exceeded: 400, `form_too_complex`; a stream ends with this error.
 pub const STEP_ITEMS_MAX: usize = 200_000;
-/// Number of parser items to consume a token on the engine's thread. The time grows with the square of their number in a row,
-/// and these take about 0.2 ms.
+/// Number of parser items up to which the engine's thread consumes a token of a form itself. The time grows with the
+/// square of their number in a row, and these take about 0.2 ms.
 ///
-/// If exceeded: the tokens of the form are consumed by the threads that determine the allowed next tokens.
+/// If exceeded: the threads that compute the allowed next tokens consume the tokens of the form.
 pub const COMMIT_ITEMS_MAX: usize = 1000;
 /// Number of symbols of a grammar before it is simplified.
 ///
 /// If exceeded: 400, `invalid_value`.
 pub const UNOPTIMIZED_SYMBOLS_MAX: usize = 250_000;
-/// Number of symbols of a compiled grammar, for which llguidance has 16 bits.
+/// Number of symbols of a compiled grammar, which llguidance numbers with 16 bits.
 ///
 /// If exceeded: 400, `invalid_value`.
 pub const SYMBOLS_MAX: usize = 65_000;
@@ -105,8 +107,9 @@ pub const LEXER_BYTES_MAX: usize = 32 << 20;
 pub const SEQUENCE_BYTES_MAX: usize = 64 << 20;
 /// Total memory of the compiled grammars and lexers of all forms and of the parsers of all sequences.
 ///
-/// If exceeded: compiled forms that no request uses are dropped; then requests that need more than an equal part of it fail
-/// with 400, `invalid_value` for the grammar, and `form_too_complex` for a lexer or a parser that grows.
+/// If exceeded: compiled forms that no request uses are evicted; then requests that need more than an equal share of
+/// the memory fail with 400: `invalid_value` if the grammar needs it, or `form_too_complex` if a growing lexer or
+/// parser needs it.
 pub const MEMORY_BYTES_MAX: usize = 512 << 20;
 /// Total memory of compiled forms above which idle ones are not cached, in bytes.
 pub const CACHED_MEMORY_BYTES_MAX: usize = 256 << 20;

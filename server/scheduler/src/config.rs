@@ -10,7 +10,7 @@ pub const KV_EVICTION_BLOCKS_MIN: u32 = 4;
 /// Number of prompt tokens in a step whose log probabilities are reported. Each of these tokens needs a row of logits,
 /// which is as long as the vocabulary and takes about as much time as one or two layers.
 ///
-/// If exceeded: the rest of the prompts is computed in the following steps.
+/// If exceeded: the rest of the prompts is processed in the following steps.
 pub const SCORED_TOKENS_MAX: u32 = 128;
 
 /// The largest number of draft tokens in one step. Every draft token needs a row of logits, which is as long as the

@@ -8,7 +8,7 @@ use std::str::FromStr;
 pub struct NamedAdapter {
     /// The name that requests use as their model.
     pub name: String,
-    /// The folder of the adapter.
+    /// The directory of the adapter.
     pub path: PathBuf,
 }
 

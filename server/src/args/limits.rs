@@ -13,7 +13,7 @@ use process::units::{ByteSize, duration};
 pub struct LimitArgs {
     /// Maximum number of requests that the server handles at the same time.
     ///
-    /// If exceeded: further requests get 429, `too_many_requests`, with `Retry-After`.
+    /// If exceeded: further requests are rejected with 429, `too_many_requests`, and `Retry-After`.
     #[arg(
         long,
         value_name = "COUNT",
@@ -22,9 +22,9 @@ pub struct LimitArgs {
     )]
     pub max_concurrent_requests: u32,
 
-    /// Maximum number of sequences that wait to be started.
+    /// Maximum number of waiting sequences.
     ///
-    /// If exceeded: further requests get 429, `queue_full`, with `Retry-After`.
+    /// If exceeded: further requests are rejected with 429, `queue_full`, and `Retry-After`.
     #[arg(
         long,
         value_name = "COUNT",
@@ -33,40 +33,39 @@ pub struct LimitArgs {
     )]
     pub max_queue: u32,
 
-    /// Maximum size of a request body, including its images in base64. Accepts a unit, such as 4MiB.
+    /// Maximum size of a request body, including base64-encoded images. Accepts a unit, such as 4MiB.
     ///
-    /// If exceeded: the request gets 413, `request_too_large`.
+    /// If exceeded: the request is rejected with 413, `request_too_large`.
     #[arg(long, value_name = "SIZE", default_value = "32MiB")]
     pub max_body_bytes: ByteSize,
 
-    /// Maximum total size of the request bodies and of their JSON values in memory, from their arrival until the
-    /// requests are prepared. The files of images count as well, whether they are fetched or decoded from data: URLs. The
-    /// parts of a request that its response repeats, and the items to be stored with the response, count until the
-    /// response is complete. An eighth of the total is reserved for bodies of up to 64 KiB.
+    /// Maximum total size of request bodies and their parsed JSON values in memory, from their arrival until the
+    /// requests are prepared. Image files count as well, whether they are fetched or decoded from data: URLs. The parts
+    /// of a request that its response repeats, and the items to be stored with the response, count until the response
+    /// is complete. One eighth of the total is reserved for bodies of up to 64 KiB.
     ///
-    /// If exceeded: further requests get 429, `body_buffer_full`, with `Retry-After`; a request whose images alone need
-    /// more gets 400, `array_above_max_length`.
+    /// If exceeded: further requests are rejected with 429, `body_buffer_full`, and `Retry-After`; a request whose
+    /// images alone need more is rejected with 400, `array_above_max_length`.
     #[arg(long, value_name = "SIZE", default_value = "256MiB")]
     pub max_buffered_body_bytes: ByteSize,
 
-    /// Memory for texts that are being tokenized. Tokenizing takes up to 400 bytes of memory for each byte of a text.
+    /// Memory for texts that are being tokenized. Tokenization takes up to 400 bytes of memory per byte of text.
     ///
-    /// If exceeded: further texts wait; a text that could need more than the limit gets 400,
+    /// If exceeded: further texts wait; a text that could need more than the limit is rejected with 400,
     /// `string_above_max_length`.
     #[arg(long, value_name = "SIZE", default_value = "512MiB")]
     pub max_tokenizer_memory: ByteSize,
 
-    /// Memory for images of requests after preprocessing, from their arrival until the answers are complete.
+    /// Memory for preprocessed images, from the arrival of their requests until the responses are complete.
     ///
-    /// If exceeded: 429, `image_memory_full`, with `Retry-After`; a request whose images alone need more gets 400,
-    /// `array_above_max_length`.
+    /// If exceeded: further requests are rejected with 429, `image_memory_full`, and `Retry-After`; a request whose
+    /// images alone need more is rejected with 400, `array_above_max_length`.
     #[arg(long, value_name = "SIZE", default_value = "1GiB")]
     pub max_image_memory: ByteSize,
 
     /// Maximum number of open HTTP connections.
     ///
-    /// If exceeded: further connections wait, and connections without a request are closed after one second to make room
-    /// for them.
+    /// If exceeded: further connections wait, and idle connections are closed after one second to make room for them.
     #[arg(
         long,
         value_name = "COUNT",
@@ -75,25 +74,25 @@ pub struct LimitArgs {
     )]
     pub max_connections: u32,
 
-    /// Time within which a client must send the head of a request, and the same time again for its body. A
-    /// connection without a request is closed after this time as well.
+    /// Time within which a client must send the headers of a request, and the same time again for the body. Idle
+    /// connections are closed after the same time.
     ///
-    /// If exceeded: the connection is closed; if only the body is late, the client first gets 408,
+    /// If exceeded: the connection is closed; if only the body is late, the client first receives 408,
     /// `request_incomplete`.
     #[arg(long, value_name = "TIME", default_value = "30s", value_parser = duration)]
     pub read_timeout: Duration,
 
-    /// Time within which a client must read at least 16 KiB of its answer, or all that is left, once the buffers of
-    /// its connection are full.
+    /// Time within which a client must read at least 16 KiB of a response, or the rest if it is shorter, once the
+    /// buffers of its connection are full.
     ///
     /// If exceeded: the connection is closed and the request is canceled.
     #[arg(long, value_name = "TIME", default_value = "30s", value_parser = duration)]
     pub write_timeout: Duration,
 
-    /// Time within which requests, including those in the background, must finish after SIGTERM or
-    /// SIGINT. If `ovfleet-server drain` was called before, the time starts with that call.
+    /// Time within which requests, including background responses, must finish after SIGTERM or SIGINT. If
+    /// `ovfleet-server drain` was called before, the time starts with that call.
     ///
-    /// If exceeded: the remaining requests are cut off.
+    /// If exceeded: the remaining requests are aborted.
     #[arg(long, value_name = "TIME", default_value = "30s", value_parser = duration)]
     pub drain_timeout: Duration,
 }

@@ -5,7 +5,7 @@ use std::str::FromStr;
 /// A format of tool calls or of reasoning.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ParserChoice<T> {
-    /// The format is detected in the chat template.
+    /// The format is detected from the chat template.
     Auto,
     /// The format is given explicitly.
     Format(T),

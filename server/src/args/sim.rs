@@ -10,7 +10,7 @@ use process::units::duration;
 #[derive(Clone, Debug, ClapArgs)]
 #[command(next_help_heading = "Simulator")]
 pub struct SimArgs {
-    /// Fixed time of a step, to which the times of its tokens are added.
+    /// Base time of a step, to which the times of its tokens are added.
     #[arg(long, value_name = "TIME", default_value = "5ms", value_parser = duration)]
     pub sim_step_time: Duration,
 
@@ -46,8 +46,8 @@ pub struct SimArgs {
     )]
     pub sim_block_tokens: u32,
 
-    /// Number of the step, counted from 1, at which the simulated device fails permanently, to test a replica whose
-    /// engine dies. Default: it does not fail.
+    /// Number of the step, counted from 1, at which the simulated device fails permanently, to test how a fleet handles
+    /// a replica whose engine has failed. Default: the device does not fail.
     #[arg(long, value_name = "COUNT", value_parser = value_parser!(u64).range(1..))]
     pub sim_fatal_step: Option<u64>,
 
@@ -56,11 +56,11 @@ pub struct SimArgs {
     #[arg(long = "sim-answer", value_name = "TEXT")]
     pub sim_answers: Vec<String>,
 
-    /// Simulate a model that reads images. Each image takes 16 tokens. Only without --model.
+    /// Simulate a model that accepts images. Each image takes 16 tokens. Not supported together with --model.
     #[arg(long)]
     pub sim_images: bool,
 
-    /// Context length in tokens of a model whose files do not specify it.
+    /// Context length in tokens, if the model files do not specify it.
     #[arg(long, value_name = "COUNT", default_value_t = 8192, value_parser = value_parser!(u32).range(2..))]
     pub sim_model_len: u32,
 }

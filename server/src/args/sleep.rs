@@ -1,4 +1,4 @@
-//! The flags of sleep.
+//! The flags for sleep mode.
 
 use std::time::Duration;
 
@@ -6,18 +6,18 @@ use clap::{Args as ClapArgs, value_parser};
 
 use process::units::duration;
 
-/// The flags of sleep, which determine when an idle server releases memory, and how much.
+/// The flags for sleep mode, which determine when an idle server releases memory, and which memory it releases.
 #[derive(Clone, Debug, ClapArgs)]
 #[command(next_help_heading = "Sleep")]
 pub struct SleepArgs {
-    /// Time without requests after which the server releases memory, such as `10m`. Default: never.
+    /// Time without requests after which the server falls asleep and releases memory, such as `10m`. Default: never.
     ///
-    /// The server remains ready. The next request wakes the server, and waits until it is awake.
+    /// A sleeping server remains ready. The next request wakes the server, and waits until it is awake.
     #[arg(long, value_name = "TIME", value_parser = duration)]
     pub sleep_after: Option<Duration>,
 
     /// The memory that a sleeping server releases. 1 releases the KV cache, including the prefix cache. 2 also releases
-    /// the model, which is loaded again on wake-up; --cache-dir makes that faster.
+    /// the model, which is reloaded on wake-up; --cache-dir makes reloading faster.
     #[arg(long, value_name = "LEVEL", default_value_t = 1, value_parser = value_parser!(u8).range(1..=2))]
     pub sleep_level: u8,
 

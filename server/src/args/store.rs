@@ -29,8 +29,8 @@ pub struct StoreArgs {
     #[arg(long, value_name = "SIZE", default_value = "256MiB")]
     pub max_stored_bytes: ByteSize,
 
-    /// Directory in which responses and conversations are stored, so that they outlive the process. Only one server
-    /// can use it at a time. Default: memory.
+    /// Directory in which responses and conversations are stored, so that they survive a restart. Only one server can
+    /// use the directory at a time. Default: they are stored in memory.
     #[arg(long, value_name = "PATH")]
     pub response_store_dir: Option<PathBuf>,
 }

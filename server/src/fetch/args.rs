@@ -8,20 +8,21 @@ use clap::{ArgGroup, Args, ValueEnum};
 #[derive(Clone, Debug, Args)]
 #[command(group(ArgGroup::new("source").required(true).args(["hf_repo", "url", "s3_object"])))]
 pub struct FetchArgs {
-    /// The target folder. The link `current` in this folder points to the model once the fetch is complete.
+    /// The target directory. The symbolic link `current` in this directory points to the model once the fetch is
+    /// complete.
     #[arg(long, value_name = "PATH")]
     pub into: PathBuf,
 
-    /// Before fetching, remove the files of earlier fetches in the sibling folders of the target folder.
-    // Jobs that earlier versions of the operator created pass the alias.
+    /// Before fetching, remove the files of earlier fetches from the sibling directories of the target directory.
+    // Jobs of an earlier operator pass the alias.
     #[arg(long, alias = "remove-former")]
     pub remove_previous: bool,
 
-    /// The name of a sibling folder that --remove-previous does not remove. Repeatable.
+    /// The name of a sibling directory that --remove-previous leaves unchanged. Repeatable.
     #[arg(long, value_name = "NAME")]
     pub keep: Vec<String>,
 
-    /// A repository of the Hugging Face Hub: OWNER/NAME.
+    /// A repository on the Hugging Face Hub: OWNER/NAME.
     #[arg(long, value_name = "NAME", help_heading = "Source")]
     pub hf_repo: Option<String>,
 
@@ -29,7 +30,7 @@ pub struct FetchArgs {
     #[arg(long, value_name = "NAME", default_value = "main", help_heading = "Source")]
     pub hf_revision: String,
 
-    /// A file of the repository; `*` matches any part of a name. Repeatable. Default: all files.
+    /// A file to fetch from the repository; `*` matches any part of a name. Repeatable. Default: all files.
     #[arg(long = "hf-file", value_name = "PATTERN", help_heading = "Source")]
     pub hf_files: Vec<String>,
 
@@ -49,11 +50,11 @@ pub struct FetchArgs {
     #[arg(long, value_name = "NAME", default_value = "us-east-1", help_heading = "Source")]
     pub s3_region: String,
 
-    /// The URL of the S3 service. Default: the URL of AWS in the region.
+    /// The URL of the S3 service. Default: the AWS endpoint of the region.
     #[arg(long, value_name = "URL", help_heading = "Source")]
     pub s3_endpoint: Option<String>,
 
-    /// The SHA-256 of the file, for a source with a single file.
+    /// The expected SHA-256 of the file, for a source with a single file.
     #[arg(long, value_name = "DIGITS", help_heading = "Source")]
     pub sha256: Option<String>,
 
@@ -61,8 +62,8 @@ pub struct FetchArgs {
     #[arg(long, value_enum, default_value = "auto", help_heading = "Source")]
     pub format: Format,
 
-    /// A folder with the credentials in one file each: token; username and password; or accessKeyId, secretAccessKey
-    /// and sessionToken.
+    /// A directory with one file per credential: token; username and password; or accessKeyId, secretAccessKey and
+    /// sessionToken.
     #[arg(long, value_name = "PATH", help_heading = "Source")]
     pub credentials: Option<PathBuf>,
 
@@ -74,7 +75,7 @@ pub struct FetchArgs {
     #[arg(long, value_name = "PORT")]
     pub progress_port: Option<u16>,
 
-    /// Maximum time in seconds without data from the source of `ovfleet-server fetch`.
+    /// Maximum time in seconds for which `ovfleet-server fetch` receives no data from the source.
     ///
     /// If exceeded: the attempt fails; see `--attempts`.
     #[arg(long, value_name = "SECONDS", default_value_t = 60)]
@@ -95,7 +96,7 @@ pub enum Format {
     Auto,
     /// A single GGUF file.
     Gguf,
-    /// A folder with openvino_model.xml or openvino_language_model.xml.
+    /// A directory with openvino_model.xml or openvino_language_model.xml.
     #[value(name = "openvino-ir")]
     OpenvinoIr,
 }

@@ -2,8 +2,8 @@
 
 use std::io::Write;
 
-/// Memory that the JSON values of a request body take once they are parsed. The server estimates it from the numbers of
-/// objects, arrays and elements.
+/// Memory for the parsed JSON values of a request body. The server estimates it from the numbers of objects, arrays and
+/// elements.
 ///
 /// If exceeded: 400, `too_many_values`.
 pub(crate) const VALUES_BYTES_MAX: usize = 64 << 20;

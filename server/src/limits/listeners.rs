@@ -15,7 +15,7 @@ pub struct HttpLimits {
     pub max_concurrent_requests: usize,
     /// Number of open connections. Further connections wait in the operating system's queue.
     pub max_connections: usize,
-    /// Time within which a client must send the head of a request, and the same time again for its body.
+    /// Time within which a client must send the headers of a request, and the same time again for the body.
     pub read_timeout: Duration,
     /// Time within which a client must read part of its answer, once the connection's buffers are full.
     pub write_timeout: Duration,
@@ -53,11 +53,11 @@ impl HttpLimits {
     pub(crate) fn of_admin_port(self) -> Self {
         /// Number of open connections to the port given by `--admin-port`.
         ///
-        /// If exceeded: further connections wait, and connections without a request are closed after one second to make
-        /// room for them.
+        /// If exceeded: further connections wait, and idle connections are closed after one second to make room for
+        /// them.
         const CONNECTIONS_MAX: usize = 256;
-        /// Time within which a client of the port given by `--admin-port` must send a request, and again read the
-        /// answer.
+        /// Time within which a client of the port given by `--admin-port` must send a request, and the same time again
+        /// for reading the response.
         ///
         /// If exceeded: the connection is closed.
         const TIMEOUT: Duration = Duration::from_secs(5);

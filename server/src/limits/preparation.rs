@@ -9,11 +9,11 @@ use super::fair_slots::{FairSlot, FairSlots, NoSlot};
 use crate::blocking;
 use crate::tenant::Tenant;
 
-/// Time that a request waits until its preparation (parsing, rendering, tokenizing) begins.
+/// Time that a request waits for its preparation (parsing, rendering, tokenizing) to begin.
 ///
 /// If exceeded: 429, `preparation_busy`, with `Retry-After`.
 const WAIT_MAX: Duration = Duration::from_secs(30);
-/// Number of requests that are prepared at the same time: as many as there are cores, but no more than this.
+/// Number of requests that are prepared at the same time: one for each core, but at most this number.
 ///
 /// If exceeded: further requests wait.
 const SLOTS_MAX: usize = 16;

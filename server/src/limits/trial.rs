@@ -8,16 +8,16 @@ use std::time::Duration;
 use anyhow::Context as _;
 use server_guidance::{Trial, TrialError, try_grammar};
 
-/// Processor time to compile a form that could be costly. A separate process compiles it first, and then the server
-/// does. One such form is compiled at a time.
+/// CPU time to compile a form that may be expensive. A separate process compiles it first, and then the server does.
+/// One such form is compiled at a time.
 ///
 /// If exceeded: 400, `invalid_value`.
 const TRIAL_CPU_MAX: Duration = Duration::from_secs(2);
-/// Memory to compile a form that could be costly, in bytes.
+/// Memory to compile a form that may be expensive, in bytes.
 ///
 /// If exceeded: 400, `invalid_value`.
 const TRIAL_MEMORY_BYTES_MAX: usize = 256 << 20;
-/// Time within which a trial must end, however little processor time it gets.
+/// Wall-clock time to compile a form that may be expensive, regardless of how much CPU time the compilation receives.
 ///
 /// If exceeded: 400, `invalid_value`.
 const TRIAL_TIME_MAX: Duration = Duration::from_secs(60);

@@ -29,7 +29,7 @@ use tonic::service::Routes;
 const CONNECTIONS_MAX: usize = 320;
 /// Number of concurrent streams of a connection to the port given by `--grpc-port`.
 ///
-/// If exceeded: the client waits; a stream that it opens nevertheless is refused with `REFUSED_STREAM`.
+/// If exceeded: the client must wait; any further stream is refused with `REFUSED_STREAM`.
 const STREAMS_MAX: u32 = 16;
 /// Size of a gRPC request to the server.
 ///

@@ -14,11 +14,11 @@ use super::prepared::Target;
 use super::{parameters, prompt};
 use crate::error::Error;
 
-/// Number of tokens in the answer to a tokenize request, over all texts and with padding.
+/// Number of tokens in the response to a tokenize request, over all texts and including padding.
 ///
 /// If exceeded: 400, `string_above_max_length`; `integer_above_max_value` if only the padding exceeds it.
 const TOKENS_MAX: usize = 1 << 20;
-/// Size in bytes of the text in the answer to a detokenize request.
+/// Size in bytes of the text in the response to a detokenize request.
 ///
 /// If exceeded: 400, `array_above_max_length`.
 const TEXT_BYTES_MAX: usize = 4 << 20;

@@ -14,9 +14,9 @@ use super::assembly::encode;
 ///
 /// If exceeded: the events of the response cannot be read again.
 const EVENTS_BYTES_MAX: usize = 8 << 20;
-/// Total size of the events of all background responses that are in progress or followed.
+/// Total size of the events of all background responses that are in progress or that clients are reading.
 ///
-/// If exceeded: the events of the response that exceeds it cannot be read again.
+/// If exceeded: the events of the response that exceeds the limit cannot be read again.
 const ALL_EVENTS_BYTES_MAX: usize = 128 << 20;
 /// Time for which the events of a background response remain in memory after its end, for clients that are still reading
 /// them.

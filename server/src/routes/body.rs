@@ -10,10 +10,10 @@ use crate::app::App;
 use crate::error::{Error, Resource};
 use crate::limits::{BudgetExhausted, ByteReservation, VALUES_BYTES_MAX, ValuesMemory};
 
-/// Size of the part of a rejected body that the server reads and discards. A client that is still sending does not
-/// read the answer, and closing the connection early would discard the answer with the unread data.
+/// Size of the part of a rejected request body that the server reads and discards. A client that is still sending does
+/// not read the answer, and closing the connection early would discard the answer with the unread data.
 ///
-/// If exceeded: the server answers without reading the rest and closes the connection.
+/// If exceeded: the server responds without reading the rest, and closes the connection.
 const DROPPED_BYTES_MAX: usize = 64 << 20;
 
 /// Reads the whole body. Its bytes, and the memory of its values once they are parsed, count toward the budget until

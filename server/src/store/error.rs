@@ -2,18 +2,18 @@
 
 use std::path::{Path, PathBuf};
 
-/// Number of items at which a conversation accepts no more.
+/// Number of items after which a conversation accepts no more items.
 ///
 /// If exceeded: 400, `array_above_max_length`.
 pub(super) const CONVERSATION_ITEMS_MAX: usize = 8192;
-/// Stored size at which a conversation accepts no more items.
+/// Stored size after which a conversation accepts no more items.
 ///
 /// If exceeded: 400, `array_above_max_length`.
 pub(super) const CONVERSATION_BYTES_MAX: u64 = 16 << 20;
 /// Nesting depth of the JSON of a stored object. No reader accepts deeper JSON.
 ///
-/// If exceeded: the response says `"store": false`, or fails if it is in the background; other requests get 400,
-/// `invalid_value`.
+/// If exceeded: the response has `"store": false`, or fails if it is a background response; other requests are rejected
+/// with 400, `invalid_value`.
 pub(super) const DEPTH_MAX: usize = 127;
 
 /// The reason why a record could not be stored or read.

@@ -17,7 +17,7 @@ use crate::valid_deployment::{FetchedModel, ValidDeployment};
 
 /// The exit codes of `ovfleet-server fetch` for errors that a retry cannot resolve.
 const PERMANENT_EXIT_CODES: [i32; 4] = [10, 11, 12, 13];
-/// Number of times that the Job of a fetch is repeated after a failure that may be transient.
+/// Number of times that Kubernetes retries a fetch Job after a failure that may be transient.
 ///
 /// If exceeded: the Job fails.
 const RETRIES_MAX: i32 = 8;

@@ -36,7 +36,7 @@ struct Args {
     /// Size of the KV cache in MiB.
     #[arg(long, default_value_t = 2048)]
     kv_cache_mib: u64,
-    /// Maximum number of tokens computed in one step.
+    /// Maximum number of tokens processed in one step.
     #[arg(long, default_value_t = 512)]
     max_num_batched_tokens: u32,
     /// Maximum number of tokens computed in a step with both decodes and prompts.

@@ -31,7 +31,7 @@ const FINGERPRINTS_MAX: usize = 512;
 
 /// Number of unfinished graphs and compiled models in `--cache-dir`.
 ///
-/// If exceeded: the one that was written to least recently is deleted.
+/// If exceeded: the least recently written one is deleted.
 const UNFINISHED_MAX: usize = 8;
 
 /// The age at which an unfinished file is removed, because the process that was writing it must have ended.

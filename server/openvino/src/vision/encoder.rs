@@ -18,10 +18,10 @@ use crate::kernels::{EncoderPlan, plan_encoder};
 use crate::runtime::Core;
 use crate::{Error, memory};
 
-/// Number of pixels for each thread that one run of the image encoder computes: 64 patches of 14 x 14 pixels. With
-/// fewer patches, a thread reads the weights for too little work. With more, a run only takes longer.
+/// Number of pixels per thread that one run of the image encoder processes: 64 patches of 14 x 14 pixels. With fewer
+/// patches, a thread reads the weights for too little work. With more, a run only takes longer.
 ///
-/// If exceeded: further tiles are computed in the next runs. A tile with more pixels is computed alone.
+/// If exceeded: further tiles are processed in the next runs. A tile with more pixels is processed alone.
 const RUN_PIXELS_PER_THREAD: usize = 64 * 14 * 14;
 
 /// The content of an [`ImageInput`] for this encoder.

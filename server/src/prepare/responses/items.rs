@@ -14,7 +14,7 @@ use crate::store::ItemIds;
 ///
 /// If exceeded: the server replaces the ID with a new one.
 const ID_BYTES_MAX: usize = 128;
-/// Number of input items of a response request.
+/// Number of input items of a Responses API request.
 ///
 /// If exceeded: 400, `array_above_max_length`.
 pub(crate) const ITEMS_MAX: usize = 8192;

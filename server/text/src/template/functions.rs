@@ -104,7 +104,7 @@ fn indent(value: &Value) -> Result<String, Error> {
     }
 }
 
-/// Width in characters to which a chat template indents or pads. The engine would allocate any width.
+/// Width in characters to which a chat template may indent or pad text. The engine would allocate any width.
 ///
 /// If exceeded: 400, `invalid_value`.
 const WIDTH_MAX: usize = 4096;

@@ -1,6 +1,6 @@
 //! The limits of rendering chat templates.
 
-/// Number of template engine instructions to render a conversation. A message takes some hundreds.
+/// Number of instructions that the template engine executes to render a conversation. A message takes some hundreds.
 ///
 /// If exceeded: 400, `invalid_value`.
 pub const STEPS_MAX: u64 = 20_000_000;
