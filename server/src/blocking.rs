@@ -12,7 +12,8 @@ const NICE: i32 = 10;
 /// The runtime whose threads run the work. An unprivileged thread cannot raise its priority again, so these are not the
 /// threads of the runtime that serves connections.
 static THREADS: LazyLock<Runtime> = LazyLock::new(|| {
-    let threads = Builder::new_current_thread().thread_name("blocking").on_thread_start(lower_priority).build();
+    let threads =
+        Builder::new_current_thread().thread_name("blocking").on_thread_start(lower_priority).build();
     threads.expect("invariant: a runtime that uses neither I/O nor timers can be created")
 });
 

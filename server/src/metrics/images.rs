@@ -23,8 +23,8 @@ struct LookupLabels {
 
 impl ImageCacheMetrics {
     pub(super) fn new(metrics: &mut MetricsBuilder) -> Self {
-        let bytes = metrics
-            .zero("image_cache_bytes", "Total size of the cached image encoder outputs in bytes");
+        let bytes =
+            metrics.zero("image_cache_bytes", "Total size of the cached image encoder outputs in bytes");
         let lookups: Family<LookupLabels, Counter> = metrics.zero(
             "image_cache_lookups",
             "Lookups of images in the cache of encoder outputs, by result: hit (cached or being computed) or miss",

@@ -262,8 +262,9 @@ fn the_check_finds_mismatches() {
 /// Whether a value matches a schema, for the keywords that the server's schemas use.
 fn fits(document: &Value, schema: &Value, value: &Value) -> Result<(), String> {
     if let Some(reference) = schema["$ref"].as_str() {
-        let target =
-            document.pointer(reference.trim_start_matches('#')).ok_or(format!("{reference} does not exist"))?;
+        let target = document
+            .pointer(reference.trim_start_matches('#'))
+            .ok_or(format!("{reference} does not exist"))?;
         return fits(document, target, value);
     }
     if let Some(kinds) = schema["anyOf"].as_array() {
