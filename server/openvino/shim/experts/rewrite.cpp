@@ -380,8 +380,8 @@ Support support(const ov::Model& model) {
 }
 
 size_t replace_experts(ov::Model& model, const Target& target) {
-    OPENVINO_ASSERT(projection_kernels(target.isa), "this processor does not support the instruction set of native experts: ",
-                    int64_t(target.isa));
+    OPENVINO_ASSERT(projection_kernels(target.isa),
+                    "this processor does not support the instruction set of native experts: ", int64_t(target.isa));
     size_t replaced = 0;
     for (const auto& sum : sums(model)) {
         const auto layer = layer_of(sum);
