@@ -143,7 +143,7 @@ pub enum Policy {
     Kv,
     /// The replica with the fewest requests.
     LeastRequests,
-    /// Of two random replicas, the one with fewer requests.
+    /// The replica with fewer requests among two that are chosen at random.
     PowerOfTwo,
     /// The replicas in turn, one request each.
     RoundRobin,

@@ -324,7 +324,7 @@ fn invalid() -> Vec<(Vec<(&'static str, Value)>, &'static str)> {
             vec![("router", json!({"service": {"nodePort": 30000}}))],
             "requires the type NodePort or LoadBalancer",
         ),
-        (vec![("access", json!({"requestsPerMinute": 1}))], "they require access.apiKeysSecretRef"),
+        (vec![("access", json!({"requestsPerMinute": 1}))], "require access.apiKeysSecretRef, because"),
         // The routers would not start.
         (
             vec![("observability", json!({"tracing": {"endpoint": "https://collector:4317"}}))],

@@ -50,7 +50,7 @@ fn a_changed_file_takes_effect_without_interrupting_streams() {
         assert_eq!(router.post(CHAT, &chat("m", false)).body, "\"new\"");
     }
     std::fs::remove_file(&path).unwrap();
-    router.await_log("failed to read a file again");
+    router.await_log("failed to reload a file");
     assert_eq!(router.post(CHAT, &chat("m", false)).body, "\"new\"");
 }
 

@@ -90,7 +90,10 @@ fn bounded(text: String) -> Result<String, Error> {
 }
 
 fn too_long() -> Error {
-    Error::new(ErrorKind::InvalidOperation, "a text is longer than 64 MiB")
+    Error::new(
+        ErrorKind::InvalidOperation,
+        format!("a text is longer than {} bytes", limits::OUTPUT_BYTES_MAX),
+    )
 }
 
 fn indent(value: &Value) -> Result<String, Error> {

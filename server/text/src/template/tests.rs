@@ -164,7 +164,7 @@ fn widths_are_bounded() {
 fn chained_filters_cannot_multiply_a_text_without_bound() {
     let joined = format!("{{{{ 'ab'{} }}}}", " | join('-----------------')".repeat(40));
     let rendered = single(&joined).render(&RenderInput::default());
-    assert!(causes(rendered.unwrap_err()).contains("too long"));
+    assert!(causes(rendered.unwrap_err()).contains("longer than"));
 }
 
 #[test]
