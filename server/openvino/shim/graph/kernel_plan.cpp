@@ -32,7 +32,7 @@ ovfleet::Isa isa(uint32_t number) {
     return ovfleet::Isa(number);
 }
 
-// src/shim.rs asserts the same layout for its struct.
+// src/shim/ffi.rs asserts the same layout for its struct.
 static_assert(sizeof(ovfleet_kernel_plan) == 36 && alignof(ovfleet_kernel_plan) == 4);
 static_assert(offsetof(ovfleet_kernel_plan, projection_isa) == 0);
 static_assert(offsetof(ovfleet_kernel_plan, projection_activations) == 4);
