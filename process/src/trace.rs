@@ -26,7 +26,7 @@ impl Tracer {
             .with_tonic()
             .with_endpoint(endpoint)
             .build()
-            .with_context(|| format!("failed to create an exporter of spans to {endpoint:?}"))?;
+            .with_context(|| format!("failed to create the span exporter for {endpoint:?}"))?;
         let sampler = Sampler::ParentBased(Box::new(Sampler::TraceIdRatioBased(f64::from(sampling_ratio))));
         let provider = SdkTracerProvider::builder()
             .with_batch_exporter(exporter)

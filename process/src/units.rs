@@ -42,8 +42,11 @@ impl FromStr for ByteSize {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let invalid =
-            || format!("{text:?} is not a size: use a number of bytes, or with a unit, e.g. 512MiB, 1.5GiB");
+        let invalid = || {
+            format!(
+                "{text:?} is not a size: use a number of bytes, with or without a unit, e.g. 512MiB, 1.5GiB"
+            )
+        };
         let text = text.trim();
         let digits = text.trim_end_matches(|letter: char| letter.is_ascii_alphabetic());
         // Kubernetes writes `Gi` instead of `GiB`.

@@ -263,14 +263,14 @@ pub struct Args {
     #[arg(long, value_enum, default_value = "key", help_heading = "Access")]
     pub key_isolation: KeyIsolation,
 
-    /// Maximum size of a request body, including base64-encoded images. Accepts a unit, such as 4MiB.
+    /// Maximum size of a request body, including base64-encoded images. Accepts a unit suffix, as in 4MiB.
     ///
     /// If exceeded: the request is rejected with 413, `request_too_large`.
     #[arg(long, value_name = "SIZE", default_value = "32MiB", help_heading = "Limits")]
     pub max_body_bytes: ByteSize,
 
-    /// Maximum total size of request bodies in memory. Each byte counts from its arrival until its body is no longer
-    /// needed for a retry. One eighth of the total is reserved for bodies of up to 64 KiB.
+    /// Maximum total size of request bodies in memory. The received bytes of a body count toward it until the body is no
+    /// longer needed for a retry. One eighth of the total is reserved for bodies of up to 64 KiB.
     ///
     /// If exceeded: further requests are rejected with 429, `body_buffer_full`, and `Retry-After`.
     #[arg(long, value_name = "SIZE", default_value = "128MiB", help_heading = "Limits")]

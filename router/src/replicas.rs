@@ -29,7 +29,7 @@ pub struct Replicas {
     all: ArcSwap<Vec<Arc<Replica>>>,
     served_models: ArcSwap<BTreeMap<String, Arc<ServedModel>>>,
     served_models_by_replica: ArcSwap<HashMap<SocketAddr, Vec<Arc<ServedModel>>>>,
-    /// Serializes the changes of the three lists.
+    /// Serializes changes of `all`, `served_models` and `served_models_by_replica`.
     writing: Mutex<()>,
     changes: watch::Sender<u64>,
     /// The tokens with which this router authenticates itself to replicas, if they require any.

@@ -144,7 +144,7 @@ pub struct Args {
     )]
     pub tensor_parallel_size: u32,
 
-    /// Size of the KV cache. Accepts a unit, such as 2GiB. With --draft-model, the size includes the caches of both
+    /// Size of the KV cache. Accepts a unit suffix, as in 2GiB. With --draft-model, the size includes the caches of both
     /// models.
     ///
     /// Default: half of the memory that is free after the model is loaded, but at most what --max-num-seqs sequences of

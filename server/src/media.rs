@@ -82,7 +82,7 @@ pub struct MediaPolicy {
     #[arg(long, value_name = "TIME", default_value = "5s", value_parser = duration)]
     pub image_fetch_timeout: Duration,
 
-    /// Maximum file size of an image that is fetched or read. Accepts a unit, such as 4MiB. Images larger than 20 MiB
+    /// Maximum file size of an image that is fetched or read. Accepts a unit suffix, as in 4MiB. Images larger than 20 MiB
     /// are rejected regardless of this flag.
     ///
     /// If exceeded: 400, `invalid_image_url`.

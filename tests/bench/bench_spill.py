@@ -42,7 +42,7 @@ class Keeping(Server):
 
 
 def prompt(args: argparse.Namespace, seed: int) -> list[int]:
-    """Returns a prompt whose beginning is unique for the seed."""
+    """Returns a random prompt, which shares no prefix with those of other seeds."""
     rng = random.Random(seed)
     return [rng.randrange(1000, args.vocabulary) for _ in range(args.tokens)]
 

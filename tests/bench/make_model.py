@@ -35,7 +35,7 @@ class Shape:
     head: int
     # The vocabulary; None for that of the sample model.
     vocabulary: int | None
-    # Whether the tensors have the types of Q4_K_M, as llama.cpp mixes them. Otherwise all matrices are Q4_0.
+    # Whether the tensors have the mix of types that llama.cpp calls Q4_K_M. Otherwise all matrices are Q4_0.
     is_q4_k_m: bool = True
     experts: int = 0
     experts_used: int = 0

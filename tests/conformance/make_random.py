@@ -107,7 +107,7 @@ class File:
         self.writer.add_tensor(f"{name}.weight", kquants.quantize(values, kind), raw_dtype=kind)
 
     def vector(self, name: str, size: int, mean: float = 1.0, spread: float = 0.2) -> None:
-        """Writes a vector in f32, which norm weights, biases and frequency factors always have."""
+        """Writes a vector in f32, the type that norm weights, biases and frequency factors always have."""
         values = self.random.standard_normal(size, dtype=np.float32) * np.float32(spread) + np.float32(mean)
         self.writer.add_tensor(name, values)
 

@@ -225,7 +225,7 @@ def echo(sides: Sides) -> Check:
     good = max(of_runtime, of_peer) <= PROMPT_LOGPROB_TOLERANCE and faults == 0 and total > 0
     detail = (
         f"log probabilities of {total} prompt tokens within {of_runtime:.5f} of the runtime's and {of_peer:.5f} of "
-        f"openvino_genai's (tolerance {PROMPT_LOGPROB_TOLERANCE}), {faults} texts without their prompt"
+        f"openvino_genai's (tolerance {PROMPT_LOGPROB_TOLERANCE}), {faults} faults"
     )
     return Check("echo with logprobs", good, detail)
 
@@ -293,7 +293,7 @@ def choices(sides: Sides) -> Check:
         )
         faults += first != second
         faults += len({tuple(one) for one in first}) < 2
-    return Check("n", faults == 0, f"{len(sides.prompts)} prompts, 5 choices each, {faults} texts without their prompt")
+    return Check("n", faults == 0, f"{len(sides.prompts)} prompts, 5 choices each, {faults} faults")
 
 
 def filters(sides: Sides, case: Filters) -> Check:

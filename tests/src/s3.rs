@@ -22,7 +22,7 @@ const PAGE_OBJECTS: usize = 2;
 pub struct Credentials {
     /// The ID of the access key.
     pub access_key_id: String,
-    /// The secret of the access key.
+    /// The secret access key, which signs the requests.
     pub secret_access_key: String,
     /// The session token of temporary credentials.
     pub session_token: Option<String>,

@@ -35,7 +35,7 @@ pub struct Config {
     pub max_concurrent_upgrades: u16,
     /// The interval at which a cluster without the kind ServiceMonitor is checked for it.
     pub discovery_interval: Duration,
-    /// The exporter of spans; `None` if spans are not exported.
+    /// The span exporter; `None` if spans are not exported.
     pub tracer: Option<Tracer>,
 }
 

@@ -92,7 +92,7 @@ impl Installation {
 /// executable or in PATH.
 fn program(given: Option<&Path>, name: &str) -> anyhow::Result<PathBuf> {
     if let Some(given) = given {
-        ensure!(given.is_file(), "the program {} does not exist", given.display());
+        ensure!(given.is_file(), "the program {} is not a file", given.display());
         return Ok(given.to_owned());
     }
     let own = std::env::current_exe().context("failed to find the path of this program")?;

@@ -94,20 +94,25 @@ fn replicas(summary: &Summary) -> ConditionState {
         return ConditionState::new(true, "ScaledToZero", "the desired number of replicas is 0");
     }
     if updated_routable >= desired && present == desired && updated == desired {
-        let message = format!("all {desired} replicas are ready and receive requests");
+        let message = match desired {
+            1 => "the replica is ready and receives requests".to_owned(),
+            desired => format!("all {desired} replicas are ready and receive requests"),
+        };
         return ConditionState::new(true, "AllReady", message);
     }
     if let Some(problem) = &summary.problem {
         return ConditionState::new(false, &problem.reason, problem.message.clone());
     }
     if summary.not_admitted > 0 {
-        let message = format!("{} replicas are waiting to be admitted by the routers", summary.not_admitted);
+        let message = format!("replicas that wait to be admitted by the routers: {}", summary.not_admitted);
         return ConditionState::new(false, "NotAdmitted", message);
     }
     let outdated = routable - updated_routable;
     let mut message = format!("{updated_routable} of {desired} replicas are up to date and receive requests");
     if outdated > 0 {
-        message.push_str(&format!("; {outdated} outdated replicas receive requests until they are replaced"));
+        message.push_str(&format!(
+            "; outdated replicas that receive requests until they are replaced: {outdated}"
+        ));
     }
     if let Some(awaits) = &summary.awaits {
         message.push_str(&format!("; {awaits}"));
@@ -273,6 +278,7 @@ pub(super) fn available(desired: i32, routable: i32, router: &ConditionState) ->
     }
     match routable {
         0 => ConditionState::new(false, "NoReplica", "no replica receives requests"),
+        1 => ConditionState::new(true, "Serving", "1 replica receives requests"),
         routable => ConditionState::new(true, "Serving", format!("{routable} replicas receive requests")),
     }
 }

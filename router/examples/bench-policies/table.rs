@@ -85,7 +85,7 @@ impl Table {
             }
             if scores[kv].hottest > HOTTEST_MAX {
                 missed.push(format!(
-                    "{}: a replica has {:.2} times the mean",
+                    "{}: the busiest replica received {:.2} times the mean number of requests",
                     kind.name(),
                     scores[kv].hottest
                 ));

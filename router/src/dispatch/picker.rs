@@ -241,8 +241,8 @@ impl Picker {
         };
         let candidates = || replicas.iter().filter(is_candidate);
         let hangs = |replica: &Arc<Replica>| replica.hangs(now, settings.hang_timeout);
-        // If all replicas seem to hang, the reports are more likely at fault than the replicas. A single hanging
-        // replica is not evidence of that.
+        // If all replicas seem to hang, the reports are more likely at fault than the replicas. If only the
+        // replica `at` is examined, that is not known.
         let all_hang = at.is_none() && candidates().all(hangs);
         let health = self.health();
         // This value is computed at most once, and only if a replica is ejected.

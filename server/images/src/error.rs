@@ -103,7 +103,7 @@ pub enum ImageError {
         /// The largest allowed ratio of the sides.
         limit: u32,
     },
-    /// The image would have less than one pixel in one direction after resizing.
+    /// One side of the resized image would be shorter than the model supports.
     #[error(
         "the image of {size} pixels is too narrow for this model: resized to fit, it would be {resized} pixels"
     )]

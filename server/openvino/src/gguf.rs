@@ -48,7 +48,9 @@ pub(crate) fn read(file: &Arc<GgufFile>, max_model_len: Option<u32>) -> Result<M
     .map_err(|error| match error {
         ReadError::NoNode(entry) => {
             let TensorEntry { name, kind, .. } = entry;
-            Error::Unsupported(format!("the graph has no node for its weight {name} ({kind})"))
+            Error::Unsupported(format!(
+                "OpenVINO's graph of the file has no node for the weight {name} ({kind})"
+            ))
         }
         ReadError::NoGraphFile(error) | ReadError::Other(error) => error,
     })

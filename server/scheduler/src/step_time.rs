@@ -122,9 +122,9 @@ impl StepTimeModel {
         Some(self.tokens_in(remaining, computed_tokens))
     }
 
-    /// Returns how many of the next tokens of a prompt take as long as `tokens` tokens after the first
-    /// [`REFERENCE_POSITION`] tokens of a prompt, but at most `tokens`. The first `computed_tokens` tokens of the
-    /// prompt are already computed. `None` until enough steps have been recorded.
+    /// Returns the number of prompt tokens after the first `computed_tokens` that take as long to compute as `tokens`
+    /// tokens after the first [`REFERENCE_POSITION`]. The number is at most `tokens`. Returns `None` until enough steps
+    /// have been recorded.
     pub(crate) fn equal_time_tokens(&self, tokens: u32, computed_tokens: u32) -> Option<u32> {
         if self.prompt_steps < PROMPT_STEPS_MIN {
             return None;

@@ -33,7 +33,7 @@ pub struct LimitArgs {
     )]
     pub max_queue: u32,
 
-    /// Maximum size of a request body, including base64-encoded images. Accepts a unit, such as 4MiB.
+    /// Maximum size of a request body, including base64-encoded images. Accepts a unit suffix, as in 4MiB.
     ///
     /// If exceeded: the request is rejected with 413, `request_too_large`.
     #[arg(long, value_name = "SIZE", default_value = "32MiB")]

@@ -20,7 +20,7 @@ pub struct SpillArgs {
     #[arg(long, value_name = "PATH", conflicts_with = "no_prefix_caching")]
     pub kv_spill_dir: Option<PathBuf>,
 
-    /// Maximum total size of the blocks in --kv-spill-dir. Accepts a unit, such as 20GiB.
+    /// Maximum total size of the blocks in --kv-spill-dir. Accepts a unit suffix, as in 20GiB.
     ///
     /// If exceeded: the least recently used blocks are deleted.
     #[arg(long, value_name = "SIZE", default_value = "8GiB")]

@@ -23,7 +23,7 @@ pub struct StoreArgs {
     )]
     pub max_stored_responses: u32,
 
-    /// Maximum total size of the stored responses and conversations. Accepts a unit, such as 1GiB.
+    /// Maximum total size of the stored responses and conversations. Accepts a unit suffix, as in 1GiB.
     ///
     /// If exceeded: the least recently used objects are evicted.
     #[arg(long, value_name = "SIZE", default_value = "256MiB")]

@@ -24,8 +24,8 @@ use tonic::service::Routes;
 /// reports, each of which has its own connection, so that a connection remains for `ovfleet-server drain` and health
 /// checks.
 ///
-/// If exceeded: further connections wait, and connections without a gRPC call other than health checks are closed after one
-/// second to make room for them.
+/// If exceeded: further connections wait. To make room for them, connections are closed that have had no gRPC call for one
+/// second, not counting health checks.
 const CONNECTIONS_MAX: usize = 320;
 /// Number of concurrent streams of a connection to the port given by `--grpc-port`.
 ///

@@ -37,7 +37,7 @@ def an_echoed_prompt_has_the_log_probabilities_of_its_tokens(client, model):
         assert math.isclose(one, other, abs_tol=0.05), (one, other)
     for token, offset in zip(logprobs.tokens, logprobs.text_offset):
         assert choice.text[offset:].startswith(token), (token, offset)
-    # The same parameter under the name that vLLM uses.
+    # The field of vLLM's API with the same log probabilities.
     scores = choice.prompt_logprobs
     assert scores[0] is None and len(scores) == len(logprobs.tokens), scores
     for score, logprob in zip(scores[1:], logprobs.token_logprobs[1:]):

@@ -48,7 +48,8 @@ struct DeferredPart {
     size_t bytes;
     // Computes the content, on all threads of the calling arena.
     std::function<void(uint8_t* to)> fill;
-    // The rows whose quants, scales or zero points are the content. Has no source if the content is not read from a file.
+    // The rows whose quants, scales or zero points are the content. `rows.source` is null if the
+    // content is not read from a file.
     TensorRows rows;
 };
 

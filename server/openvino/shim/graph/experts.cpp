@@ -69,10 +69,10 @@ void normalize_weights(const ov::Model& model) {
     }
 }
 
-// Corrects the shapes of the indices of the chosen experts, which select the biases of these experts. The graph reads the
-// number of tokens from the third dimension, but in some layers, and with paged attention, the tokens are in another
+// Corrects the shapes of the indices with which the graph gathers the biases of the chosen experts. The graph reads the number
+// of tokens from the third dimension, but in some layers, and with paged attention, the tokens are in another
 // dimension.
-void correct_bias_numbers(const ov::Model& model) {
+void correct_bias_indices(const ov::Model& model) {
     for (const auto& node : model.get_ordered_ops()) {
         if (!ov::is_type<op::v1::Reshape>(node) || !ov::is_type<op::v8::Gather>(node->get_input_node_ptr(1))) continue;
         const auto* top = ov::as_type<op::v11::TopK>(node->get_input_node_ptr(0));
@@ -87,7 +87,7 @@ void correct_bias_numbers(const ov::Model& model) {
 extern "C" int ovfleet_fix_experts(ov_model_t* model, size_t* layers) {
     return ovfleet::guarded([&] {
         normalize_weights(*model->object);
-        correct_bias_numbers(*model->object);
+        correct_bias_indices(*model->object);
         *layers = 0;
         for (const auto& node : model->object->get_ordered_ops()) {
             if (node->get_friendly_name().find("moe_out") == std::string::npos || !reshapes_to(*node, {1, 1, -1})) continue;

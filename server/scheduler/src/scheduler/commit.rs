@@ -121,7 +121,7 @@ impl Scheduler {
         }
     }
 
-    /// Evicts the full blocks with the lowest scores of a generating sequence that has more than `blocks_max`.
+    /// If a generating sequence has more than `blocks_max` full blocks, evicts those with the lowest scores.
     ///
     /// A cached block must follow cached blocks. Therefore, the sequence's blocks are removed from the prefix cache
     /// first, from the last one up to a block that is shared or has cached children. The remaining cached blocks are
