@@ -1,4 +1,5 @@
-//! Runs long computations on threads that serve no connections and have a lower priority than the model's threads.
+//! Runs long computations and file operations on threads that serve no connections and have a lower priority than the
+//! model's threads.
 
 use std::sync::LazyLock;
 

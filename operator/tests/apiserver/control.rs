@@ -184,8 +184,8 @@ async fn nothing_is_written_when_nothing_has_changed() {
     let known = stage.resources().get("chat").await.unwrap();
     let services = stage.objects(Kind::Service);
     for number in 0..10 {
-        // This triggers a reconcile that changes nothing. It is no Deployment, because a new annotation of a Deployment is
-        // a new generation, and until its controller has observed that, the status says that a change is in progress.
+        // Patching the Service triggers a reconcile that changes nothing. Patching a Deployment would not: a new annotation
+        // starts a new generation, and until the controller has observed it, the status reports a change in progress.
         let touch = json!({"metadata": {"annotations": {"touched": number.to_string()}}});
         services.patch("chat", &PatchParams::default(), &Patch::Merge(&touch)).await.unwrap();
     }

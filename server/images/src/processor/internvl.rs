@@ -30,7 +30,7 @@ pub(super) struct InternVl {
 enum Thumbnail {
     /// The thumbnail follows two or more tiles.
     BehindTiles,
-    /// There is no thumbnail.
+    /// The image has no thumbnail.
     Omitted,
 }
 
