@@ -19,8 +19,8 @@ pub(crate) struct WeightForm<'a> {
     pub(crate) form: &'a Matrix,
 }
 
-/// An index of the weights of a model from [`read_gguf`]. The exclusive borrow ensures that no other code changes the
-/// model.
+/// An index of the weights of a model from [`super::read_gguf`]. The exclusive borrow ensures that no other code changes
+/// the model.
 pub(crate) struct GraphWeights<'a> {
     raw: *mut RawWeights,
     model: PhantomData<&'a mut Model>,
