@@ -234,7 +234,7 @@ bench-router: ## Compare the router with vllm-router and sglang-router. ARGS=--u
 	@target/release/examples/bench-router $(ARGS)
 
 .PHONY: bench-operator
-bench-operator: ## Measure the cost of managing 300 resources for the operator, on a real API server. ARGS=--update updates the table in docs/performance/results.md.
+bench-operator: ## Measure the operator's cost of managing 300 resources, against a real API server. ARGS=--update updates the table in docs/performance/results.md.
 	@scripts/need cargo
 	@scripts/tools control-plane
 	@$(CARGO) build --release --locked --quiet --package operator --bin ovfleet-operator --example bench-operator

@@ -59,7 +59,7 @@ def listed_pages() -> set[pathlib.Path]:
 
 
 def staged(path: pathlib.Path, pages: set[pathlib.Path]) -> pathlib.Path:
-    """Returns the path of a file of the repository within the source folder of the site."""
+    """Returns the path of a file of the repository within the source directory of the site."""
     if path.is_relative_to(DOCS):
         return path.relative_to(DOCS)
     relative = OUTSIDE / path.relative_to(ROOT)
@@ -85,13 +85,13 @@ def stage(path: pathlib.Path, pages: set[pathlib.Path]) -> None:
         if not linked.exists():
             sys.exit(f"docs: {path.relative_to(ROOT)} links to {link}, which does not exist")
         if linked.is_dir():
-            sys.exit(f"docs: {path.relative_to(ROOT)} links to the folder {link}; link to a file in it")
+            sys.exit(f"docs: {path.relative_to(ROOT)} links to the directory {link}; link to a file in it")
         copy = staged(linked, pages)
         if linked not in pages and not linked.is_relative_to(DOCS) and not (SOURCE / copy).exists():
             (SOURCE / copy).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(linked, SOURCE / copy)
         relative = os.path.relpath(SOURCE / copy, target.parent)
-        # The index of a folder is named README.md in the repository and index.html in the site.
+        # The index of a directory is named README.md in the repository and index.html in the site.
         if path.name != "SUMMARY.md":
             relative = re.sub(r"(^|/)README\.md$", r"\1index.md", relative)
         # Copies of files that are not pages have no anchors.

@@ -1,5 +1,5 @@
 //! Lets the binary find the OpenVINO libraries: where they were when it was built, or in `lib/` next to its
-//! own folder, as in the image.
+//! own directory, as in the image.
 
 fn main() {
     if let Ok(libraries) = std::env::var("DEP_OVFLEET_SHIM_LIBRARIES") {

@@ -1,5 +1,5 @@
 //! Determines the source of the model that an object concerns, if the model is fetched into a volume that all replicas
-//! mount. The volume has a folder for each source, and a fetch removes the folders that no replica uses.
+//! mount. The volume has a directory for each source, and a fetch removes the directories that no replica uses.
 //!
 //! Jobs, Deployments and pods have the key of their source as an annotation. Earlier releases did not set the
 //! annotation. Adding it to a pod template would restart all replicas, so objects of those releases keep their
@@ -24,7 +24,7 @@ pub enum ModelSourceKey {
     Unknown,
     /// The model is not in a shared volume.
     NotShared,
-    /// The model is in the folder of the shared volume with this name.
+    /// The model is in the directory of the shared volume with this name.
     Shared(String),
 }
 
@@ -67,8 +67,8 @@ mod former_release {
     /// Finds the source in the arguments of a server, `--model=/model/KEY/current`, or of a fetch, `--into=/model/KEY`.
     fn source_in<'a>(mut arguments: impl Iterator<Item = &'a str>) -> ModelSourceKey {
         let found = arguments.find_map(|argument| match argument.strip_prefix("--model=") {
-            Some(path) => Some(folder(path).and_then(|folder| folder.strip_suffix("/current"))),
-            None => argument.strip_prefix("--into=").map(folder),
+            Some(path) => Some(directory(path).and_then(|directory| directory.strip_suffix("/current"))),
+            None => argument.strip_prefix("--into=").map(directory),
         });
         match found {
             None => ModelSourceKey::Unknown,
@@ -78,7 +78,7 @@ mod former_release {
     }
 
     /// The part of a path below the mounted volume.
-    fn folder(path: &str) -> Option<&str> {
+    fn directory(path: &str) -> Option<&str> {
         path.strip_prefix(MODEL_PATH)?.strip_prefix('/')
     }
 }

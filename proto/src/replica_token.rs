@@ -273,8 +273,8 @@ mod tests {
 
     #[test]
     fn a_changed_file_counts_and_a_broken_one_does_not() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("token");
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("token");
         assert!(matches!(ReplicaTokenFile::open(&path), Err(Error::Read { .. })));
         std::fs::write(&path, OLD).unwrap();
         let file = ReplicaTokenFile::open(&path).unwrap();

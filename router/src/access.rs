@@ -132,8 +132,8 @@ mod tests {
     fn only_keys_in_the_file_are_valid_and_an_invalid_file_changes_nothing() {
         let access = Access::default();
         assert_eq!(access.client(&HeaderMap::new()), Ok(None));
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("keys");
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("keys");
         std::fs::write(&path, "# ours\nsecret alice\n\nother # no name\n").unwrap();
         assert_eq!(access.read(&path).unwrap(), 2);
         let name = |value| access.client(&with(value)).map(|client| client.unwrap().name.into_string());

@@ -150,7 +150,8 @@ impl Default for Metrics {
         metrics.0.register("build", "The version of the router", Info::new(info));
         let inner = Inner {
             requests: metrics.zero("requests", "Finished requests, by endpoint, outcome and status class"),
-            retries: metrics.zero("retries", "Retried requests, by the reason for the failure"),
+            retries: metrics
+                .zero("retries", "Retries, by the reason for the failure of the previous attempt"),
             prompt_tokens: metrics.zero("prompt_tokens", "Estimated prompt tokens of all requests"),
             cached_prompt_tokens: metrics.zero(
                 "cached_prompt_tokens",

@@ -165,7 +165,7 @@ impl Sources {
     }
 }
 
-/// Logs when the first model is served.
+/// Logs `ready` once a replica of any model is available. Never completes.
 async fn log_when_ready(app: App) {
     let mut changes = app.dispatcher().replicas.changes();
     while !app.is_ready() {

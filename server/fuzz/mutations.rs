@@ -10,12 +10,12 @@ pub(crate) use random::Random;
 /// Maximum size of an input in bytes, the same as in `scripts/fuzz`.
 const INPUT_BYTES_MAX: usize = 4096;
 
-/// Reads the seeds in a folder, in the order of their names.
-pub(crate) fn seeds(folder: &str) -> Vec<Vec<u8>> {
-    let entries = std::fs::read_dir(folder).expect("the folder of seeds can be read");
-    let mut paths: Vec<_> = entries.map(|entry| entry.expect("the folder can be listed").path()).collect();
+/// Reads the seeds in a directory, in the order of their names.
+pub(crate) fn seeds(directory: &str) -> Vec<Vec<u8>> {
+    let entries = std::fs::read_dir(directory).expect("the directory of seeds can be read");
+    let mut paths: Vec<_> = entries.map(|entry| entry.expect("the directory can be listed").path()).collect();
     paths.sort();
-    assert!(!paths.is_empty(), "{folder} contains seeds");
+    assert!(!paths.is_empty(), "{directory} contains seeds");
     paths.iter().map(|path| std::fs::read(path).expect("a seed can be read")).collect()
 }
 

@@ -72,11 +72,11 @@ fn main() {
         assert!(
             needed.exists(),
             "{} is missing: run `make fetch`, or set OVFLEET_OPENVINO to an unpacked OpenVINO package \
-             (the folder that holds include/ and libs/)",
+             (the directory that holds include/ and libs/)",
             needed.display()
         );
     }
-    let libraries = libraries.canonicalize().expect("invariant: the folder exists");
+    let libraries = libraries.canonicalize().expect("invariant: the directory exists");
     let mut shim = cc::Build::new();
     if !has_tile_models() {
         shim.define("OVFLEET_WITHOUT_TILE_MODELS", None);
@@ -90,7 +90,7 @@ fn main() {
         .flag_if_supported("-Wno-deprecated-declarations")
         .opt_level(1);
     let libraries_of_shim = std::iter::once(("ovfleet_shim".to_owned(), shim)).chain(kernels()).collect();
-    compile(libraries_of_shim, &shared_folder(&libraries));
+    compile(libraries_of_shim, &shared_directory(&libraries));
     println!("cargo:rustc-link-search=native={}", libraries.display());
     println!("cargo:rustc-link-lib=dylib=openvino");
     // The plugin's thread library. The native kernels run on its threads.
@@ -118,28 +118,28 @@ fn has_tile_models() -> bool {
 
 /// A source file of kernels that is compiled for an instruction set.
 struct KernelSet {
-    folder: &'static str,
+    directory: &'static str,
     source: &'static str,
     /// The suffix of the name of the kernel table.
     name: &'static str,
     flags: &'static [&'static [&'static str]],
 }
 
-/// Returns the folder for the compiled libraries, whose name depends on everything that they are compiled from. It is
-/// not in `OUT_DIR`, because Cargo runs this script once more for Clippy, with another `OUT_DIR`, and compiling them
+/// Returns the directory for the compiled libraries, whose name depends on everything that they are compiled from. It
+/// is not in `OUT_DIR`, because Cargo runs this script once more for Clippy, with another `OUT_DIR`, and compiling them
 /// takes minutes.
-fn shared_folder(openvino: &Path) -> PathBuf {
+fn shared_directory(openvino: &Path) -> PathBuf {
     let mut hash = DefaultHasher::new();
     (openvino, env::var_os("PROFILE"), include_str!("build.rs")).hash(&mut hash);
     (env::var_os("CXX"), env::var_os("CXXFLAGS")).hash(&mut hash);
     // The version of the package.
     fs::read(openvino.with_file_name(".stamp")).ok().hash(&mut hash);
-    let mut folders = vec![PathBuf::from("shim")];
+    let mut directories = vec![PathBuf::from("shim")];
     let mut files = Vec::new();
-    while let Some(folder) = folders.pop() {
-        for entry in fs::read_dir(&folder).expect("invariant: the folder exists") {
-            let path = entry.expect("failed to read a folder").path();
-            if path.is_dir() { folders.push(path) } else { files.push(path) }
+    while let Some(directory) = directories.pop() {
+        for entry in fs::read_dir(&directory).expect("invariant: the directory exists") {
+            let path = entry.expect("failed to read a directory").path();
+            if path.is_dir() { directories.push(path) } else { files.push(path) }
         }
     }
     files.sort();
@@ -148,23 +148,23 @@ fn shared_folder(openvino: &Path) -> PathBuf {
     }
     let out = PathBuf::from(env::var_os("OUT_DIR").expect("Cargo sets OUT_DIR"));
     // OUT_DIR is target/PROFILE/build/PACKAGE/out.
-    let target = out.ancestors().nth(3).expect("invariant: OUT_DIR is in the target folder");
+    let target = out.ancestors().nth(3).expect("invariant: OUT_DIR is in the target directory");
     target.join("shim").join(format!("{:016x}", hash.finish()))
 }
 
-/// Compiles libraries to `folder`, with as many parallel jobs as Cargo allows, and links them in the given order. If
-/// the folder exists, they are already compiled.
-fn compile(mut libraries: Vec<(String, cc::Build)>, folder: &Path) {
-    let partial = folder.with_extension("partial");
-    if !folder.exists() {
-        remove_oldest(folder.parent().expect("invariant: the folder has a parent"));
+/// Compiles libraries to `directory`, with as many parallel jobs as Cargo allows, and links them in the given order. If
+/// the directory exists, they are already compiled.
+fn compile(mut libraries: Vec<(String, cc::Build)>, directory: &Path) {
+    let partial = directory.with_extension("partial");
+    if !directory.exists() {
+        remove_oldest(directory.parent().expect("invariant: the directory has a parent"));
         drop(fs::remove_dir_all(&partial));
         compile_to(&mut libraries, &partial);
-        fs::rename(&partial, folder).expect("failed to rename the folder of the libraries");
+        fs::rename(&partial, directory).expect("failed to rename the directory of the libraries");
     }
-    println!("cargo:rustc-env=OVFLEET_SHIM={}", folder.display());
+    println!("cargo:rustc-env=OVFLEET_SHIM={}", directory.display());
     for (name, _) in &libraries {
-        println!("cargo:rustc-link-search=native={}", folder.join(name).display());
+        println!("cargo:rustc-link-search=native={}", directory.join(name).display());
         println!("cargo:rustc-link-lib=static={name}");
     }
     println!("cargo:rustc-link-lib=stdc++");
@@ -172,26 +172,26 @@ fn compile(mut libraries: Vec<(String, cc::Build)>, folder: &Path) {
 
 /// Removes the compiled libraries of old versions. Those of the latest versions remain, because Cargo may still link
 /// them without running this script again, for example after an environment variable has changed back.
-fn remove_oldest(folders: &Path) {
+fn remove_oldest(directories: &Path) {
     const RETAINED: usize = 3;
-    let mut versions: Vec<_> = fs::read_dir(folders)
+    let mut versions: Vec<_> = fs::read_dir(directories)
         .into_iter()
         .flatten()
         .filter_map(|entry| entry.and_then(|entry| Ok((entry.metadata()?.modified()?, entry.path()))).ok())
         .collect();
     versions.sort();
-    for (_, folder) in versions.iter().rev().skip(RETAINED) {
-        drop(fs::remove_dir_all(folder));
+    for (_, directory) in versions.iter().rev().skip(RETAINED) {
+        drop(fs::remove_dir_all(directory));
     }
 }
 
-/// Compiles libraries to `folder`.
-fn compile_to(libraries: &mut [(String, cc::Build)], folder: &Path) {
+/// Compiles libraries to `directory`.
+fn compile_to(libraries: &mut [(String, cc::Build)], directory: &Path) {
     let jobs = env::var("NUM_JOBS").ok().and_then(|jobs| jobs.parse().ok()).unwrap_or(1);
     let next = AtomicUsize::new(0);
     for (name, library) in libraries.iter_mut() {
         // Objects of the same source must not overwrite each other, and the output of threads would not be in order.
-        library.out_dir(folder.join(name)).cargo_metadata(false);
+        library.out_dir(directory.join(name)).cargo_metadata(false);
         // Generate only line tables, as for the Rust code: with full debug information, compiling takes 1.5 times as
         // long.
         library.debug(false).flag("-g1");
@@ -218,12 +218,12 @@ fn kernels() -> Vec<(String, cc::Build)> {
     /// The attention kernels define explicitly which operations are fused: see attention/kernels/kernels.cpp.
     const EXACT: &[&str] = &["-ffp-contract=off"];
     const fn set(
-        folder: &'static str,
+        directory: &'static str,
         source: &'static str,
         name: &'static str,
         flags: &'static [&'static [&'static str]],
     ) -> KernelSet {
-        KernelSet { folder, source, name, flags }
+        KernelSet { directory, source, name, flags }
     }
     const SETS: &[KernelSet] = &[
         set("attention", "kernels", "portable", &[EXACT]),
@@ -243,7 +243,7 @@ fn kernels() -> Vec<(String, cc::Build)> {
     ];
     let mut libraries = Vec::new();
     let is_x86 = env::var("CARGO_CFG_TARGET_ARCH").is_ok_and(|arch| arch == "x86_64");
-    for KernelSet { folder, source, name, flags } in SETS {
+    for KernelSet { directory, source, name, flags } in SETS {
         let mut flags = flags.iter().flat_map(|flags| flags.iter());
         let is_for_another_processor = !is_x86 && flags.clone().any(|flag| flag.starts_with("-m"));
         if is_for_another_processor || (name.starts_with("tile_model") && !has_tile_models()) {
@@ -254,7 +254,7 @@ fn kernels() -> Vec<(String, cc::Build)> {
         build
             .cpp(true)
             .std("c++17")
-            .file(format!("shim/{folder}/kernels/{source}.cpp"))
+            .file(format!("shim/{directory}/kernels/{source}.cpp"))
             .define("OVFLEET_KERNELS", format!("kernels_{name}").as_str())
             // Code for exceptions would define external symbols in the object.
             .flag("-fno-exceptions")
@@ -263,7 +263,7 @@ fn kernels() -> Vec<(String, cc::Build)> {
             .flag_if_supported("-Wno-maybe-uninitialized")
             // Servers have AVX2, so the compiler need not spend a third of its time on portable kernels.
             .opt_level(if name.ends_with("portable") { 2 } else { 3 });
-        libraries.push((format!("ovfleet_{folder}_{name}"), build));
+        libraries.push((format!("ovfleet_{directory}_{name}"), build));
     }
     libraries
 }

@@ -66,7 +66,7 @@ pub(crate) fn start(config: &BackendConfig, metrics: &Metrics) -> anyhow::Result
         clock: Clock::real(),
     };
     let spill = config.kv_spill.clone().map(|KvSpill { dir, bytes }| SpillConfig {
-        folder: dir,
+        directory: dir,
         bytes_max: bytes,
         identity,
     });

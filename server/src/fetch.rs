@@ -1,7 +1,7 @@
-//! `ovfleet-server fetch` downloads and verifies the files of a model. Each file in the folder is either complete or a
-//! `.part` file, from which the next attempt continues. The link `current` to the model is created last, and it is
-//! removed before a file of the model is replaced. Only one fetch at a time uses a folder. This module knows the sources
-//! of files but not their content.
+//! `ovfleet-server fetch` downloads and verifies the files of a model. Each file in the directory is either complete or
+//! a `.part` file, from which the next attempt continues. The link `current` to the model is created last, and it is
+//! removed before a file of the model is replaced. Only one fetch at a time uses a directory. This module knows the
+//! sources of files but not their content.
 //!
 //! ```text
 //! lock ─► source (hub, http, s3) ─► [File] ─► download, each ─► finish: manifest.json, current
@@ -29,7 +29,7 @@ pub use args::{FetchArgs, Format};
 use download::Downloader;
 pub(crate) use error::Error;
 use finish::{FetchedModel, Origin, PreviousModel, finish};
-use lock::FolderLock;
+use lock::DirectoryLock;
 use progress::Progress;
 use source::{Source, SourceCredentials};
 
@@ -68,14 +68,14 @@ impl FetchArgs {
             reporters.spawn(progress::serve(port, Arc::clone(progress)));
         }
         reporters.spawn(progress::log(Arc::clone(progress)));
-        let lock = FolderLock::acquire(&self.into).await;
+        let lock = DirectoryLock::acquire(&self.into).await;
         if let Some(finished) = FetchedModel::load(&self.into, &self.identity()) {
             tracing::info!("the model is already complete");
             progress.expect(finished.bytes());
             progress.add(finished.bytes());
             return Ok(finished);
         }
-        // A folder that this process cannot write to may contain a complete model. Otherwise, the lock is necessary.
+        // A directory that this process cannot write to may contain a complete model. Otherwise, the lock is necessary.
         let _lock = lock?;
         let credentials = SourceCredentials::load(self.credentials.as_deref())?;
         let client = source::client(Duration::from_secs(self.idle_timeout))?;
@@ -124,7 +124,7 @@ impl FetchArgs {
         Ok(source)
     }
 
-    /// Returns a string that distinguishes this fetch from others into the same folder.
+    /// Returns a string that distinguishes this fetch from others into the same directory.
     fn identity(&self) -> String {
         let source = match (&self.hf_repo, &self.url, &self.s3_object) {
             (Some(repo), ..) => {

@@ -223,7 +223,7 @@ impl HttpServer {
         }
         // Drop background responses that could not be stored, which aborts their sequences.
         app.background().cut_off();
-        tracing::info!(ms = started.elapsed().as_millis() as u64, "all requests are finished");
+        tracing::info!(ms = started.elapsed().as_millis() as u64, "no requests remain");
         Ok(())
     }
 

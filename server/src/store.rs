@@ -7,7 +7,7 @@
 //!
 //! ```text
 //! put, get, append, remove ─► Store ─┬─ Index: tenants, order, bounds (and the bytes, if in memory)
-//!                                    └─ Folder: a file for each record
+//!                                    └─ Directory: a file for each record
 //! ```
 
 mod disk;
@@ -26,7 +26,7 @@ use tokio::sync::Semaphore;
 
 use crate::blocking;
 use crate::tenant::Tenant;
-use disk::Folder;
+use disk::Directory;
 pub(crate) use error::Error;
 use error::{CONVERSATION_BYTES_MAX, CONVERSATION_ITEMS_MAX};
 pub(crate) use id::{Id, ItemIds, Kind};
@@ -81,7 +81,7 @@ struct Inner {
     random: [RandomState; 2],
     /// Number of IDs that have been generated.
     ids: AtomicU64,
-    folder: Option<Folder>,
+    directory: Option<Directory>,
     index: Mutex<Index>,
     /// The locks of the conversations. A lock is held while one of its conversations is being changed.
     conversations: [Mutex<()>; LOCKS],
@@ -114,23 +114,23 @@ impl Store {
         let bounds = Bounds { entries_max: config.max_stored_responses, bytes_max: config.max_stored_bytes };
         let mut index = Index::new(bounds);
         let mut store_id = random[0].hash_one("store id").max(1);
-        let mut folder = None;
+        let mut directory = None;
         if let Some(path) = &config.response_store_dir {
-            let opened = Folder::open(path, store_id)?;
+            let opened = Directory::open(path, store_id)?;
             store_id = opened.store_id;
             let mut evicted = Vec::new();
             for (key, entry) in opened.files {
                 evicted.extend(index.insert(key, entry));
             }
-            opened.folder.remove(&evicted);
-            folder = Some(opened.folder);
+            opened.directory.remove(&evicted);
+            directory = Some(opened.directory);
         }
         Ok(Self(Arc::new(Inner {
             store_id,
             bounds,
             ids: AtomicU64::new(0),
             random,
-            folder,
+            directory,
             index: Mutex::new(index),
             conversations: std::array::from_fn(|_| Mutex::default()),
             workers: Arc::new(Semaphore::new(WORKERS_MAX)),
@@ -224,8 +224,8 @@ impl Store {
         let key = id.key();
         let mut index = self.index();
         let removed = index.remove(key, tenant);
-        if let (true, Some(folder)) = (removed, &self.0.folder) {
-            folder.remove(&[key]);
+        if let (true, Some(directory)) = (removed, &self.0.directory) {
+            directory.remove(&[key]);
         }
         removed
     }
@@ -253,13 +253,13 @@ impl Store {
         let bytes_after = bytes + lines.len() as u64;
         self.check_size(lines.len() as u64, RECORD_BYTES_MAX)?;
         self.check_size(bytes_after, u64::MAX)?;
-        let exists = match &self.0.folder {
+        let exists = match &self.0.directory {
             None => self.index().append(id.key(), bytes_after, Some(lines.into())).is_some(),
-            Some(folder) => {
-                let exists = folder.append(id.key(), bytes, &lines)?;
+            Some(directory) => {
+                let exists = directory.append(id.key(), bytes, &lines)?;
                 let mut index = self.index();
                 let evicted = if exists { index.append(id.key(), bytes_after, None) } else { None };
-                folder.remove(evicted.as_deref().unwrap_or_default());
+                directory.remove(evicted.as_deref().unwrap_or_default());
                 evicted.is_some()
             }
         };
@@ -324,7 +324,7 @@ impl Store {
             Replacement::Required => u64::MAX,
         };
         self.check_size(bytes, limit)?;
-        match &self.0.folder {
+        match &self.0.directory {
             None => {
                 let data = Some(Arc::new(vec![lines.into()]));
                 let mut index = self.index();
@@ -333,8 +333,8 @@ impl Store {
                 }
                 index.insert(key, Entry { bytes, data, ..entry });
             }
-            Some(folder) => {
-                let written = folder.write(entry.tenant, entry.previous, &lines)?;
+            Some(directory) => {
+                let written = directory.write(entry.tenant, entry.previous, &lines)?;
                 // Rename the file under the lock of the index, so that the index and the directory agree.
                 let mut index = self.index();
                 if !replacement.is_possible(&index, key, entry.tenant) {
@@ -342,17 +342,17 @@ impl Store {
                 }
                 written.place(key)?;
                 let evicted = index.insert(key, Entry { bytes, ..entry });
-                folder.remove(&evicted);
+                directory.remove(&evicted);
             }
         }
         Ok(true)
     }
 
     fn read(&self, id: Id, entry: Entry) -> Result<Option<StoredRecord>, Error> {
-        match (entry.data, &self.0.folder) {
+        match (entry.data, &self.0.directory) {
             (Some(chunks), _) => Ok(Some(StoredRecord::new(chunks))),
             // The record may have just been evicted.
-            (None, Some(folder)) => folder.read(id.key(), entry.bytes),
+            (None, Some(directory)) => directory.read(id.key(), entry.bytes),
             (None, None) => Ok(None),
         }
     }

@@ -13,9 +13,9 @@ const TOKEN_FILE: &str = "/etc/ovfleet-replica-token/token";
 /// Returns the containers with this name in all pod templates of the operator's snapshots, each with the name of its
 /// snapshot.
 fn containers(name: &str) -> Vec<(String, Value)> {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../operator/tests/snapshots");
+    let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("../operator/tests/snapshots");
     let mut found = Vec::new();
-    for entry in std::fs::read_dir(folder).unwrap() {
+    for entry in std::fs::read_dir(directory).unwrap() {
         let path = entry.unwrap().path();
         let text = std::fs::read_to_string(&path).unwrap();
         for object in serde_yaml::Deserializer::from_str(&text) {

@@ -20,7 +20,7 @@ MODULES = {
 }
 
 
-def write(folder: pathlib.Path, rank: int, seed: int) -> pathlib.Path:
+def write(directory: pathlib.Path, rank: int, seed: int) -> pathlib.Path:
     """Writes an adapter for every projection. Its weights are small, so that the model still generates text."""
     rng = random.Random(seed)
     header, parts, at = {}, [], 0
@@ -37,8 +37,8 @@ def write(folder: pathlib.Path, rank: int, seed: int) -> pathlib.Path:
                 at += 4 * count
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "adapter_model.safetensors").write_bytes(struct.pack("<Q", len(text)) + text + b"".join(parts))
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / "adapter_model.safetensors").write_bytes(struct.pack("<Q", len(text)) + text + b"".join(parts))
     config = {"peft_type": "LORA", "r": rank, "lora_alpha": rank, "target_modules": sorted(MODULES)}
-    (folder / "adapter_config.json").write_text(json.dumps(config))
-    return folder
+    (directory / "adapter_config.json").write_text(json.dumps(config))
+    return directory

@@ -44,15 +44,15 @@ def main() -> None:
     figures: dict[tuple[str, str], list[float]] = {}
     chosen = [case for case in cases.CASES if case.name in args.cases]
     with engines.scratch() as scratch:
-        folder = pathlib.Path(scratch)
-        paths = [adapter.write(folder / f"lora-{seed}", args.rank, seed) for seed in range(max(args.counts))]
+        directory = pathlib.Path(scratch)
+        paths = [adapter.write(directory / f"lora-{seed}", args.rank, seed) for seed in range(max(args.counts))]
         for seed in range(args.rounds):
             order = list(wanted.items())
             for case in chosen:
                 scenario = cases.scenario(case, seed, 49152)
                 for name, (count, turns) in order[seed % len(order) :] + order[: seed % len(order)]:
                     setup = engines.Setup(engines.SAMPLE, adapters=tuple(paths[:count]), adapter_turns=tuple(turns))
-                    result = cases.measure(case, engines.run_engine(engine, setup, scenario, folder))
+                    result = cases.measure(case, engines.run_engine(engine, setup, scenario, directory))
                     figures.setdefault((case.name, name), []).append(result["tokens_per_second"])
                     note = f"  {case.name:4} round {seed + 1}  {name:12} {result['tokens_per_second']:8.1f} tok/s"
                     print(note, file=sys.stderr, flush=True)

@@ -73,12 +73,12 @@ def print_costs(title: str, measured: list[dict]) -> None:
         print(f"| {row['rows']} | {1000 * plain:.1f} ms | {steps} ms | {1000 * run:.1f} ms | {shown} |")
 
 
-def served(args: argparse.Namespace, setup: engines.Setup, draft: pathlib.Path, folder: pathlib.Path) -> dict:
+def served(args: argparse.Namespace, setup: engines.Setup, draft: pathlib.Path, directory: pathlib.Path) -> dict:
     """Returns the tokens per second of each round with and without the draft model, by work and case."""
     measured: dict = {}
     with (
-        Drafted(args.server, setup, folder, draft=draft) as drafted,
-        Server(args.server, setup, folder / "plain") as plain,
+        Drafted(args.server, setup, directory, draft=draft) as drafted,
+        Server(args.server, setup, directory / "plain") as plain,
     ):
         ports = {"drafted": drafted.port, "plain": plain.port}
         for port in ports.values():
@@ -98,18 +98,18 @@ def main() -> None:
     args = arguments()
     setup = bench_http.setup_of(args)
     with engines.scratch() as scratch:
-        folder = pathlib.Path(scratch)
-        (folder / "plain").mkdir()
+        directory = pathlib.Path(scratch)
+        (directory / "plain").mkdir()
         draft = args.draft
         if draft is None:
-            draft = folder / "first-layers.gguf"
+            draft = directory / "first-layers.gguf"
             subprocess.run(
                 [str(args.costs), f"--model={args.model}", f"--cut={draft}", f"--layers={LAYERS}"], check=True
             )
         print(f"{engines.versions()}\n{engines.machine()}")
         print_costs(f"The draft model, {draft.name}", costs_of(args, setup, draft))
         print_costs("The model as its own draft model", costs_of(args, setup, None))
-        measured = served(args, setup, draft, folder)
+        measured = served(args, setup, draft, directory)
     print()
     columns = ("work", "with the draft model", "without")
     all_good = bench_lookup.print_ratios(columns, bench_lookup.TITLES, measured, lambda _: WANTED)

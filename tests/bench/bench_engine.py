@@ -63,8 +63,8 @@ def arguments() -> argparse.Namespace:
 class Bench:
     """The two engines and their results so far."""
 
-    def __init__(self, args: argparse.Namespace, folder: pathlib.Path):
-        self.args, self.folder = args, folder
+    def __init__(self, args: argparse.Namespace, directory: pathlib.Path):
+        self.args, self.directory = args, directory
         self.engine = engines.find_engine(args.engine)
         self.ir = engines.peer_ir(args.model)
         self.base = engines.Setup(
@@ -84,14 +84,14 @@ class Bench:
         setup = self.base.with_model(
             model, max_chunk_tokens=chunk, max_itl_ms=max_itl_ms, activation_precision=precision
         )
-        result = engines.run_engine(self.engine, setup, work, self.folder)
+        result = engines.run_engine(self.engine, setup, work, self.directory)
         if max_itl_ms is None:
             self.configs[f"ovfleet on {form}"] = result["config"]
         return result
 
     def peer(self, work: dict) -> dict:
         """Runs the peer once."""
-        result = engines.run_peer(self.base, work, self.folder)
+        result = engines.run_peer(self.base, work, self.directory)
         self.configs["openvino_genai on ir"] = result["config"]
         return result
 
@@ -210,8 +210,8 @@ def update(section: str, text: str) -> None:
 def main() -> None:
     args = arguments()
     measured: dict[str, list[dict]] = {}
-    with engines.scratch() as folder:
-        bench = Bench(args, pathlib.Path(folder))
+    with engines.scratch() as directory:
+        bench = Bench(args, pathlib.Path(directory))
         for seed in range(args.rounds):
             for case in CASES:
                 if case.name in args.cases:
@@ -226,9 +226,9 @@ def main() -> None:
         "cases": {case.name: case.title for case in CASES if case.name in measured and not case.is_gap},
         "measured": measured,
     }
-    folder = RECORDS if args.update else engines.WORK
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"{args.section}.json"
+    directory = RECORDS if args.update else engines.WORK
+    directory.mkdir(parents=True, exist_ok=True)
+    path = directory / f"{args.section}.json"
     path.write_text(json.dumps(record, indent=1) + "\n")
     plot.write(path)
     text, good = tables(bench, measured)

@@ -52,7 +52,7 @@ def main() -> None:
     args = arguments()
     setup = bench_http.setup_of(args)
     measured = {}
-    with engines.scratch() as folder, Server(args.server, setup, pathlib.Path(folder)) as server:
+    with engines.scratch() as directory, Server(args.server, setup, pathlib.Path(directory)) as server:
         warmup = cases.scenario(CASES[1], 99, args.vocabulary)
         for more in ({}, GUIDED):
             throughput(server.port, warmup["requests"], more)

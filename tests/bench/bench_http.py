@@ -82,9 +82,9 @@ class Server:
 
     health = "/v2/health/ready"
 
-    def __init__(self, binary: pathlib.Path, setup: engines.Setup, folder: pathlib.Path):
+    def __init__(self, binary: pathlib.Path, setup: engines.Setup, directory: pathlib.Path):
         self.binary, self.setup = binary, setup
-        self.log = folder / "server.log"
+        self.log = directory / "server.log"
 
     def command(self) -> list[str]:
         """Starts the server with the settings that `engines.run_engine` uses for the engine."""
@@ -144,10 +144,10 @@ def free_ports(count: int) -> list[int]:
 
 
 def over_http(
-    server: pathlib.Path, setup: engines.Setup, work: dict, folder: pathlib.Path, kind: type[Server] = Server
+    server: pathlib.Path, setup: engines.Setup, work: dict, directory: pathlib.Path, kind: type[Server] = Server
 ) -> dict:
     """Runs a scenario over HTTP on a new server."""
-    with kind(server, setup, folder) as running:
+    with kind(server, setup, directory) as running:
         asyncio.run(http_load.load(running.port, MODEL, work["warmup"]))
         result = asyncio.run(http_load.load(running.port, MODEL, work["requests"]))
     wanted = sum(request["max_tokens"] for request in work["requests"])
@@ -156,14 +156,14 @@ def over_http(
     return result | {"tokens_per_second": wanted / result["seconds"]}
 
 
-def one_round(args: argparse.Namespace, case: Case, seed: int, folder: pathlib.Path) -> dict[str, dict]:
+def one_round(args: argparse.Namespace, case: Case, seed: int, directory: pathlib.Path) -> dict[str, dict]:
     """Runs both ways once, in an order that rotates from round to round."""
     setup = setup_of(args)
     engine = engines.find_engine(args.engine)
     work = scenario(case, seed, args.vocabulary)
     runs = [
-        ("in process", lambda: measure(case, engines.run_engine(engine, setup, work, folder))),
-        ("http", lambda: over_http(args.server, setup, work, folder)),
+        ("in process", lambda: measure(case, engines.run_engine(engine, setup, work, directory))),
+        ("http", lambda: over_http(args.server, setup, work, directory)),
     ]
     measured = {}
     for name, run in runs if seed % 2 else reversed(runs):
@@ -196,11 +196,11 @@ def row_of(case: Case, rounds: list[dict]) -> tuple[str, bool]:
 def main() -> None:
     args = arguments()
     measured: dict[str, list[dict]] = {}
-    with engines.scratch() as folder:
+    with engines.scratch() as directory:
         for seed in range(args.rounds):
             for case in CASES:
                 if case.name in args.cases:
-                    measured.setdefault(case.name, []).append(one_round(args, case, seed, pathlib.Path(folder)))
+                    measured.setdefault(case.name, []).append(one_round(args, case, seed, pathlib.Path(directory)))
     (engines.WORK / "bench-http.json").write_text(json.dumps(measured, indent=1))
     print(f"{engines.versions()}\n{engines.machine()}")
     print(f"the client alone: {asyncio.run(http_load.measure_itself()):.0f} events/s\n\n{HEAD}")

@@ -54,18 +54,18 @@ def arguments() -> argparse.Namespace:
 
 def vision_model() -> pathlib.Path:
     """Returns the directory of the model, which is created once."""
-    folder = engines.WORK / "random-vision-int8"
-    if (folder / "complete").exists():
-        return folder
+    directory = engines.WORK / "random-vision-int8"
+    if (directory / "complete").exists():
+        return directory
     reader = gguf.GGUFReader(engines.SAMPLE)
     values = {name: field.contents() for name, field in reader.fields.items()}
     tokenizer = engines.WORK / "random-vision-tokenizer.json"
     tokenizer.parent.mkdir(parents=True, exist_ok=True)
     tokenizer.write_text(json.dumps(bench_vllm.tokenizer(values)))
     python = VENV / "bin" / "python"
-    subprocess.run([python, MAKER, tokenizer, folder], check=True)
-    (folder / "complete").touch()
-    return folder
+    subprocess.run([python, MAKER, tokenizer, directory], check=True)
+    (directory / "complete").touch()
+    return directory
 
 
 class DefaultServer(Server):
@@ -210,8 +210,8 @@ def measure(case: Case, work: Scenario, result: dict) -> dict:
 class Bench:
     """The two engines and their settings."""
 
-    def __init__(self, args: argparse.Namespace, folder: pathlib.Path):
-        self.server, self.folder = args.server, folder
+    def __init__(self, args: argparse.Namespace, directory: pathlib.Path):
+        self.server, self.directory = args.server, directory
         precision = engines.served_precision()
         self.setup = engines.Setup(vision_model(), inference_precision=precision, prefix_caching=True)
         self.configs: dict[str, dict] = {}
@@ -219,7 +219,7 @@ class Bench:
     def ours(self, work: Scenario) -> dict:
         """Runs a scenario on a new server."""
         urls = [data_url(image) for image in work.images]
-        with DefaultServer(self.server, self.setup, self.folder) as server:
+        with DefaultServer(self.server, self.setup, self.directory) as server:
             asyncio.run(send_all(server.port, work.warmup, urls))
             encode = "ovfleet_server_image_encode_time_seconds"
             before, began = [server.metric(f"{encode}_{part}") for part in ("sum", "count")], server.cpu_seconds()
@@ -232,12 +232,12 @@ class Bench:
 
     def peer(self, work: Scenario) -> dict:
         """Runs a scenario on openvino_genai."""
-        np.save(self.folder / "scenario.npy", np.stack(work.images))
+        np.save(self.directory / "scenario.npy", np.stack(work.images))
         scenario = {
             "warmup": [as_json(request) for request in work.warmup],
             "requests": [as_json(request) for request in work.requests],
         }
-        result = engines.run_peer(self.setup, scenario, self.folder, PEER)
+        result = engines.run_peer(self.setup, scenario, self.directory, PEER)
         self.configs["openvino_genai"] = result["config"]
         return result
 
@@ -324,8 +324,8 @@ def main() -> None:
     last_run = engines.WORK / f"{args.section}.json"
     earlier = json.loads(last_run.read_text()) if args.resume else {"measured": {}, "configs": {}}
     measured: dict[str, list[dict]] = earlier["measured"]
-    with engines.scratch() as folder:
-        bench = Bench(args, pathlib.Path(folder))
+    with engines.scratch() as directory:
+        bench = Bench(args, pathlib.Path(directory))
         bench.configs |= earlier["configs"]
         for _ in range(args.rounds):
             for case in CASES:

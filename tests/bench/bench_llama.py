@@ -73,7 +73,7 @@ def in_q4_0(model: pathlib.Path) -> pathlib.Path:
 
 
 def one_round(
-    args: argparse.Namespace, contenders: list[Contender], case: Case, seed: int, folder: pathlib.Path
+    args: argparse.Namespace, contenders: list[Contender], case: Case, seed: int, directory: pathlib.Path
 ) -> dict[str, dict]:
     """Runs each server once, in an order that rotates from round to round."""
     setup = setup_of(args)
@@ -83,7 +83,7 @@ def one_round(
     measured = {}
     for contender in contenders[first:] + contenders[:first]:
         kind, changed = contender.serve(case, setup)
-        measured[contender.name] = run = over_http(args.server, changed, work, folder, kind)
+        measured[contender.name] = run = over_http(args.server, changed, work, directory, kind)
         note = f"  {case.name:4} round {seed + 1}  {contender.name:{width}} {run['tokens_per_second']:8.1f} tok/s"
         print(note, file=sys.stderr, flush=True)
     return measured
@@ -111,12 +111,12 @@ def beside(doc: str, version: str, *peers: Contender) -> None:
     names = [case.name for case in CASES if case.concurrent]
     args = parser(doc, names, names).parse_args()
     measured: dict[str, list[dict]] = {}
-    with engines.scratch() as folder:
+    with engines.scratch() as directory:
         for seed in range(args.rounds):
             for case in CASES:
                 if case.name in args.cases:
                     rounds = measured.setdefault(case.name, [])
-                    rounds.append(one_round(args, contenders, case, seed, pathlib.Path(folder)))
+                    rounds.append(one_round(args, contenders, case, seed, pathlib.Path(directory)))
     print(f"{engines.versions()}, {version}\n{engines.machine()}\n")
     heads = ["case", OURS.name]
     for peer in peers:

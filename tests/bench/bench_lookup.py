@@ -94,7 +94,7 @@ def main() -> None:
     args = arguments()
     setup = bench_http.setup_of(args)
     measured = {}
-    with engines.scratch() as folder, Server(args.server, setup, pathlib.Path(folder)) as server:
+    with engines.scratch() as directory, Server(args.server, setup, pathlib.Path(directory)) as server:
         for more in ({}, GUESSED):
             throughput(server.port, requests("edit", 8, 99), more)
         for work in args.work:

@@ -45,7 +45,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--no-peer", action="store_true")
     parser.add_argument("--kv-cache-gib", type=int, default=1)
-    parser.add_argument("--work", type=pathlib.Path, default=engines.WORK, help="the folder of the models")
+    parser.add_argument("--work", type=pathlib.Path, default=engines.WORK, help="the directory of the models")
     parser.add_argument("--update", action="store_true", help="write the tables to results.md, and record the raw results")
     return parser.parse_args()
 
@@ -108,8 +108,8 @@ def scenario(concurrent: int, vocabulary: int) -> dict:
 class Bench:
     """One model, and the figures of its rounds."""
 
-    def __init__(self, args: argparse.Namespace, shape: Shape, folder: pathlib.Path):
-        self.args, self.shape, self.folder = args, shape, folder
+    def __init__(self, args: argparse.Namespace, shape: Shape, directory: pathlib.Path):
+        self.args, self.shape, self.directory = args, shape, directory
         self.path = make(shape)
         self.bytes = self.path.stat().st_size
         self.vocabulary = 49_152
@@ -121,19 +121,19 @@ class Bench:
         if not args.no_peer:
             try:
                 peer = self.setup.with_model(engines.peer_ir(self.path))
-                self.runs[PEER] = lambda work: engines.run_peer(peer, work, self.folder)
+                self.runs[PEER] = lambda work: engines.run_peer(peer, work, self.directory)
             except engines.Failed as error:
                 print(f"  {PEER} cannot load {self.path.name}: {error}", flush=True)
         self.rounds: list[dict] = []
 
     def ours(self, work: dict, **changes) -> dict:
-        return engines.run_engine(self.engine, self.setup.with_model(self.path, **changes), work, self.folder)
+        return engines.run_engine(self.engine, self.setup.with_model(self.path, **changes), work, self.directory)
 
     def round(self) -> dict:
         """Returns the figures of one round: seconds, bytes, tokens per second and bytes per second."""
         figures = {"read_seconds": read_seconds(self.path)}
         print(f"  {self.path.name}: reading the file took {figures['read_seconds']:.1f} s", flush=True)
-        cache = self.folder / "cache"
+        cache = self.directory / "cache"
         work = scenario(1, self.vocabulary)
         work["requests"] = work["requests"][:1]
         for name, cache_dir in (("no cache", None), ("new cache", cache), ("cache", cache)):
@@ -244,10 +244,10 @@ def main() -> None:
     args = arguments()
     engines.WORK = args.work
     engines.versions()
-    with engines.scratch() as folder:
+    with engines.scratch() as directory:
         benches = []
         for name in args.models:
-            bench = Bench(args, SHAPES[name], pathlib.Path(folder))
+            bench = Bench(args, SHAPES[name], pathlib.Path(directory))
             bench.rounds += [bench.round() for _ in range(args.rounds)]
             benches.append(bench)
     record = {

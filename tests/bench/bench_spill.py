@@ -28,13 +28,13 @@ WAYS = ["computed", "from disk", "cached", "after a restart"]
 class Keeping(Server):
     """Starts a server with a small KV cache that stores evicted blocks on disk."""
 
-    def __init__(self, args: argparse.Namespace, folder: pathlib.Path):
-        super().__init__(args.server, bench_http.setup_of(args), folder)
-        self.folder = folder
+    def __init__(self, args: argparse.Namespace, directory: pathlib.Path):
+        super().__init__(args.server, bench_http.setup_of(args), directory)
+        self.directory = directory
 
     def command(self) -> list[str]:
         command = [part for part in super().command() if not part.startswith("--kv-cache-size")]
-        return [*command, f"--kv-cache-size={KV_CACHE_MIB}MiB", f"--kv-spill-dir={self.folder / 'spill'}"]
+        return [*command, f"--kv-cache-size={KV_CACHE_MIB}MiB", f"--kv-spill-dir={self.directory / 'spill'}"]
 
     def settled(self) -> bool:
         """Whether the server is ready and has also read its stored blocks."""
@@ -75,9 +75,9 @@ def main() -> None:
     known.add_argument("--tokens", type=int, default=1500, help="number of tokens of a prompt")
     args = known.parse_args()
     measured: dict[str, list[float]] = {way: [] for way in WAYS}
-    with engines.scratch() as folder:
-        folder = pathlib.Path(folder)
-        with Keeping(args, folder) as server:
+    with engines.scratch() as directory:
+        directory = pathlib.Path(directory)
+        with Keeping(args, directory) as server:
             warm(server, args)
             for seed in range(args.rounds):
                 for way in WAYS[:3]:
@@ -86,7 +86,7 @@ def main() -> None:
                         for other in (1, 2):
                             ask(server, prompt(args, 1000 * other + seed))
         for seed in range(args.rounds):
-            with Keeping(args, folder) as server:
+            with Keeping(args, directory) as server:
                 warm(server, args)
                 measured[WAYS[3]].append(expect(WAYS[3], ask(server, prompt(args, seed)), args))
     print(f"{engines.versions()}\n{engines.machine()}\n")

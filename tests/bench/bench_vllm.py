@@ -89,11 +89,11 @@ class Vllm(Server):
 
 
 def dequantised(model: pathlib.Path) -> pathlib.Path:
-    """Returns the Hugging Face folder for a GGUF file, which is created once."""
-    folder = engines.WORK / f"hf-{model.stem}"
-    if (folder / "complete").exists():
-        return folder
-    folder.mkdir(parents=True, exist_ok=True)
+    """Returns the Hugging Face directory for a GGUF file, which is created once."""
+    directory = engines.WORK / f"hf-{model.stem}"
+    if (directory / "complete").exists():
+        return directory
+    directory.mkdir(parents=True, exist_ok=True)
     reader = gguf.GGUFReader(model)
     values = {name: field.contents() for name, field in reader.fields.items()}
     if values["general.architecture"] != "llama":
@@ -104,10 +104,10 @@ def dequantised(model: pathlib.Path) -> pathlib.Path:
         ("tokenizer.json", tokenizer(values)),
         ("tokenizer_config.json", tokenizer_configuration(values)),
     ):
-        (folder / name).write_text(json.dumps(content))
-    write_weights(folder / "model.safetensors", reader.tensors, values)
-    (folder / "complete").touch()
-    return folder
+        (directory / name).write_text(json.dumps(content))
+    write_weights(directory / "model.safetensors", reader.tensors, values)
+    (directory / "complete").touch()
+    return directory
 
 
 def configuration(values: dict, is_tied: bool) -> dict:

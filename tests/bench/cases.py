@@ -19,7 +19,7 @@ TOKEN_MIN = 300
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """A case, which is a row of the table."""
+    """A workload and its target ratio; its figures are a row of the table of results."""
 
     name: str
     title: str

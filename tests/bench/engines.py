@@ -55,7 +55,7 @@ class Setup:
     peer_properties: tuple[str, ...] = ()
     # Only for our engine: the directory of the model cache.
     cache_dir: pathlib.Path | None = None
-    # Only for our engine: folders of adapters, and the indices of those that requests use in turn.
+    # Only for our engine: directories of adapters, and the indices of those that requests use in turn.
     adapters: tuple[pathlib.Path, ...] = ()
     adapter_turns: tuple[int, ...] = ()
     # Only for our engine: the attention mass for sparse attention of long prompts (None: full attention).
@@ -74,7 +74,7 @@ def find_engine(path: str | None) -> pathlib.Path:
     return found
 
 
-def run_engine(engine: pathlib.Path, setup: Setup, scenario: dict, folder: pathlib.Path) -> dict:
+def run_engine(engine: pathlib.Path, setup: Setup, scenario: dict, directory: pathlib.Path) -> dict:
     """Runs our engine once."""
     command = [
         engine,
@@ -96,10 +96,10 @@ def run_engine(engine: pathlib.Path, setup: Setup, scenario: dict, folder: pathl
         *([] if setup.prefix_caching else ["--no-prefix-caching"]),
     ]
     environment = {key: value for key, value in os.environ.items() if not key.startswith("OVFLEET_")}
-    return run(command, scenario, folder, environment)
+    return run(command, scenario, directory, environment)
 
 
-def run_peer(setup: Setup, scenario: dict, folder: pathlib.Path, program: pathlib.Path = PEER) -> dict:
+def run_peer(setup: Setup, scenario: dict, directory: pathlib.Path, program: pathlib.Path = PEER) -> dict:
     """Runs openvino_genai once on an IR directory."""
     command = [
         sys.executable,
@@ -114,12 +114,12 @@ def run_peer(setup: Setup, scenario: dict, folder: pathlib.Path, program: pathli
         *(f"--stop-token={token}" for token in setup.stop_tokens),
         *(["--prefix-caching"] if setup.prefix_caching else []),
     ]
-    return run(command, scenario, folder, dict(os.environ))
+    return run(command, scenario, directory, dict(os.environ))
 
 
-def run(command: list, scenario: dict, folder: pathlib.Path, environment: dict) -> dict:
+def run(command: list, scenario: dict, directory: pathlib.Path, environment: dict) -> dict:
     """Writes the scenario, runs the command on it, and reads the result."""
-    paths = folder / "scenario.json", folder / "result.json"
+    paths = directory / "scenario.json", directory / "result.json"
     paths[0].write_text(json.dumps(scenario))
     paths[1].unlink(missing_ok=True)
     command = [str(part) for part in (*command, f"--scenario={paths[0]}", f"--out={paths[1]}")]
@@ -174,7 +174,7 @@ def memory_available() -> int:
 
 
 def scratch() -> tempfile.TemporaryDirectory:
-    """A folder for the runs of one program, deleted with the object."""
+    """A directory for the runs of one program, deleted with the object."""
     WORK.mkdir(parents=True, exist_ok=True)
     return tempfile.TemporaryDirectory(dir=WORK, prefix="run-")
 
@@ -183,11 +183,11 @@ def peer_ir(model: pathlib.Path) -> pathlib.Path:
     """Returns the IR directory to which openvino_genai converts a GGUF file. A file is converted only once.
 
     The conversion rounds zero points, so the IR is a slightly different model."""
-    folder = WORK / f"ir-{model.stem}"
-    if (folder / "complete").exists():
-        return folder
-    folder.mkdir(parents=True, exist_ok=True)
-    link = folder / model.name
+    directory = WORK / f"ir-{model.stem}"
+    if (directory / "complete").exists():
+        return directory
+    directory.mkdir(parents=True, exist_ok=True)
+    link = directory / model.name
     link.unlink(missing_ok=True)
     link.symlink_to(model.resolve())
     program = (
@@ -195,10 +195,10 @@ def peer_ir(model: pathlib.Path) -> pathlib.Path:
         "openvino_genai.LLMPipeline(sys.argv[1], 'CPU', enable_save_ov_model=True)\n"
     )
     done = watched([sys.executable, "-c", program, str(link)], dict(os.environ))
-    if done.exit_code != 0 or not (folder / "openvino_model.xml").exists():
+    if done.exit_code != 0 or not (directory / "openvino_model.xml").exists():
         raise Failed(f"openvino_genai saved no IR of {model.name}: {done.fault or done.output[-500:].strip()}")
-    (folder / "complete").touch()
-    return folder
+    (directory / "complete").touch()
+    return directory
 
 
 def machine() -> str:

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes a vision-language model with random weights, as optimum-intel exports it: `make_vision_model.py TOKENIZER FOLDER`.
+"""Writes a vision-language model with random weights, as optimum-intel exports it: `make_vision_model.py TOKENIZER DIRECTORY`.
 
 The model has half the width and half the depth of Qwen2-VL 2B, in the image encoder and in the language model, so the ratio of
 their costs is that of the published model. All weights have 8 bits, as `optimum-cli export openvino --weight-format int8` writes
@@ -53,7 +53,7 @@ def tokenizer_of(path: pathlib.Path) -> transformers.Qwen2TokenizerFast:
     )
 
 
-def save(tokenizer: transformers.Qwen2TokenizerFast, folder: str) -> None:
+def save(tokenizer: transformers.Qwen2TokenizerFast, directory: str) -> None:
     """Saves the model in the format of transformers."""
     token = tokenizer.convert_tokens_to_ids
     config = transformers.Qwen2VLConfig(
@@ -75,19 +75,19 @@ def save(tokenizer: transformers.Qwen2TokenizerFast, folder: str) -> None:
         video_processor=transformers.Qwen2VLVideoProcessor(),
         chat_template=CHATML.replace("IMAGE", IMAGE),
     )
-    model.save_pretrained(folder)
-    processor.save_pretrained(folder)
+    model.save_pretrained(directory)
+    processor.save_pretrained(directory)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("tokenizer", type=pathlib.Path)
-    parser.add_argument("folder", type=pathlib.Path)
+    parser.add_argument("directory", type=pathlib.Path)
     args = parser.parse_args()
-    with tempfile.TemporaryDirectory(dir=args.folder.parent) as original:
+    with tempfile.TemporaryDirectory(dir=args.directory.parent) as original:
         save(tokenizer_of(args.tokenizer), original)
         options = ["--model", original, "--task", "image-text-to-text", "--weight-format", "int8"]
-        sys.argv[1:] = ["export", "openvino", *options, str(args.folder)]
+        sys.argv[1:] = ["export", "openvino", *options, str(args.directory)]
         optimum_cli()
 
 

@@ -230,7 +230,7 @@ class Scorer:
         out = self.request.get_tensor("logits").data
         return out.reshape(len(window), out.shape[-1]).astype(np.float32)
 
-    def score(self, scenario: dict, folder: pathlib.Path) -> dict:
+    def score(self, scenario: dict, directory: pathlib.Path) -> dict:
         """Scores all windows, and writes the requested rows of logits."""
         wanted = scenario.get("logits")
         rows = {} if wanted is None else {tuple(row): None for row in wanted["rows"]}
@@ -242,7 +242,7 @@ class Scorer:
                     rows[at, position] = logits[position].copy()
             scores.append(chosen_logprobs(logits, window))
         if wanted is not None:
-            np.stack([rows[tuple(row)] for row in wanted["rows"]]).astype("<f4").tofile(folder / wanted["file"])
+            np.stack([rows[tuple(row)] for row in wanted["rows"]]).astype("<f4").tofile(directory / wanted["file"])
         return {"vocabulary": int(logits.shape[-1]), "windows": scores}
 
 

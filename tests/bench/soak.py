@@ -222,7 +222,7 @@ def main() -> None:
         max_chunk_tokens=128,
         prefix_caching=True,
     )
-    with engines.scratch() as folder, Small(args.server, setup, pathlib.Path(folder)) as server:
+    with engines.scratch() as directory, Small(args.server, setup, pathlib.Path(directory)) as server:
         wrong = soak(server, args.minutes)
     for line in wrong:
         print(f"WRONG: {line}")

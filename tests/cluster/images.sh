@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# images.sh FOLDER PRODUCT...: builds the images of the products for the node from the binaries in FOLDER (target/release),
-# as docker archives in .deps/node/images/. It runs the unchanged last stages of deploy/*.Dockerfile on a Debian base image
-# that it creates, because no image registry is available. The build stages would only compile the binaries again, so
-# the script checks only that these stages find their sources.
+# images.sh DIRECTORY PRODUCT...: builds the images of the products for the node from the binaries in DIRECTORY
+# (target/release), as docker archives in .deps/node/images/. It runs the unchanged last stages of deploy/*.Dockerfile
+# on a Debian base image that it creates, because no image registry is available. The build stages would only compile
+# the binaries again, so the script checks only that these stages find their sources.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
@@ -27,26 +27,26 @@ done
 
 # An image consists of a tar archive of the root file system and two small JSON files.
 archive() { # rootfs.tar, image, entry point, output
-  local folder digest
-  folder=$(mktemp -d)
-  mv "$1" "$folder/layer.tar"
-  digest=$(sha256sum "$folder/layer.tar" | cut -d' ' -f1)
-  cat >"$folder/config.json" <<JSON
+  local directory digest
+  directory=$(mktemp -d)
+  mv "$1" "$directory/layer.tar"
+  digest=$(sha256sum "$directory/layer.tar" | cut -d' ' -f1)
+  cat >"$directory/config.json" <<JSON
 {"architecture": "amd64", "os": "linux", "config": {"Entrypoint": $3, "Env": ["PATH=/usr/local/bin:/usr/bin:/bin"]},
  "rootfs": {"type": "layers", "diff_ids": ["sha256:$digest"]}, "history": [{"created_by": "images.sh"}]}
 JSON
-  echo "[{\"Config\": \"config.json\", \"RepoTags\": [\"$2\"], \"Layers\": [\"layer.tar\"]}]" >"$folder/manifest.json"
-  tar -C "$folder" -cf "$4.partial" manifest.json config.json layer.tar
-  rm -rf "$folder"
+  echo "[{\"Config\": \"config.json\", \"RepoTags\": [\"$2\"], \"Layers\": [\"layer.tar\"]}]" >"$directory/manifest.json"
+  tar -C "$directory" -cf "$4.partial" manifest.json config.json layer.tar
+  rm -rf "$directory"
   mv "$4.partial" "$4"
 }
 
 make_pause() {
-  local folder
-  folder=$(mktemp -d)
-  gcc -static -Os -s -o "$folder/pause" tests/cluster/node/pause.c
-  tar -C "$folder" -cf $base/pause.rootfs pause
-  rm -rf "$folder"
+  local directory
+  directory=$(mktemp -d)
+  gcc -static -Os -s -o "$directory/pause" tests/cluster/node/pause.c
+  tar -C "$directory" -cf $base/pause.rootfs pause
+  rm -rf "$directory"
   archive $base/pause.rootfs localhost/pause:1 '["/pause"]' $base/pause.tar
 }
 
@@ -83,7 +83,7 @@ check_build_stage() { # product
 make_image() { # product
   local product=$1
   check_build_stage "$product"
-  # The last stage of the Dockerfile, which copies from the given folder instead of the build stage.
+  # The last stage of the Dockerfile, which copies from the given directory instead of the build stage.
   {
     grep -E '^ARG (BASE_IMAGE|PLATFORM)=' "deploy/$product.Dockerfile"
     # shellcheck disable=SC2016 # literal text of the file

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# node.sh COMMAND...: starts a Kubernetes node with real containers in separate namespaces, imports the images of images.sh,
-# runs COMMAND inside with KUBECONFIG set, and removes everything except the files in .deps/. It needs root for namespaces,
-# mounts and cgroups. README.md in this folder describes the node.
+# node.sh COMMAND...: starts a Kubernetes node with real containers in separate namespaces, imports the images of
+# images.sh, runs COMMAND inside with KUBECONFIG set, and removes everything except the files in .deps/. It needs root
+# for namespaces, mounts and cgroups. README.md in this directory describes the node.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
@@ -63,10 +63,10 @@ make_cgroups() {
 
 # The processes of the cgroups have been killed, but may not have exited yet.
 remove_cgroups() {
-  local folder attempt
+  local directory attempt
   for ((attempt = 0; attempt < 50; attempt++)); do
-    for folder in "$cgroups/$name" "$cgroups"/*/"$name"; do
-      [[ ! -d $folder ]] || find "$folder" -depth -type d -exec rmdir {} + 2>/dev/null || true
+    for directory in "$cgroups/$name" "$cgroups"/*/"$name"; do
+      [[ ! -d $directory ]] || find "$directory" -depth -type d -exec rmdir {} + 2>/dev/null || true
     done
     compgen -G "$cgroups/*/$name" >/dev/null || [[ -d $cgroups/$name ]] || return 0
     sleep 0.1

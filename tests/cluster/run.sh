@@ -34,7 +34,7 @@ for argument in "$@"; do [[ $argument != -* ]] || options+=("$argument"); done
 mkdir -p .deps/node
 shared=$(mktemp -d "$PWD/.deps/node/shared.XXXXXX")
 runs=()
-# Without the folder, no further test starts.
+# Without the directory, no further test starts.
 trap '((${#runs[@]} == 0)) || kill "${runs[@]}" 2>/dev/null || true; rm -rf "$shared"; wait' EXIT
 trap 'exit 130' INT
 trap 'exit 143' TERM

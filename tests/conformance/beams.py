@@ -283,12 +283,12 @@ def score(plain: Plain, prompt: list[int], tokens: list[int], case: Case) -> flo
     return total / max(len(tokens), 1) ** case.length_penalty
 
 
-def checks(server: pathlib.Path, setup: engines.Setup, model: pathlib.Path, folder: pathlib.Path):
+def checks(server: pathlib.Path, setup: engines.Setup, model: pathlib.Path, directory: pathlib.Path):
     """Compares the reference implementation and our server with the peer."""
     results = peer_results(genai.Genai(setup), setup)
     plain = Plain(genai.Logits(setup))
     yield from plain_against_peer(plain, setup, results)
-    with served.Api.start(server, setup, model, folder) as api:
+    with served.Api.start(server, setup, model, directory) as api:
         yield from ours_against_peer(api, plain, setup, results)
 
 
@@ -319,7 +319,7 @@ def main() -> None:
     plain = Plain(genai.Logits(setup))
     if args.what == "plain":
         report(plain_against_peer(plain, setup, results))
-    with engines.scratch() as folder, served.Api.start(args.server, setup, args.model, pathlib.Path(folder)) as api:
+    with engines.scratch() as directory, served.Api.start(args.server, setup, args.model, pathlib.Path(directory)) as api:
         report(ours_against_peer(api, plain, setup, results))
 
 

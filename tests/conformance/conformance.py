@@ -46,7 +46,7 @@ def arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def run(args: argparse.Namespace, folder: pathlib.Path):
+def run(args: argparse.Namespace, directory: pathlib.Path):
     """Runs all parts and yields their checks."""
     engine = engines.find_engine(args.engine)
     ir = engines.peer_ir(args.model)
@@ -67,11 +67,11 @@ def run(args: argparse.Namespace, folder: pathlib.Path):
     if "oracle-ir" in args.parts:
         # The native kernels, and the plugin's, which compute the same as the peer, with the same 8-bit cache.
         plugins = (*quality.PLUGIN_PROJECTIONS, *quality.PLUGIN_CACHE)
-        yield from oracle.on_ir(engine, exact.with_model(ir), folder)
-        yield from oracle.on_ir(engine, exact.with_model(ir, kv_cache_precision="u8", properties=plugins), folder)
+        yield from oracle.on_ir(engine, exact.with_model(ir), directory)
+        yield from oracle.on_ir(engine, exact.with_model(ir, kv_cache_precision="u8", properties=plugins), directory)
     if "prefix" in args.parts:
         for precision in ("u8", "f32"):
-            yield oracle.prefix_cache(engine, exact.with_model(args.model, kv_cache_precision=precision), ir, folder)
+            yield oracle.prefix_cache(engine, exact.with_model(args.model, kv_cache_precision=precision), ir, directory)
     on_the_ir = exact.with_model(ir, kv_cache_precision="f32")
     if "sampling" in args.parts:
         with engines.scratch() as own:
@@ -80,28 +80,28 @@ def run(args: argparse.Namespace, folder: pathlib.Path):
         with engines.scratch() as own:
             yield from beams.checks(args.server, on_the_ir, args.model, pathlib.Path(own))
     if "noise" in args.parts:
-        yield from quality.noises(engine, served, ir, folder)
-        yield from quality.random_noises(engine, served, folder)
+        yield from quality.noises(engine, served, ir, directory)
+        yield from quality.random_noises(engine, served, directory)
     if "oracle-gguf" in args.parts:
-        yield from oracle.on_gguf(engine, exact, ir, folder)
+        yield from oracle.on_gguf(engine, exact, ir, directory)
     if "perplexity" in args.parts:
         others = sorted({"u8", "f16", "bf16", "f32"} - {served.kv_cache_precision})
         setups = [served, *(served.with_model(args.model, kv_cache_precision=one) for one in others)]
-        yield from quality.perplexities(engine, setups, ir, folder)
-        yield quality.cost(engine, served.with_model(args.model, **LOSSY), ir, folder)
-        yield from quality.long_costs(engine, served, ir, folder)
+        yield from quality.perplexities(engine, setups, ir, directory)
+        yield quality.cost(engine, served.with_model(args.model, **LOSSY), ir, directory)
+        yield from quality.long_costs(engine, served, ir, directory)
     if "images" in args.parts:
         yield from vision.checks()
     if "random" in args.parts:
-        yield from quality.random_files(engine, exact, folder)
+        yield from quality.random_files(engine, exact, directory)
 
 
 def main() -> None:
     args = arguments()
     print(f"{engines.versions()}\n{engines.machine()}", flush=True)
     failed = passed = 0
-    with engines.scratch() as folder:
-        for check in run(args, pathlib.Path(folder)):
+    with engines.scratch() as directory:
+        for check in run(args, pathlib.Path(directory)):
             print(f"{'ok  ' if check.good else 'FAIL'} {check.name}: {check.detail}", flush=True)
             passed, failed = passed + check.good, failed + (not check.good)
     print(f"{passed} passed, {failed} failed")

@@ -226,13 +226,13 @@ def edition() -> str:
     return f"{zlib.crc32(b''.join(source.read_bytes() for source in sources)):08x}"
 
 
-def make(folder: pathlib.Path, plan: list[tuple[str, str, str]] = PLAN) -> list[pathlib.Path]:
+def make(directory: pathlib.Path, plan: list[tuple[str, str, str]] = PLAN) -> list[pathlib.Path]:
     """Writes the files of the plan that do not exist, and returns the paths of all."""
-    folder.mkdir(parents=True, exist_ok=True)
+    directory.mkdir(parents=True, exist_ok=True)
     tokens, merges = tokenizer()
     paths = []
     for arch, kind, variant in plan:
-        path = folder / name_of(arch, kind, variant)
+        path = directory / name_of(arch, kind, variant)
         paths.append(path)
         if not path.exists():
             partial = path.with_suffix(".partial")
@@ -243,11 +243,11 @@ def make(folder: pathlib.Path, plan: list[tuple[str, str, str]] = PLAN) -> list[
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=pathlib.Path)
+    parser.add_argument("directory", type=pathlib.Path)
     parser.add_argument("--all", action="store_true", help="every architecture with every type")
     args = parser.parse_args()
     plan = [(arch, kind, "") for arch in SHAPES for kind in TYPES] if args.all else []
-    for path in make(args.folder, [*PLAN, *(entry for entry in plan if entry not in PLAN)]):
+    for path in make(args.directory, [*PLAN, *(entry for entry in plan if entry not in PLAN)]):
         print(path)
 
 

@@ -121,24 +121,24 @@ def compare(name: str, pair: tuple[dict, dict], tolerance: float, identical_min:
     return Check(name, good, "; ".join([detail, *notes]))
 
 
-def on_ir(engine: pathlib.Path, setup: engines.Setup, folder: pathlib.Path) -> list[Check]:
+def on_ir(engine: pathlib.Path, setup: engines.Setup, directory: pathlib.Path) -> list[Check]:
     """Compares our output, alone and in batches, with the peer's output alone."""
     tokens = prompts(setup.model)
-    oracle = engines.run_peer(setup, greedy(tokens, 1, None), folder)
+    oracle = engines.run_peer(setup, greedy(tokens, 1, None), directory)
     label = f"IR, {setup.inference_precision} with {setup.kv_cache_precision} KV"
     checks = []
     for name, concurrent in (("one at a time", 1), (f"in batches of {BATCH}", BATCH)):
-        ours = engines.run_engine(engine, setup, greedy(tokens, concurrent, 2), folder)
+        ours = engines.run_engine(engine, setup, greedy(tokens, concurrent, 2), directory)
         identical_min = IDENTICAL_MIN if setup.properties else IDENTICAL_MIN_NATIVE
         if concurrent > 1 and setup.kv_cache_precision == "u8":
-            peer = engines.run_peer(setup, greedy(tokens, concurrent, None), folder)
+            peer = engines.run_peer(setup, greedy(tokens, concurrent, None), directory)
             identical_min = min(IDENTICAL_MIN, identical_count(peer, oracle) - BATCH_SLACK)
         name = f"{label}: {name} against openvino_genai one at a time"
         checks.append(compare(name, (ours, oracle), near_tie(setup), identical_min))
     return checks
 
 
-def prefix_cache(engine: pathlib.Path, setup: engines.Setup, ir: pathlib.Path, folder: pathlib.Path) -> Check:
+def prefix_cache(engine: pathlib.Path, setup: engines.Setup, ir: pathlib.Path, directory: pathlib.Path) -> Check:
     """Sends every prompt twice, so that the second request uses the prefix cache, and compares the tokens with those without the cache."""
     # The prompts are longer than a block, so that the cache contains a part of them.
     tokens = [prompt for prompt in prompts(ir) if len(prompt) > 64 or len(prompt) % 3 == 0]
@@ -146,7 +146,7 @@ def prefix_cache(engine: pathlib.Path, setup: engines.Setup, ir: pathlib.Path, f
     work = greedy([shared + prompt for prompt in tokens for _ in range(2)], 1, 2)
     results = []
     for caching in (False, True):
-        results.append(engines.run_engine(engine, dataclasses.replace(setup, prefix_caching=caching), work, folder))
+        results.append(engines.run_engine(engine, dataclasses.replace(setup, prefix_caching=caching), work, directory))
     off, on = results
     cached = sum(row["cached_tokens"] or 0 for row in on["requests"])
     name = f"prefix cache on and off, {setup.kv_cache_precision} KV"
@@ -157,10 +157,10 @@ def prefix_cache(engine: pathlib.Path, setup: engines.Setup, ir: pathlib.Path, f
     return Check(name, cached > 0 and check.good, f"{cached} prompt tokens from the cache; {check.detail}")
 
 
-def on_gguf(engine: pathlib.Path, setup: engines.Setup, ir: pathlib.Path, folder: pathlib.Path) -> list[Check]:
+def on_gguf(engine: pathlib.Path, setup: engines.Setup, ir: pathlib.Path, directory: pathlib.Path) -> list[Check]:
     """Scores our tokens with the reference, and returns how far each is from the most probable token."""
     tokens = prompts(ir)
-    ours = engines.run_engine(engine, setup, greedy(tokens, BATCH, 2), folder)
+    ours = engines.run_engine(engine, setup, greedy(tokens, BATCH, 2), directory)
     model = reference.Reference(str(setup.model))
     worst, other, total = 0.0, 0, 0
     for prompt, row in zip(tokens, ours["requests"], strict=True):

@@ -50,7 +50,7 @@ def windows(ir: pathlib.Path) -> list[list[int]]:
 
 
 def reference_perplexity(model: pathlib.Path, work: list[list[int]]) -> float:
-    """The result is cached in the work folder: computing it takes minutes, and it depends only on the file, the tokens and the reference."""
+    """The result is cached in the work directory: computing it takes minutes, and it depends only on the file, the tokens and the reference."""
     code = (HERE / "reference.py").read_bytes()
     stat = model.stat()
     key = f"{zlib.crc32(code):08x}-{zlib.crc32(json.dumps(work).encode()):08x}-{stat.st_size}-{stat.st_mtime_ns}"
@@ -67,35 +67,35 @@ def scored(model: pathlib.Path, ir: pathlib.Path) -> tuple[list[list[int]], dict
     return work, {"kind": "score", "windows": work}, reference_perplexity(model, work)
 
 
-def cost(engine: pathlib.Path, setup: engines.Setup, ir: pathlib.Path, folder: pathlib.Path) -> Check:
+def cost(engine: pathlib.Path, setup: engines.Setup, ir: pathlib.Path, directory: pathlib.Path) -> Check:
     """Reports the cost of an inexact option, without a tolerance."""
     _, scenario, wanted = scored(setup.model, ir)
-    ours = reference.perplexity(engines.run_engine(engine, setup, scenario, folder)["windows"])
+    ours = reference.perplexity(engines.run_engine(engine, setup, scenario, directory)["windows"])
     name = f"perplexity, {setup.inference_precision} with {setup.kv_cache_precision} KV, no default"
     return Check(name, True, f"ours {ours:.3f} ({ours / wanted - 1:+.2%})")
 
 
-def long_costs(engine: pathlib.Path, setup: engines.Setup, ir: pathlib.Path, folder: pathlib.Path) -> Iterator[Check]:
+def long_costs(engine: pathlib.Path, setup: engines.Setup, ir: pathlib.Path, directory: pathlib.Path) -> Iterator[Check]:
     """Reports the cost of sparse attention for long prompts, without a tolerance. corpus.txt is one window."""
     work = [[token for window in windows(ir) for token in window]]
     scenario = {"kind": "score", "windows": work}
-    exact = reference.perplexity(engines.run_engine(engine, setup, scenario, folder)["windows"])
+    exact = reference.perplexity(engines.run_engine(engine, setup, scenario, directory)["windows"])
     for share in SHARES:
         sparse = setup.with_model(setup.model, sparse_attention=share)
-        ours = reference.perplexity(engines.run_engine(engine, sparse, scenario, folder)["windows"])
+        ours = reference.perplexity(engines.run_engine(engine, sparse, scenario, directory)["windows"])
         name = f"perplexity, {len(work[0])} tokens at once, --sparse-attention {share}, no default"
         yield Check(name, True, f"{ours:.3f} ({ours / exact - 1:+.2%}), with all of the cache {exact:.3f}")
 
 
 def perplexities(
-    engine: pathlib.Path, setups: list[engines.Setup], ir: pathlib.Path, folder: pathlib.Path
+    engine: pathlib.Path, setups: list[engines.Setup], ir: pathlib.Path, directory: pathlib.Path
 ) -> Iterator[Check]:
     """Compares our perplexity in each of the setups, that of the peer in the first, and that of the reference."""
     work, scenario, wanted = scored(setups[0].model, ir)
-    peer = reference.perplexity(engines.run_peer(setups[0].with_model(ir), scenario, folder)["windows"])
+    peer = reference.perplexity(engines.run_peer(setups[0].with_model(ir), scenario, directory)["windows"])
     tokens = sum(len(window) for window in work)
     for setup in setups:
-        ours = reference.perplexity(engines.run_engine(engine, setup, scenario, folder)["windows"])
+        ours = reference.perplexity(engines.run_engine(engine, setup, scenario, directory)["windows"])
         share = ours / wanted - 1
         detail = (
             f"ours {ours:.3f} ({share:+.2%}), dequantized model {wanted:.3f}, openvino_genai's IR {peer:.3f} "
@@ -105,7 +105,7 @@ def perplexities(
         yield Check(name, abs(share) <= PERPLEXITY_SHARE_MAX, detail)
     # Runs the same graph with the peer's kernels, which round activations to 8 bits, and with the native kernels.
     setup = setups[0].with_model(ir)
-    ours = reference.perplexity(engines.run_engine(engine, setup, scenario, folder)["windows"])
+    ours = reference.perplexity(engines.run_engine(engine, setup, scenario, directory)["windows"])
     name = f"perplexity, {setup.inference_precision} with {setup.kv_cache_precision} KV, the IR"
     share = ours / peer - 1
     detail = f"ours {ours:.3f} ({share:+.2%}), openvino_genai's {peer:.3f}; at most {PERPLEXITY_SHARE_MAX:+.0%}"
@@ -136,9 +136,9 @@ class Scored:
     logits: np.ndarray
 
     @staticmethod
-    def read(result: dict, folder: pathlib.Path) -> Scored:
+    def read(result: dict, directory: pathlib.Path) -> Scored:
         """Reads the result of an engine."""
-        path = folder / "logits.f32"
+        path = directory / "logits.f32"
         logits = np.fromfile(path, dtype="<f4").reshape(-1, result["vocabulary"])
         path.unlink()
         return Scored(result["windows"], logits)
@@ -166,7 +166,7 @@ class Scored:
         return Noise(kl / count, same / count, rms, reference.perplexity(self.windows))
 
 
-def noises(engine: pathlib.Path, served: engines.Setup, ir: pathlib.Path, folder: pathlib.Path) -> Iterator[Check]:
+def noises(engine: pathlib.Path, served: engines.Setup, ir: pathlib.Path, directory: pathlib.Path) -> Iterator[Check]:
     """Measures the noise of the default, of int8 activations, of the plugin in bf16 with the same cache, and of the
     peer. Each is compared with the plugin in f32 with an f32 cache, on the same model."""
     work = windows(ir)
@@ -176,12 +176,12 @@ def noises(engine: pathlib.Path, served: engines.Setup, ir: pathlib.Path, folder
     scenario = {"kind": "score", "windows": work, "logits": {"file": "logits.f32", "rows": rows}}
 
     def peers(setup: engines.Setup) -> Scored:
-        return Scored.read(engines.run_peer(setup.with_model(ir), scenario, folder), folder)
+        return Scored.read(engines.run_peer(setup.with_model(ir), scenario, directory), directory)
 
     setups = {"by default": served}
     if has_bf16():
         setups["in bf16 without rounding"] = plain_bf16(served)
-    yield from own_noises(engine, served, scenario, folder)
+    yield from own_noises(engine, served, scenario, directory)
     wanted = peers(plain_f32(served))
     cache = f"{served.kv_cache_precision} KV"
     for name, setup in setups.items():
@@ -206,12 +206,12 @@ def plain_f32(served: engines.Setup) -> engines.Setup:
 
 
 def own_noises(
-    engine: pathlib.Path, served: engines.Setup, scenario: dict, folder: pathlib.Path
+    engine: pathlib.Path, served: engines.Setup, scenario: dict, directory: pathlib.Path
 ) -> Iterator[Check]:
     """Checks the noise of the default against that of bf16, and reports that of int8 activations."""
 
     def scored(setup: engines.Setup) -> Scored:
-        return Scored.read(engines.run_engine(engine, setup, scenario, folder), folder)
+        return Scored.read(engines.run_engine(engine, setup, scenario, directory), directory)
 
     model, wanted = served.model.stem, scored(plain_f32(served))
     name = f"{model}, {served.kv_cache_precision} KV"
@@ -235,10 +235,10 @@ def own_noises(
     )
 
 
-def random_noises(engine: pathlib.Path, served: engines.Setup, folder: pathlib.Path) -> Iterator[Check]:
+def random_noises(engine: pathlib.Path, served: engines.Setup, directory: pathlib.Path) -> Iterator[Check]:
     """Checks the noise of every random file with quantized weights."""
     for path in make_random.make(engines.WORK / f"random-{make_random.edition()}"):
-        yield from own_noises(engine, served.with_model(path), random_scenario(), folder)
+        yield from own_noises(engine, served.with_model(path), random_scenario(), directory)
 
 
 def random_scenario() -> dict:
@@ -253,24 +253,24 @@ def random_windows() -> list[list[int]]:
     return rng.integers(3, make_random.VOCABULARY, (RANDOM_WINDOWS, RANDOM_TOKENS)).tolist()
 
 
-def random_files(engine: pathlib.Path, setup: engines.Setup, folder: pathlib.Path) -> Iterator[Check]:
+def random_files(engine: pathlib.Path, setup: engines.Setup, directory: pathlib.Path) -> Iterator[Check]:
     """Compares, for every random file, all logits and the perplexity with those of the reference."""
     kquants.check()
     paths = make_random.make(engines.WORK / f"random-{make_random.edition()}")
     for path in paths:
-        yield random_file(engine, setup.with_model(path), folder)
+        yield random_file(engine, setup.with_model(path), directory)
 
 
-def random_file(engine: pathlib.Path, setup: engines.Setup, folder: pathlib.Path) -> Check:
+def random_file(engine: pathlib.Path, setup: engines.Setup, directory: pathlib.Path) -> Check:
     """Compares one random file."""
     work, scenario = random_windows(), random_scenario()
     name = f"logits of {setup.model.stem}"
     wanted = np.concatenate(reference.Reference(str(setup.model)).logits(work))
     try:
-        result = engines.run_engine(engine, setup, scenario, folder)
+        result = engines.run_engine(engine, setup, scenario, directory)
     except engines.Failed as error:
         return Check(name, False, str(error).replace("\n", " ")[-300:])
-    got = np.fromfile(folder / "logits.f32", dtype="<f4").reshape(wanted.shape)
+    got = np.fromfile(directory / "logits.f32", dtype="<f4").reshape(wanted.shape)
     difference = np.abs(got - wanted) / wanted.std()
     worst, mean = float(difference.max()), float(np.sqrt(np.mean(difference**2)))
     most = LOGITS_SHARE_MAX

@@ -20,7 +20,8 @@ OUTPUT_TOKENS = 24
 # The tolerance of log probabilities of the same graph in other batches, and the difference below which two tokens are
 # a near-tie.
 LOGPROB_TOLERANCE = 0.005
-# Activations of 15 bits change the log probabilities of improbable tokens, which prompts contain, by several thousandths.
+# Activations of 15 bits change the log probabilities of improbable tokens, which prompts contain, by several
+# thousandths.
 PROMPT_LOGPROB_TOLERANCE = 0.01
 NEAR_TIE = 0.01
 DRAWS, SEEDS = 128, (1, 2, 3, 4)
@@ -324,9 +325,9 @@ def filters(sides: Sides, case: Filters) -> Check:
     return Check(f"filters: {case.name()}", outside == 0 and of_peer == 0 and worst <= DEVIATION_MAX, detail)
 
 
-def checks(server: pathlib.Path, setup: engines.Setup, model: pathlib.Path, folder: pathlib.Path):
+def checks(server: pathlib.Path, setup: engines.Setup, model: pathlib.Path, directory: pathlib.Path):
     """Runs all checks on the server and the peer with the same IR, one request at a time."""
-    with served.Api.start(server, setup, model, folder) as api:
+    with served.Api.start(server, setup, model, directory) as api:
         sides = Sides(api, setup)
         found = [
             *((penalties, case) for case in PENALTIES),

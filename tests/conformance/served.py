@@ -50,9 +50,9 @@ def tokenizer_of(model: gguf.GGUFReader) -> dict:
     }
 
 
-def ir_folder(ir: pathlib.Path, model: pathlib.Path, folder: pathlib.Path) -> pathlib.Path:
+def ir_directory(ir: pathlib.Path, model: pathlib.Path, directory: pathlib.Path) -> pathlib.Path:
     """Returns a directory that our server can load: the IR and the tokenizer of the GGUF file from which it was converted."""
-    made = folder / "ir"
+    made = directory / "ir"
     made.mkdir()
     for name in ("openvino_model.xml", "openvino_model.bin"):
         (made / name).symlink_to((ir / name).resolve())
@@ -72,11 +72,11 @@ class Api:
 
     @staticmethod
     @contextlib.contextmanager
-    def start(server: pathlib.Path, setup: engines.Setup, model: pathlib.Path, folder: pathlib.Path):
+    def start(server: pathlib.Path, setup: engines.Setup, model: pathlib.Path, directory: pathlib.Path):
         """Starts the server on the IR of `setup`, which was converted from the GGUF file `model`."""
-        folder = ir_folder(setup.model, model, folder)
-        setup = dataclasses.replace(setup, model=folder, max_chunk_tokens=setup.max_num_batched_tokens)
-        with bench_http.Server(server, setup, folder) as running:
+        directory = ir_directory(setup.model, model, directory)
+        setup = dataclasses.replace(setup, model=directory, max_chunk_tokens=setup.max_num_batched_tokens)
+        with bench_http.Server(server, setup, directory) as running:
             yield Api(running)
 
     def completion(self, prompt: list[int] | str, parameters: dict) -> dict:

@@ -87,15 +87,15 @@ def adapted(document, model, common):
 
 
 def run(document, url, seconds, more):
-    with tempfile.TemporaryDirectory() as folder:
-        path = pathlib.Path(folder, "openapi.json")
+    with tempfile.TemporaryDirectory() as directory:
+        path = pathlib.Path(directory, "openapi.json")
         path.write_text(json.dumps(document))
         st = pathlib.Path(sys.executable).with_name("st")
         command = [st, "run", path, "--url", url, "--checks", ",".join(CHECKS), "--max-time", str(seconds)]
         # The same seed generates the same requests, although a slower run sends fewer of them.
         command += ["--seed", os.environ.get("SEED", "1")]
         command += ["--generation-database", "none", "--no-color", "--warnings", "off", *more]
-        ended = subprocess.run(command, cwd=folder, check=False)
+        ended = subprocess.run(command, cwd=directory, check=False)
     if ended.returncode:
         sys.exit(ended.returncode)
 

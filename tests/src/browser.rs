@@ -1,5 +1,5 @@
-//! A headless Chromium that a test drives over the DevTools protocol. The protocol runs through two pipes, so it needs no
-//! port, no driver program and no client library. This module is independent of the pages that it opens.
+//! A headless Chromium that a test drives over the DevTools protocol. The protocol runs through two pipes, so it needs
+//! no port, no driver program and no client library. This module is independent of the pages that it opens.
 
 mod pipe;
 
@@ -55,7 +55,7 @@ const FLAGS: [&str; 18] = [
 pub struct Browser {
     child: Child,
     pipe: Pipe,
-    folder: tempfile::TempDir,
+    directory: tempfile::TempDir,
 }
 
 /// A page of a browser, with its own storage and cookies. It remains open until the browser exits.
@@ -86,15 +86,15 @@ impl Browser {
     pub fn start() -> anyhow::Result<Self> {
         use std::os::unix::process::CommandExt as _;
         let program = program()?;
-        let folder = tempfile::Builder::new().prefix("browser").tempdir()?;
-        let errors = File::create(folder.path().join("errors"))?;
+        let directory = tempfile::Builder::new().prefix("browser").tempdir()?;
+        let errors = File::create(directory.path().join("errors"))?;
         // Chromium reads from file descriptor 3 and writes to 4, but `Command` sets only 0 to 2.
         let mut child = Command::new("bash")
             .args(["-c", "exec \"$@\" 3<&0 4>&1 </dev/null >&2", "browser"])
             .arg(&program)
             .args(FLAGS)
-            .arg(format!("--user-data-dir={}", folder.path().join("profile").display()))
-            .env("HOME", folder.path())
+            .arg(format!("--user-data-dir={}", directory.path().join("profile").display()))
+            .env("HOME", directory.path())
             .env_remove("DISPLAY")
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
@@ -104,7 +104,7 @@ impl Browser {
             .context("failed to run bash")?;
         let input = child.stdin.take().context("the browser has no standard input")?;
         let output: ChildStdout = child.stdout.take().context("the browser has no standard output")?;
-        let browser = Self { child, pipe: Pipe::new(input, output), folder };
+        let browser = Self { child, pipe: Pipe::new(input, output), directory };
         browser
             .pipe
             .call(None, "Browser.getVersion", json!({}))
@@ -145,7 +145,7 @@ impl Browser {
 
     /// The standard error of the browser.
     fn errors(&self) -> String {
-        std::fs::read_to_string(self.folder.path().join("errors")).unwrap_or_default()
+        std::fs::read_to_string(self.directory.path().join("errors")).unwrap_or_default()
     }
 }
 
@@ -155,7 +155,7 @@ impl Drop for Browser {
         let group = self.child.id();
         drop(kill("KILL", &format!("-{group}")));
         drop(self.child.wait());
-        // A process that is still running could write to the folder while it is removed. Zombies may remain.
+        // A process that is still running could write to the directory while it is removed. Zombies may remain.
         drop(await_condition("the browser to exit", END_LIMIT, || (!group_exists(group)).then_some(())));
     }
 }
@@ -276,11 +276,11 @@ impl Page<'_> {
         Ok(controls.map(|node| Control { role: text(&node["role"]), name: text(&node["name"]) }).collect())
     }
 
-    /// Writes a screenshot of the whole page to `folder` and returns its path.
+    /// Writes a screenshot of the whole page to `directory` and returns its path.
     ///
     /// # Errors
     /// The file cannot be written.
-    pub fn screenshot(&self, folder: &Path, name: &str) -> anyhow::Result<PathBuf> {
+    pub fn screenshot(&self, directory: &Path, name: &str) -> anyhow::Result<PathBuf> {
         let size = &self.call("Page.getLayoutMetrics", json!({}))?["cssContentSize"];
         let clip = json!({"x": 0, "y": 0, "width": size["width"], "height": size["height"], "scale": 1});
         let answer = self.call(
@@ -289,7 +289,7 @@ impl Page<'_> {
         )?;
         let bytes = base64(answer["data"].as_str().unwrap_or_default())
             .context("the screenshot is not valid base64")?;
-        let path = folder.join(format!("{name}.png"));
+        let path = directory.join(format!("{name}.png"));
         std::fs::write(&path, bytes).with_context(|| format!("failed to write {}", path.display()))?;
         Ok(path)
     }
@@ -344,9 +344,10 @@ fn program() -> anyhow::Result<PathBuf> {
     if let Some(path) = std::env::var_os(VARIABLE) {
         return Ok(path.into());
     }
-    let folders: Vec<PathBuf> =
+    let directories: Vec<PathBuf> =
         std::env::var_os("PATH").map(|path| std::env::split_paths(&path).collect()).unwrap_or_default();
-    let mut candidates = NAMES.iter().flat_map(|name| folders.iter().map(move |folder| folder.join(name)));
+    let mut candidates =
+        NAMES.iter().flat_map(|name| directories.iter().map(move |directory| directory.join(name)));
     candidates.find(|path| path.is_file()).with_context(|| {
         format!("no Chromium found on PATH: install it (Debian: apt-get install chromium) or set {VARIABLE}")
     })

@@ -1,5 +1,5 @@
-//! The official OpenAI clients, LangChain and the AI SDK, which `scripts/clients` installs, and the scripts that use them
-//! in `clients/python` and `clients/js`. A script reports failures in its output and by its exit status.
+//! The official OpenAI clients, LangChain and the AI SDK, which `scripts/clients` installs, and the scripts that use
+//! them in `clients/python` and `clients/js`. A script reports failures in its output and by its exit status.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -36,16 +36,16 @@ impl Client {
     /// Panics if the client is not installed.
     #[must_use]
     pub fn start(self, script: &str, arguments: &[&str]) -> ClientScript {
-        let folder = crate::root().join("tests/clients");
+        let directory = crate::root().join("tests/clients");
         let mut command = match self {
             Self::Python => {
                 let mut command = Command::new(python());
-                command.arg("-B").arg(folder.join(format!("python/{script}.py")));
+                command.arg("-B").arg(directory.join(format!("python/{script}.py")));
                 command
             }
             Self::JavaScript => {
                 let mut command = Command::new("node");
-                command.arg(folder.join(format!("js/{script}.js")));
+                command.arg(directory.join(format!("js/{script}.js")));
                 command
             }
         };
@@ -86,8 +86,8 @@ pub fn run(script: &str, urls: &[&str], arguments: &[&str]) {
     scripts.into_iter().for_each(ClientScript::assert_success);
 }
 
-/// Runs the script `script` with both clients, one after the other, because concurrent requests would affect its result,
-/// such as the choice of a replica.
+/// Runs the script `script` with both clients, one after the other, because concurrent requests would affect its
+/// result, such as the choice of a replica.
 ///
 /// # Panics
 /// Panics in the same cases as [`Client::run`].

@@ -1,6 +1,6 @@
-//! A real Kubernetes control plane for a test: etcd, kube-apiserver and, on request, the controllers, as child processes on
-//! free ports of the loopback interface. The cluster has no node, so pods never run. This module is independent of the
-//! products of this repository.
+//! A real Kubernetes control plane for a test: etcd, kube-apiserver and, on request, the controllers, as child
+//! processes on free ports of the loopback interface. The cluster has no node, so pods never run. This module is
+//! independent of the products of this repository.
 //!
 //! ```no_run
 //! # async fn example() -> anyhow::Result<()> {
@@ -54,7 +54,7 @@ pub struct ControlPlane {
     etcd_url: String,
     port: u16,
     kubeconfig: PathBuf,
-    folder: TempDir,
+    directory: TempDir,
 }
 
 impl ControlPlane {
@@ -63,12 +63,12 @@ impl ControlPlane {
     /// # Errors
     /// A program is missing or is not ready within two minutes; the message contains its output.
     pub async fn start() -> anyhow::Result<Self> {
-        let folder = tempfile::Builder::new().prefix("control-plane-").tempdir()?;
-        let mut guard = Guard::start(folder.path())?;
-        let authority = Authority::new(folder.path())?;
+        let directory = tempfile::Builder::new().prefix("control-plane-").tempdir()?;
+        let mut guard = Guard::start(directory.path())?;
+        let authority = Authority::new(directory.path())?;
         let service_accounts = authority.service_accounts()?;
         authority.server("api-server", &["127.0.0.1", "localhost", "kubernetes.default.svc"])?;
-        let (etcd, etcd_url) = start_etcd(folder.path())?;
+        let (etcd, etcd_url) = start_etcd(directory.path())?;
         guard.add(&etcd)?;
         let mut cluster = Self {
             controllers: Vec::new(),
@@ -80,7 +80,7 @@ impl ControlPlane {
             etcd_url,
             port: 0,
             kubeconfig: PathBuf::new(),
-            folder,
+            directory,
         };
         for attempt in 1.. {
             cluster.port = free_port()?;
@@ -121,7 +121,7 @@ impl ControlPlane {
             .arg(flag("root-ca-file", self.authority.certificate().display()))
             // With the default limits, the controllers need four seconds to start.
             .args(["--kube-api-qps=500", "--kube-api-burst=1000", "--concurrent-gc-syncs=20"])
-            .current_dir(self.folder.path());
+            .current_dir(self.directory.path());
         let process = Process::start(&mut command)?;
         self.guard.add(&process)?;
         self.controllers.push(process);
@@ -184,7 +184,7 @@ impl ControlPlane {
     /// `kubectl` is missing.
     pub fn kubectl(&self, arguments: &[&str]) -> anyhow::Result<Command> {
         let mut command = Command::new(Program::Kubectl.find()?);
-        command.env("KUBECONFIG", &self.kubeconfig).env("HOME", self.folder.path()).args(arguments);
+        command.env("KUBECONFIG", &self.kubeconfig).env("HOME", self.directory.path()).args(arguments);
         Ok(command)
     }
 
@@ -220,7 +220,7 @@ impl ControlPlane {
     }
 
     fn api_server_command(&self) -> anyhow::Result<Command> {
-        let folder = self.folder.path();
+        let directory = self.directory.path();
         let authority = self.authority.certificate();
         let keys = &self.service_accounts;
         let mut command = Command::new(Program::ApiServer.find()?);
@@ -230,9 +230,9 @@ impl ControlPlane {
             .args(["--allow-privileged=true", "--service-account-issuer=https://kubernetes.default.svc"])
             .arg(flag("etcd-servers", &self.etcd_url))
             .arg(flag("secure-port", self.port))
-            .arg(flag("cert-dir", folder.display()))
-            .arg(flag("tls-cert-file", folder.join("api-server.crt").display()))
-            .arg(flag("tls-private-key-file", folder.join("api-server.key").display()))
+            .arg(flag("cert-dir", directory.display()))
+            .arg(flag("tls-cert-file", directory.join("api-server.crt").display()))
+            .arg(flag("tls-private-key-file", directory.join("api-server.key").display()))
             .arg(flag("client-ca-file", authority.display()))
             .arg(flag("service-account-key-file", keys.certificate.display()))
             .arg(flag("service-account-signing-key-file", keys.key.display()))
@@ -277,10 +277,10 @@ pub async fn client(kubeconfig: &Path) -> anyhow::Result<kube::Client> {
     Ok(kube::Client::try_from(config)?)
 }
 
-fn start_etcd(folder: &Path) -> anyhow::Result<(Process, String)> {
+fn start_etcd(directory: &Path) -> anyhow::Result<(Process, String)> {
     let mut command = Command::new(Program::Etcd.find()?);
     command
-        .arg(flag("data-dir", folder.join("etcd").display()))
+        .arg(flag("data-dir", directory.join("etcd").display()))
         .args(["--listen-client-urls=http://127.0.0.1:0", "--listen-peer-urls=http://127.0.0.1:0"])
         .args(["--advertise-client-urls=http://127.0.0.1:0", "--unsafe-no-fsync"]);
     let etcd = Process::start(&mut command)?;
@@ -305,15 +305,15 @@ fn last_lines(text: &str) -> String {
     lines[lines.len().saturating_sub(20)..].join("\n")
 }
 
-/// A process that kills the control plane and removes its folder when the test process has ended. Destructors alone are
-/// not sufficient, because a killed test does not run them.
+/// A process that kills the control plane and removes its directory when the test process has ended. Destructors alone
+/// are not sufficient, because a killed test does not run them.
 #[derive(Debug)]
 struct Guard {
     child: Child,
 }
 
 impl Guard {
-    fn start(folder: &Path) -> anyhow::Result<Self> {
+    fn start(directory: &Path) -> anyhow::Result<Self> {
         use std::os::unix::process::CommandExt as _;
         // The standard input is closed when the test process ends.
         let script = r#"
@@ -330,7 +330,7 @@ impl Guard {
         "#;
         let child = Command::new("bash")
             .args(["-c", script, "guard"])
-            .arg(folder)
+            .arg(directory)
             .stdin(Stdio::piped())
             .stdout(Stdio::null())
             .stderr(Stdio::null())

@@ -154,8 +154,8 @@ mod tests {
 
     #[tokio::test]
     async fn lists_files_and_serves_them_with_range_requests() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("model.gguf");
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("model.gguf");
         std::fs::write(&path, "0123456789").unwrap();
         let hub = Hub::start("127.0.0.1", "owner/name", &[&path]).await.unwrap();
         let url = |path: &str| format!("{}{path}", hub.url());

@@ -372,7 +372,7 @@ mod tests {
     fn the_most_specific_section_lists_a_limit() {
         assert_eq!(section("server/src/args/limits.rs"), Some("Flags of the server"));
         assert_eq!(section("server/src/limits.rs"), Some("Requests to the server"));
-        assert_eq!(section("server/openvino/src/model_cache/folder.rs"), Some("Engine and caches"));
+        assert_eq!(section("server/openvino/src/model_cache/directory.rs"), Some("Engine and caches"));
         assert_eq!(section("tests/src/limits.rs"), None);
     }
 }

@@ -10,7 +10,7 @@ use anyhow::{Context as _, bail};
 /// A control group with a memory limit. Dropping it removes the group, which must be empty.
 #[derive(Debug)]
 pub struct MemoryLimit {
-    folder: PathBuf,
+    directory: PathBuf,
 }
 
 impl MemoryLimit {
@@ -23,9 +23,9 @@ impl MemoryLimit {
         let name =
             format!("ovfleet-tests-{}-{}", std::process::id(), CREATED.fetch_add(1, Ordering::Relaxed));
         let (root, limit_file) = controller()?;
-        let folder = root.join(name);
-        fs::create_dir(&folder).with_context(|| format!("failed to create {}", folder.display()))?;
-        let limit = Self { folder };
+        let directory = root.join(name);
+        fs::create_dir(&directory).with_context(|| format!("failed to create {}", directory.display()))?;
+        let limit = Self { directory };
         limit.write(limit_file, &bytes.to_string())?;
         Ok(limit)
     }
@@ -35,7 +35,7 @@ impl MemoryLimit {
     pub fn wrap(&self, command: &Command) -> Command {
         let mut wrapped = Command::new("sh");
         wrapped.args(["-c", "echo $$ > \"$0\" && exec \"$@\""]);
-        wrapped.arg(self.folder.join("cgroup.procs"));
+        wrapped.arg(self.directory.join("cgroup.procs"));
         wrapped.arg(command.get_program()).args(command.get_args());
         for (name, value) in command.get_envs() {
             match value {
@@ -47,7 +47,7 @@ impl MemoryLimit {
     }
 
     fn write(&self, file: &str, text: &str) -> anyhow::Result<()> {
-        let path = self.folder.join(file);
+        let path = self.directory.join(file);
         fs::write(&path, text).with_context(|| format!("failed to write {}", path.display()))
     }
 }
@@ -55,7 +55,7 @@ impl MemoryLimit {
 impl Drop for MemoryLimit {
     fn drop(&mut self) {
         // The removal fails while the last process is still exiting; such a group uses no memory.
-        drop(fs::remove_dir(&self.folder));
+        drop(fs::remove_dir(&self.directory));
     }
 }
 

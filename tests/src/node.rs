@@ -16,8 +16,8 @@ pub const ADDRESS: &str = "10.99.0.1";
 /// The namespace that the chart installs the operator into.
 pub const OPERATOR_NAMESPACE: &str = "ovfleet";
 
-/// The time between two evaluations of an awaited condition. Most evaluations start `kubectl`, which takes a tenth of a second
-/// of processor time.
+/// The time between two evaluations of an awaited condition. Most evaluations start `kubectl`, which takes a tenth of a
+/// second of processor time.
 const POLL_INTERVAL: Duration = Duration::from_millis(500);
 
 /// Polls `state` like [`process::await_state`], but less often.
@@ -32,11 +32,11 @@ pub fn await_state<T>(
     process::await_state_every(POLL_INTERVAL, what, limit, state)
 }
 
-/// The folder of the node, with its logs and process IDs.
+/// The directory of the node, with its logs and process IDs.
 ///
 /// # Errors
 /// The test does not run inside a node.
-pub fn folder() -> anyhow::Result<PathBuf> {
+pub fn directory() -> anyhow::Result<PathBuf> {
     std::env::var_os("NODE").map(PathBuf::from).context("the test does not run inside a node: run `make e2e`")
 }
 
@@ -54,7 +54,7 @@ pub fn run(program: &str, arguments: &[&str]) -> anyhow::Result<String> {
 /// Returns the same errors as [`run`].
 pub fn run_with_input(program: &str, arguments: &[&str], input: &str) -> anyhow::Result<String> {
     use std::io::{Seek as _, Write as _};
-    folder()?;
+    directory()?;
     let mut file = tempfile::tempfile()?;
     file.write_all(input.as_bytes())?;
     file.rewind()?;
@@ -113,8 +113,8 @@ impl Release {
         Self::install_chart(helm, "charts/ovfleet", arguments)
     }
 
-    /// Installs another chart, such as that of an earlier release. [`Release::upgrade`] then upgrades to the chart in the
-    /// repository.
+    /// Installs another chart, such as that of an earlier release. [`Release::upgrade`] then upgrades to the chart in
+    /// the repository.
     ///
     /// # Errors
     /// Returns the same errors as [`Release::install`].
@@ -267,7 +267,7 @@ pub fn kill(namespace: &str, pod: &str, program: &str) -> anyhow::Result<()> {
 /// # Errors
 /// The node has no component `name`.
 pub fn kill_component(name: &str) -> anyhow::Result<()> {
-    let id = std::fs::read_to_string(folder()?.join("pids").join(name))?;
+    let id = std::fs::read_to_string(directory()?.join("pids").join(name))?;
     run("kill", &["-s", "KILL", id.trim()])?;
     Ok(())
 }
@@ -298,7 +298,7 @@ pub struct Write {
 /// # Errors
 /// There is no audit log.
 pub fn operator_writes() -> anyhow::Result<Vec<Write>> {
-    let log = std::fs::read_to_string(folder()?.join("log/audit.log")).context("no audit log")?;
+    let log = std::fs::read_to_string(directory()?.join("log/audit.log")).context("no audit log")?;
     // The last line may be incomplete.
     let events = log.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
     let writes = events.filter(|event| event["objectRef"]["resource"] != "leases").map(|event| {
@@ -316,8 +316,8 @@ pub fn operator_writes() -> anyhow::Result<Vec<Write>> {
     Ok(writes.collect())
 }
 
-/// Waits until the status of an LLMDeployment is up to date and one of its conditions has `status` and `reason`. Returns
-/// the message of the condition.
+/// Waits until the status of an LLMDeployment is up to date and one of its conditions has `status` and `reason`.
+/// Returns the message of the condition.
 ///
 /// # Errors
 /// This takes longer than two minutes; the error lists the conditions, the pods and the events of the namespace.
@@ -342,15 +342,15 @@ pub fn await_condition(
     message.with_context(|| kubectl(&["get", "pods,events", "--namespace", namespace]).unwrap_or_default())
 }
 
-/// Creates a PersistentVolume of the storage class `here` that all pods of the node share, and returns its folder.
+/// Creates a PersistentVolume of the storage class `here` that all pods of the node share, and returns its directory.
 ///
 /// # Errors
 /// Returns the same errors as [`run`].
 pub fn shared_volume(name: &str) -> anyhow::Result<PathBuf> {
-    let folder = folder()?.join("volumes").join(name);
-    std::fs::create_dir_all(&folder)?;
-    // The user ID of the pods does not own the folder.
-    std::fs::set_permissions(&folder, std::fs::Permissions::from_mode(0o777))?;
+    let directory = directory()?.join("volumes").join(name);
+    std::fs::create_dir_all(&directory)?;
+    // The user ID of the pods does not own the directory.
+    std::fs::set_permissions(&directory, std::fs::Permissions::from_mode(0o777))?;
     let volume = format!(
         "
 apiVersion: v1
@@ -363,8 +363,8 @@ spec:
   storageClassName: here
   hostPath: {{path: {}}}
 ",
-        folder.display()
+        directory.display()
     );
     run_with_input("kubectl", &["apply", "--filename=-"], &volume)?;
-    Ok(folder)
+    Ok(directory)
 }

@@ -79,19 +79,22 @@ pub fn examples() -> Vec<Example> {
     examples
 }
 
-/// Creates the folder in which blocks run, with the files that the pages mention.
+/// Creates the directory in which blocks run, with the files that the pages mention.
 ///
 /// # Errors
 /// A file cannot be written.
-pub fn folder() -> anyhow::Result<TempDir> {
-    let folder = tempfile::tempdir()?;
+pub fn directory() -> anyhow::Result<TempDir> {
+    let directory = tempfile::tempdir()?;
     for name in ["charts", "crds", "deploy"] {
-        std::os::unix::fs::symlink(crate::root().join(name), folder.path().join(name))?;
+        std::os::unix::fs::symlink(crate::root().join(name), directory.path().join(name))?;
     }
     let sample = std::fs::read_to_string(crate::root().join("deploy/samples/smollm2.yaml"))?;
-    std::fs::write(folder.path().join("assistant.yaml"), sample.replace("name: smollm2", "name: assistant"))?;
-    std::fs::write(folder.path().join("keys"), "0123456789abcdef0123456789abcdef team-a\n")?;
-    Ok(folder)
+    std::fs::write(
+        directory.path().join("assistant.yaml"),
+        sample.replace("name: smollm2", "name: assistant"),
+    )?;
+    std::fs::write(directory.path().join("keys"), "0123456789abcdef0123456789abcdef team-a\n")?;
+    Ok(directory)
 }
 
 impl Example {
@@ -112,16 +115,16 @@ impl Example {
             _ => command.arg("-c"),
         };
         assert!(code.contains(ADDRESS), "{}: the block does not contain {ADDRESS}: {code}", self.page);
-        // Node.js resolves the imported packages relative to this folder.
+        // Node.js resolves the imported packages relative to this directory.
         command.arg(code.replace(ADDRESS, address)).current_dir(crate::root().join("tests/clients/js"));
         self.assert_output(&mut command);
     }
 
-    /// Runs the code, which starts programs of ovfleet, in `folder`.
+    /// Runs the code, which starts programs of ovfleet, in `directory`.
     ///
     /// # Panics
     /// Panics if the code fails, or if a program ends without having printed the expected text.
-    pub fn run_programs(&self, folder: &Path) {
+    pub fn run_programs(&self, directory: &Path) {
         let code = format!("{PROGRAMS}{}", self.with_sample_model());
         let mut command = without_settings(Command::new("bash"));
         // The test may itself be run by make.
@@ -131,10 +134,10 @@ impl Example {
         let programs = built("ovfleet-server").expect("the programs are built");
         command
             .args(["-c", &code])
-            .env("PROGRAMS", programs.parent().expect("invariant: the path of a program has a folder"))
+            .env("PROGRAMS", programs.parent().expect("invariant: the path of a program has a directory"))
             .env("ROOT", crate::root())
             .env("EXPECTED", &self.expected)
-            .current_dir(folder);
+            .current_dir(directory);
         self.assert_output(&mut command);
     }
 
@@ -144,20 +147,20 @@ impl Example {
     /// The server has not been built.
     pub fn server(&self) -> anyhow::Result<Command> {
         let binary = built("ovfleet-server")?;
-        let folder = binary.parent().context("the path of the program has no folder")?;
+        let directory = binary.parent().context("the path of the program has no directory")?;
         let mut command = without_settings(Command::new("bash"));
         let code = self.with_sample_model().replace("ovfleet-server ", "exec \"$PROGRAMS/ovfleet-server\" ");
-        command.args(["-c", &code]).env("PROGRAMS", folder).env("OVFLEET_GRPC_PORT", "0");
+        command.args(["-c", &code]).env("PROGRAMS", directory).env("OVFLEET_GRPC_PORT", "0");
         Ok(command)
     }
 
-    /// Runs the code in `folder`, against the API server of `kubeconfig`.
+    /// Runs the code in `directory`, against the API server of `kubeconfig`.
     ///
     /// # Panics
     /// Panics if the code fails, or if its output does not contain the expected text.
-    pub fn run_with_api_server(&self, folder: &Path, kubeconfig: &Path) {
+    pub fn run_with_api_server(&self, directory: &Path, kubeconfig: &Path) {
         let code = format!("{API_SERVER}{}", self.block.code.replace("NAME", "assistant"));
-        self.assert_output(api_command(folder, kubeconfig).args(["-c", &code]));
+        self.assert_output(api_command(directory, kubeconfig).args(["-c", &code]));
     }
 
     /// Whether the block installs the chart.
@@ -192,23 +195,23 @@ impl Example {
     }
 }
 
-/// The command `bash` in `folder`, with the Kubernetes programs and the credentials in `kubeconfig`.
+/// The command `bash` in `directory`, with the Kubernetes programs and the credentials in `kubeconfig`.
 ///
 /// # Panics
 /// Panics if kubectl is missing.
 #[must_use]
-pub fn api_command(folder: &Path, kubeconfig: &Path) -> Command {
+pub fn api_command(directory: &Path, kubeconfig: &Path) -> Command {
     let tools = crate::root().join(".deps/tools/bin");
     let kubectl = Program::Kubectl.find().expect("kubectl is built");
-    let path = [tools.as_path(), kubectl.parent().expect("invariant: the path of a program has a folder")]
-        .map(|folder| folder.display().to_string())
+    let path = [tools.as_path(), kubectl.parent().expect("invariant: the path of a program has a directory")]
+        .map(|directory| directory.display().to_string())
         .join(":");
     let system = std::env::var("PATH").unwrap_or_default();
     let mut command = Command::new("bash");
     command
         .env("PATH", format!("{path}:{system}"))
         .env("KUBECONFIG", kubeconfig)
-        .env("HOME", folder)
-        .current_dir(folder);
+        .env("HOME", directory)
+        .current_dir(directory);
     command
 }

@@ -37,8 +37,8 @@ struct Content {
 }
 
 impl Registry {
-    /// Serves an image called `name` with `file` at its root, on a free port of `host`. If `authorization` is given, only
-    /// requests with this value of the header `Authorization` are allowed.
+    /// Serves an image called `name` with `file` at its root, on a free port of `host`. If `authorization` is given,
+    /// only requests with this value of the header `Authorization` are allowed.
     ///
     /// # Errors
     /// The file cannot be read, or this machine does not have the address `host`.
@@ -95,10 +95,10 @@ fn digest(bytes: &[u8]) -> String {
 
 /// A tar archive of one world-readable file.
 fn tar(file: &Path) -> anyhow::Result<Vec<u8>> {
-    let (folder, name) = file.parent().zip(file.file_name()).context("the path has no file name")?;
+    let (directory, name) = file.parent().zip(file.file_name()).context("the path has no file name")?;
     let output = std::process::Command::new("tar")
         .args(["--create", "--mode=0444", "--owner=0", "--group=0", "--directory"])
-        .arg(folder)
+        .arg(directory)
         .arg(name)
         .output()
         .context("failed to start tar")?;

@@ -12,8 +12,8 @@ use crate::process::{ExitReport, Process, await_condition};
 /// The time limit for loading the sample model, on a busy machine.
 pub const START_LIMIT: Duration = Duration::from_secs(120);
 /// Flags that make responses independent of the other sequences in the batch, and of the processor. With the defaults,
-/// an 8-bit KV cache and bf16 on processors that support it, near-ties between tokens can resolve differently in batches
-/// of different shapes.
+/// an 8-bit KV cache and bf16 on processors that support it, near-ties between tokens can resolve differently in
+/// batches of different shapes.
 pub const EXACT: [&str; 6] = [
     "--kv-cache-precision",
     "f32",
@@ -46,16 +46,16 @@ pub fn binary() -> anyhow::Result<PathBuf> {
 /// The binary does not exist.
 pub fn built(name: &str) -> anyhow::Result<PathBuf> {
     let test = std::env::current_exe()?;
-    let folder = test.parent().and_then(Path::parent).context("the test is not in a target directory")?;
-    let binary = folder.join(name);
+    let directory = test.parent().and_then(Path::parent).context("the test is not in a target directory")?;
+    let binary = directory.join(name);
     if !binary.is_file() {
         bail!("{} does not exist: build it with `cargo test --workspace --no-run`", binary.display());
     }
     Ok(binary)
 }
 
-/// The cache directory that the servers of all tests share, so that only the first one compiles the model. Each build of
-/// the server has its own; those of earlier builds are removed.
+/// The cache directory that the servers of all tests share, so that only the first one compiles the model. Each build
+/// of the server has its own; those of earlier builds are removed.
 ///
 /// # Panics
 /// Panics if the server has not been built.
@@ -155,8 +155,8 @@ impl Server {
         Ok(server)
     }
 
-    /// The [`Server::named`] that the tests of one binary share. The first call starts it, and dropping the last reference
-    /// ends it.
+    /// The [`Server::named`] that the tests of one binary share. The first call starts it, and dropping the last
+    /// reference ends it.
     ///
     /// # Panics
     /// Panics if the server cannot be started.

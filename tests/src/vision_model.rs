@@ -1,5 +1,6 @@
-//! A tiny vision-language model with random weights, as optimum-intel exports LLaVA. It is written in milliseconds, so that
-//! tests with the OpenVINO backend download nothing. Its answers are meaningless, but depend on every token and image.
+//! A tiny vision-language model with random weights, as optimum-intel exports LLaVA. It is written in milliseconds, so
+//! that tests with the OpenVINO backend download nothing. Its answers are meaningless, but depend on every token and
+//! image.
 
 mod graph;
 
@@ -21,11 +22,11 @@ const HEAD: usize = 32;
 const SPECIAL_TOKENS: [&str; 6] = ["<unk>", "<s>", "</s>", "<image>", "<|im_start|>", "<|im_end|>"];
 const VOCABULARY: usize = SPECIAL_TOKENS.len() + 256;
 
-/// Writes the files of the model to `folder` and returns their paths.
+/// Writes the files of the model to `directory` and returns their paths.
 ///
 /// # Errors
-/// The folder cannot be written.
-pub fn write(folder: &Path) -> std::io::Result<Vec<PathBuf>> {
+/// The directory cannot be written.
+pub fn write(directory: &Path) -> std::io::Result<Vec<PathBuf>> {
     let graphs = [
         ("openvino_language_model.xml", language_model()),
         ("openvino_text_embeddings_model.xml", text_embeddings()),
@@ -33,7 +34,7 @@ pub fn write(folder: &Path) -> std::io::Result<Vec<PathBuf>> {
     ];
     let mut paths = Vec::new();
     for (name, graph) in graphs {
-        let path = folder.join(name);
+        let path = directory.join(name);
         graph.write(&path)?;
         paths.extend([path.with_extension("bin"), path]);
     }
@@ -46,7 +47,7 @@ pub fn write(folder: &Path) -> std::io::Result<Vec<PathBuf>> {
         ("chat_template.jinja", CHAT_TEMPLATE.to_owned()),
     ];
     for (name, text) in texts {
-        let path = folder.join(name);
+        let path = directory.join(name);
         std::fs::write(&path, text)?;
         paths.push(path);
     }

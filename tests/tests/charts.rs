@@ -1,5 +1,5 @@
-//! The Helm charts: they render with Helm 3 and Helm 4, validate their values, and grant only the listed permissions. These
-//! tests need no node; the node tests install the charts.
+//! The Helm charts: they render with Helm 3 and Helm 4, validate their values, and grant only the listed permissions.
+//! These tests need no node; the node tests install the charts.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -105,7 +105,7 @@ fn the_values_of_the_previous_chart_still_render() -> anyhow::Result<()> {
 }
 
 /// Writes a strict schema of each kind of the API server, in the file layout of kubeconform.
-fn write_schemas(open_api: &Value, folder: &Path) -> anyhow::Result<()> {
+fn write_schemas(open_api: &Value, directory: &Path) -> anyhow::Result<()> {
     let mut definitions = open_api["definitions"].clone();
     for definition in
         definitions.as_object_mut().context("the OpenAPI document has no definitions")?.values_mut()
@@ -119,17 +119,17 @@ fn write_schemas(open_api: &Value, folder: &Path) -> anyhow::Result<()> {
         }
     }
     let text = definitions.to_string().replace("#/definitions/", "all.json#/definitions/");
-    std::fs::write(folder.join("all.json"), format!("{{\"definitions\":{text}}}"))?;
+    std::fs::write(directory.join("all.json"), format!("{{\"definitions\":{text}}}"))?;
     for (name, definition) in open_api["definitions"].as_object().into_iter().flatten() {
         for kind in definition["x-kubernetes-group-version-kind"].as_array().into_iter().flatten() {
             let (group, version, kind) =
                 (field(kind, "/group"), field(kind, "/version"), field(kind, "/kind"));
             let group = group.split('.').next().filter(|group| !group.is_empty());
             let suffix = group.map_or_else(|| version.to_owned(), |group| format!("{group}-{version}"));
-            let all = folder.join("all.json");
+            let all = directory.join("all.json");
             let schema = json!({"$ref": format!("file://{}#/definitions/{name}", all.display())});
             let file = format!("{}-{suffix}.json", kind.to_lowercase());
-            std::fs::write(folder.join(file), schema.to_string())?;
+            std::fs::write(directory.join(file), schema.to_string())?;
         }
     }
     Ok(())
@@ -183,8 +183,8 @@ async fn samples_and_objects_in_pages_are_valid() -> anyhow::Result<()> {
     }
     let objects = objects_in_pages()?;
     assert!(objects.len() > 8, "the pages show {} objects", objects.len());
-    let folder = tempfile::tempdir()?;
-    let file = folder.path().join("object.yaml");
+    let directory = tempfile::tempdir()?;
+    let file = directory.path().join("object.yaml");
     for (page, object) in objects {
         std::fs::write(&file, object.to_string())?;
         let path = file.to_string_lossy();
@@ -194,8 +194,8 @@ async fn samples_and_objects_in_pages_are_valid() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The Kubernetes objects in the pages for users, each with its page. A block with a part of the `spec` of an LLMDeployment
-/// is completed to an object.
+/// The Kubernetes objects in the pages for users, each with its page. A block with a part of the `spec` of an
+/// LLMDeployment is completed to an object.
 fn objects_in_pages() -> anyhow::Result<Vec<(String, Value)>> {
     // The API groups of an API server without custom resource definitions.
     const KINDS: [&str; 3] = ["LLMDeployment", "HorizontalPodAutoscaler", "Ingress"];
@@ -204,7 +204,7 @@ fn objects_in_pages() -> anyhow::Result<Vec<(String, Value)>> {
     let tree = tests::tidy::Tree::read(&tests::root())?;
     let is_for_users = |path: &str| {
         path == "README.md"
-            || ["docs/tutorials/", "docs/how-to/"].iter().any(|folder| path.starts_with(folder))
+            || ["docs/tutorials/", "docs/how-to/"].iter().any(|directory| path.starts_with(directory))
     };
     let mut objects = Vec::new();
     for page in tree.files.iter().filter(|file| is_for_users(&file.path)) {
@@ -251,8 +251,8 @@ fn unknown_values_are_rejected() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A NetworkPolicy applies to the ports of the API server's endpoints: 443 and 6443 of most clusters, 8443 of minikube and
-/// 16443 of MicroK8s.
+/// A NetworkPolicy applies to the ports of the API server's endpoints: 443 and 6443 of most clusters, 8443 of minikube
+/// and 16443 of MicroK8s.
 #[test]
 fn the_operator_reaches_the_api_server_of_common_clusters() -> anyhow::Result<()> {
     for version in HELMS {
@@ -375,8 +375,8 @@ fn the_operator_can_change_its_own_lease_only() -> anyhow::Result<()> {
 
 #[test]
 fn a_copy_of_the_chart_of_the_definition_is_self_contained() -> anyhow::Result<()> {
-    let folder = tempfile::tempdir()?;
-    let chart = folder.path().join("ovfleet-crds");
+    let directory = tempfile::tempdir()?;
+    let chart = directory.path().join("ovfleet-crds");
     let copied = Command::new("cp")
         .args(["-R", "-P", "charts/ovfleet-crds"])
         .arg(&chart)

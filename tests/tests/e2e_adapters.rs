@@ -14,7 +14,7 @@ const PROJECTIONS: [(&str, usize, usize); 2] = [("v_proj", 192, 576), ("o_proj",
 const RANK: usize = 4;
 
 /// Writes an adapter whose products have values of about `size`; an adapter with size 0 changes nothing.
-fn adapter(folder: &Path, size: f32) -> PathBuf {
+fn adapter(directory: &Path, size: f32) -> PathBuf {
     let (mut header, mut data) = (Map::new(), Vec::new());
     let mut state = 1u32;
     for layer in 0..LAYERS {
@@ -37,12 +37,12 @@ fn adapter(folder: &Path, size: f32) -> PathBuf {
     let mut file = (header.len() as u64).to_le_bytes().to_vec();
     file.extend(header.into_bytes());
     file.extend(data);
-    std::fs::create_dir_all(folder).expect("the folder can be created");
-    std::fs::write(folder.join("adapter_model.safetensors"), file).expect("the matrices can be written");
+    std::fs::create_dir_all(directory).expect("the directory can be created");
+    std::fs::write(directory.join("adapter_model.safetensors"), file).expect("the matrices can be written");
     let config = json!({"peft_type": "LORA", "r": RANK, "lora_alpha": RANK});
-    std::fs::write(folder.join("adapter_config.json"), config.to_string())
+    std::fs::write(directory.join("adapter_config.json"), config.to_string())
         .expect("the configuration can be written");
-    folder.to_owned()
+    directory.to_owned()
 }
 
 async fn ask(url: &str, model: &str) -> Response {
@@ -57,9 +57,9 @@ async fn ask(url: &str, model: &str) -> Response {
 
 #[tokio::test]
 async fn each_request_uses_the_adapter_that_it_names() {
-    let folder = tempfile::tempdir().unwrap();
-    let still = adapter(&folder.path().join("still"), 0.0);
-    let loud = adapter(&folder.path().join("loud"), 20.0);
+    let directory = tempfile::tempdir().unwrap();
+    let still = adapter(&directory.path().join("still"), 0.0);
+    let loud = adapter(&directory.path().join("loud"), 20.0);
     let flags =
         [("still", still), ("loud", loud)].map(|(name, path)| format!("--lora={name}={}", path.display()));
     let arguments: Vec<&str> =

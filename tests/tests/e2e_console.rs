@@ -80,8 +80,8 @@ impl Scene {
     }
 }
 
-/// Starts a server on these ports. It uses the vocabulary of a real model, which is so large that the simulator hardly ever
-/// generates the end token by chance.
+/// Starts a server on these ports. It uses the vocabulary of a real model, which is so large that the simulator hardly
+/// ever generates the end token by chance.
 fn start(arguments: &[&str], port: &str, grpc_port: &str) -> Server {
     let mut command = bare_command().unwrap();
     command.args(["--host", "127.0.0.1", "--port", port, "--grpc-port", grpc_port]).args(arguments);
@@ -131,9 +131,9 @@ impl Console<'_> {
     }
 
     fn screenshot(&self, name: &str) -> anyhow::Result<PathBuf> {
-        let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("console");
-        std::fs::create_dir_all(&folder)?;
-        self.page.screenshot(&folder, name)
+        let directory = Path::new(env!("CARGO_TARGET_TMPDIR")).join("console");
+        std::fs::create_dir_all(&directory)?;
+        self.page.screenshot(&directory, name)
     }
 
     /// Asserts that the page sent requests only to its router, and that the console messages are the `expected` ones.
@@ -378,8 +378,8 @@ fn a_response_can_be_stopped_and_a_new_conversation_started() {
 #[test]
 fn a_router_with_api_keys_requires_one_for_the_console() {
     const REFUSED: &str = "status of 401";
-    let folder = tempfile::tempdir().unwrap();
-    let keys = folder.path().join("keys");
+    let directory = tempfile::tempdir().unwrap();
+    let keys = directory.path().join("keys");
     std::fs::write(&keys, "opensesame alice\n").unwrap();
     let scene = Scene::new(&SIM, &[format!("--api-keys={}", keys.display())]);
     let console = scene.bare_console();

@@ -36,14 +36,14 @@ impl Fetch {
     }
 }
 
-/// Fetches into `folder`/into and writes the report to `folder`/report.
-fn fetch(folder: &Path, arguments: &[&str]) -> Fetch {
-    run(bare_command().unwrap(), folder, arguments)
+/// Fetches into `directory`/into and writes the report to `directory`/report.
+fn fetch(directory: &Path, arguments: &[&str]) -> Fetch {
+    run(bare_command().unwrap(), directory, arguments)
 }
 
-fn run(mut command: Command, folder: &Path, arguments: &[&str]) -> Fetch {
-    let report = folder.join("report");
-    command.arg("fetch").arg("--into").arg(folder.join("into")).arg("--report").arg(&report);
+fn run(mut command: Command, directory: &Path, arguments: &[&str]) -> Fetch {
+    let report = directory.join("report");
+    command.arg("fetch").arg("--into").arg(directory.join("into")).arg("--report").arg(&report);
     let ended = Process::start(command.args(arguments)).unwrap().wait(START_LIMIT).unwrap();
     let report = std::fs::read(&report).unwrap_or_default();
     Fetch {
@@ -53,13 +53,13 @@ fn run(mut command: Command, folder: &Path, arguments: &[&str]) -> Fetch {
     }
 }
 
-fn model(folder: &Path) -> Option<Vec<u8>> {
-    std::fs::read(folder.join("into/current")).ok()
+fn model(directory: &Path) -> Option<Vec<u8>> {
+    std::fs::read(directory.join("into/current")).ok()
 }
 
-/// Writes a folder of credentials, with one file for each entry.
-fn credentials(folder: &Path, entries: &[(&str, &str)]) -> String {
-    let path = folder.join("credentials");
+/// Writes a directory of credentials, with one file for each entry.
+fn credentials(directory: &Path, entries: &[(&str, &str)]) -> String {
+    let path = directory.join("credentials");
     std::fs::create_dir_all(&path).unwrap();
     for (name, value) in entries {
         std::fs::write(path.join(name), format!("{value}\n")).unwrap();
@@ -79,19 +79,19 @@ async fn files_that_match_the_pattern_are_fetched_once_from_a_hub() {
     std::fs::write(&small, content(4)).unwrap();
     std::fs::write(&large, content(8)).unwrap();
     let hub = Hub::start("127.0.0.1", "owner/name", &[&small, &large]).await.unwrap();
-    let folder = tempfile::tempdir().unwrap();
+    let directory = tempfile::tempdir().unwrap();
     let url = hub.url();
     let arguments = ["--hf-endpoint", &url, "--hf-repo", "owner/name", "--hf-file", "*-Q4.gguf"];
-    let fetched = fetch(folder.path(), &arguments);
+    let fetched = fetch(directory.path(), &arguments);
     fetched.assert_ended(0, "Fetched");
-    assert_eq!(model(folder.path()), Some(content(4)));
+    assert_eq!(model(directory.path()), Some(content(4)));
     let hex: String = Sha256::digest(content(4)).iter().map(|byte| format!("{byte:02x}")).collect();
     let digest: String =
         Sha256::digest(format!("{hex}  model-Q4.gguf\n")).iter().map(|byte| format!("{byte:02x}")).collect();
     assert_eq!(fetched.report["digest"], format!("sha256:{digest}"));
     assert_eq!(fetched.report["revision"], COMMIT, "the commit of the branch");
     drop(hub);
-    let again = fetch(folder.path(), &arguments);
+    let again = fetch(directory.path(), &arguments);
     again.assert_ended(0, "Fetched");
     assert_eq!(again.report["revision"], COMMIT);
 }
@@ -110,15 +110,15 @@ async fn all_parts_of_a_split_model_are_fetched_if_the_first_is_selected() {
     let paths: Vec<&Path> = listed.iter().map(PathBuf::as_path).collect();
     let hub = Hub::start("127.0.0.1", "owner/name", &paths).await.unwrap();
     let url = hub.url();
-    let from = |folder: &Path, pattern: &str| {
-        fetch(folder, &["--hf-endpoint", &url, "--hf-repo", "owner/name", "--hf-file", pattern])
+    let from = |directory: &Path, pattern: &str| {
+        fetch(directory, &["--hf-endpoint", &url, "--hf-repo", "owner/name", "--hf-file", pattern])
     };
     for pattern in [&*names[0], "*Q4*"] {
-        let folder = tempfile::tempdir().unwrap();
-        from(folder.path(), pattern).assert_ended(0, "Fetched");
-        assert_eq!(model(folder.path()), Some(content(0)), "the link points to the first part");
+        let directory = tempfile::tempdir().unwrap();
+        from(directory.path(), pattern).assert_ended(0, "Fetched");
+        assert_eq!(model(directory.path()), Some(content(0)), "the link points to the first part");
         for (seed, name) in (0..).zip(&names) {
-            let path = folder.path().join("into/files").join(name);
+            let path = directory.path().join("into/files").join(name);
             assert!(std::fs::read(path).is_ok_and(|found| found == content(seed)), "{name}");
         }
     }
@@ -127,11 +127,11 @@ async fn all_parts_of_a_split_model_are_fetched_if_the_first_is_selected() {
         (names[1].clone(), "has no model-Q4-00001-of-00003.gguf"),
         ("*".to_owned(), "has 4 GGUF files; select one of them"),
     ] {
-        let folder = tempfile::tempdir().unwrap();
-        let refused = from(folder.path(), &pattern);
+        let directory = tempfile::tempdir().unwrap();
+        let refused = from(directory.path(), &pattern);
         refused.assert_ended(13, "InvalidSource");
         assert!(refused.report["message"].as_str().unwrap().contains(problem), "{refused:?}");
-        assert!(!folder.path().join("into/files").exists(), "a file was fetched");
+        assert!(!directory.path().join("into/files").exists(), "a file was fetched");
     }
 }
 
@@ -144,28 +144,28 @@ async fn each_failure_of_a_hub_has_its_own_reason() {
     let private =
         Hub::start_with_token("127.0.0.1", "owner/name", &[&file], Some("hf_secret")).await.unwrap();
     let (open, private) = (open.url(), private.url());
-    let folder = tempfile::tempdir().unwrap();
+    let directory = tempfile::tempdir().unwrap();
     let from = |url: &str, more: &[&str]| {
         let arguments = [&["--hf-endpoint", url, "--hf-repo", "owner/name"], more].concat();
-        fetch(folder.path(), &arguments)
+        fetch(directory.path(), &arguments)
     };
     let repo = ["--hf-endpoint", &open, "--hf-repo", "owner/other"];
-    fetch(folder.path(), &repo).assert_ended(10, "NotFound");
+    fetch(directory.path(), &repo).assert_ended(10, "NotFound");
     from(&open, &["--hf-file", "*.bin"]).assert_ended(13, "InvalidSource");
     from(&private, &[]).assert_ended(12, "Unauthorized");
-    let wrong = credentials(folder.path(), &[("token", "hf_wrong")]);
+    let wrong = credentials(directory.path(), &[("token", "hf_wrong")]);
     let refused = from(&private, &["--credentials", &wrong]);
     refused.assert_ended(12, "Unauthorized");
     assert!(!refused.output.contains("hf_wrong"), "{}", refused.output);
     // The file has changed since it was listed.
     std::fs::write(&file, content(1)).unwrap();
     from(&open, &[]).assert_ended(11, "DigestMismatch");
-    assert_eq!(model(folder.path()), None, "a file with a wrong digest is served");
+    assert_eq!(model(directory.path()), None, "a file with a wrong digest is served");
 
     std::fs::write(&file, content(0)).unwrap();
-    let right = credentials(folder.path(), &[("token", "hf_secret")]);
+    let right = credentials(directory.path(), &[("token", "hf_secret")]);
     from(&private, &["--credentials", &right]).assert_ended(0, "Fetched");
-    assert_eq!(model(folder.path()), Some(content(0)));
+    assert_eq!(model(directory.path()), Some(content(0)));
 }
 
 async fn start_s3(region: &str, secret: &str, token: Option<&str>) -> S3 {
@@ -192,32 +192,32 @@ fn objects() -> BTreeMap<String, Vec<u8>> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_object_or_a_folder_is_fetched_from_s3_with_signed_requests() {
+async fn an_object_or_a_directory_is_fetched_from_s3_with_signed_requests() {
     let region = "eu-west-1";
     let s3 = start_s3(region, "secret/+", Some("to=ken")).await;
     let url = s3.url();
-    let folder = tempfile::tempdir().unwrap();
+    let directory = tempfile::tempdir().unwrap();
     let entries = [("accessKeyId", "AKIATEST"), ("secretAccessKey", "secret/+"), ("sessionToken", "to=ken")];
-    let credentials = credentials(folder.path(), &entries);
+    let credentials = credentials(directory.path(), &entries);
     let from = |object: &str| {
         let source = ["--s3-endpoint", &url, "--s3-region", region, "--credentials", &credentials];
-        fetch(folder.path(), &[&source[..], &["--s3-object", object]].concat())
+        fetch(directory.path(), &[&source[..], &["--s3-object", object]].concat())
     };
     from("models/one/model.gguf").assert_ended(0, "Fetched");
-    assert_eq!(model(folder.path()), Some(content(9)));
+    assert_eq!(model(directory.path()), Some(content(9)));
     // Both parts of a split model, by the key of the first part and by their prefix.
     for object in ["models/split/model-00001-of-00002.gguf", "models/split/"] {
         from(object).assert_ended(0, "Fetched");
-        assert_eq!(model(folder.path()), Some(content(10)), "{object}");
-        let second = std::fs::read(folder.path().join("into/files/model-00002-of-00002.gguf"));
+        assert_eq!(model(directory.path()), Some(content(10)), "{object}");
+        let second = std::fs::read(directory.path().join("into/files/model-00002-of-00002.gguf"));
         assert!(second.is_ok_and(|second| second == content(11)), "{object}");
     }
-    // The folder has more objects than a page of the listing.
+    // The directory has more objects than a page of the listing.
     from("models/chat/").assert_ended(0, "Fetched");
     for (key, content) in
         objects().iter().filter(|(key, content)| key.starts_with("chat/") && !content.is_empty())
     {
-        let path = folder.path().join("into/current").join(key.strip_prefix("chat/").unwrap());
+        let path = directory.path().join("into/current").join(key.strip_prefix("chat/").unwrap());
         assert!(std::fs::read(&path).is_ok_and(|found| found == *content), "{key}");
     }
 }
@@ -234,11 +234,11 @@ async fn a_vision_language_model_is_recognized() {
     let hub = Hub::start("127.0.0.1", "owner/name", &listed).await.unwrap();
     let url = hub.url();
     for format in ["auto", "openvino-ir"] {
-        let folder = tempfile::tempdir().unwrap();
+        let directory = tempfile::tempdir().unwrap();
         let arguments = ["--hf-endpoint", &url, "--hf-repo", "owner/name", "--format", format];
-        fetch(folder.path(), &arguments).assert_ended(0, "Fetched");
+        fetch(directory.path(), &arguments).assert_ended(0, "Fetched");
         for (seed, name) in (0..).zip(names) {
-            let fetched = std::fs::read(folder.path().join("into/current").join(name));
+            let fetched = std::fs::read(directory.path().join("into/current").join(name));
             assert!(fetched.is_ok_and(|fetched| fetched == content(seed)), "{name}");
         }
     }
@@ -258,15 +258,15 @@ async fn each_failure_of_s3_has_its_own_reason() {
         ("models/one/model.gguf", "us-east-1", Some("secret"), (12, "Unauthorized")),
         ("models/one/model.gguf", "eu-west-1", None, (12, "Unauthorized")),
     ] {
-        let folder = tempfile::tempdir().unwrap();
+        let directory = tempfile::tempdir().unwrap();
         let mut arguments = vec!["--s3-endpoint", &url, "--s3-region", region, "--s3-object", object];
         let secret = secret.map(|secret| {
-            credentials(folder.path(), &[("accessKeyId", "AKIATEST"), ("secretAccessKey", secret)])
+            credentials(directory.path(), &[("accessKeyId", "AKIATEST"), ("secretAccessKey", secret)])
         });
         arguments.extend(secret.iter().flat_map(|secret| ["--credentials", secret]));
-        let refused = fetch(folder.path(), &arguments);
+        let refused = fetch(directory.path(), &arguments);
         refused.assert_ended(code, reason);
-        assert_eq!(model(folder.path()), None, "{object}");
+        assert_eq!(model(directory.path()), None, "{object}");
         // Neither the signature nor the secret may be logged.
         assert!(!refused.output.contains("X-Amz") && !refused.output.contains("guess"), "{}", refused.output);
     }
@@ -280,22 +280,22 @@ async fn a_full_disk_is_reported_and_the_fetch_resumes_when_there_is_space() {
     let hub = Hub::start("127.0.0.1", "owner/name", &[&file]).await.unwrap();
     let url = hub.url();
     let arguments = ["--hf-endpoint", &url, "--hf-repo", "owner/name"];
-    let folder = tempfile::tempdir().unwrap();
+    let directory = tempfile::tempdir().unwrap();
     // The file size limit of 1 MiB makes a write fail halfway, as on a full disk.
     let mut limited = tests::server::without_settings(Command::new("bash"));
     limited
         .args(["-c", "trap '' XFSZ; ulimit -f 1024; exec \"$@\"", "limited"])
         .arg(tests::server::binary().unwrap());
-    let full = run(limited, folder.path(), &arguments);
+    let full = run(limited, directory.path(), &arguments);
     full.assert_ended(20, "DiskFull");
     let message = full.report["message"].as_str().unwrap();
     assert!(message.contains("not enough space for") && message.contains("model.gguf"), "{message}");
     assert_eq!(full.report["bytes_total"], content(0).len());
-    assert_eq!(model(folder.path()), None, "an incomplete file is served");
-    let part = folder.path().join("into/files/model.gguf.part");
+    assert_eq!(model(directory.path()), None, "an incomplete file is served");
+    let part = directory.path().join("into/files/model.gguf.part");
     assert!(std::fs::metadata(&part).is_ok_and(|part| part.len() > 500_000), "the received part is missing");
 
-    fetch(folder.path(), &arguments).assert_ended(0, "Fetched");
-    assert_eq!(model(folder.path()), Some(content(0)));
+    fetch(directory.path(), &arguments).assert_ended(0, "Fetched");
+    assert_eq!(model(directory.path()), Some(content(0)));
     assert!(!part.exists());
 }

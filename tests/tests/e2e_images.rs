@@ -1,5 +1,5 @@
-//! Tests images in requests with the official clients, LangChain and the AI SDK, directly and through the router: with a
-//! simulated model, whose output depends on the images, and with a tiny model on OpenVINO. `make conformance
+//! Tests images in requests with the official clients, LangChain and the AI SDK, directly and through the router: with
+//! a simulated model, whose output depends on the images, and with a tiny model on OpenVINO. `make conformance
 //! ARGS="--parts images"` compares the answers of models with those of transformers.
 
 use std::collections::BTreeSet;
@@ -43,19 +43,19 @@ fn clients_send_images_to_a_simulated_model() {
     assert_clients_send_images(&Server::from_command(&mut command).expect("the server starts"));
 }
 
-/// Starts a server with the tiny model, which may read images in `folder`.
-fn openvino_server(folder: &Path) -> Server {
-    let model = folder.join("model");
-    std::fs::create_dir(&model).expect("the folder is writable");
-    vision_model::write(&model).expect("the folder is writable");
-    let folder = folder.display().to_string();
+/// Starts a server with the tiny model, which may read images in `directory`.
+fn openvino_server(directory: &Path) -> Server {
+    let model = directory.join("model");
+    std::fs::create_dir(&model).expect("the directory is writable");
+    vision_model::write(&model).expect("the directory is writable");
+    let directory = directory.display().to_string();
     let mut command = command_for(
         &model,
         &[
             "--model-name",
             MODEL,
             "--allowed-local-media-path",
-            &folder,
+            &directory,
             // Reading a large file takes a long time on a busy machine.
             "--image-fetch-timeout",
             "60s",
@@ -71,10 +71,10 @@ fn openvino_server(folder: &Path) -> Server {
     Server::from_command(&mut command).expect("the server starts")
 }
 
-/// Writes an image to `folder` and returns its URL.
-fn image_file(folder: &Path, side: u16, seed: u8) -> String {
-    let path = folder.join(format!("{side}-{seed}.bmp"));
-    std::fs::write(&path, bitmap(side, seed)).expect("the folder is writable");
+/// Writes an image to `directory` and returns its URL.
+fn image_file(directory: &Path, side: u16, seed: u8) -> String {
+    let path = directory.join(format!("{side}-{seed}.bmp"));
+    std::fs::write(&path, bitmap(side, seed)).expect("the directory is writable");
     format!("file://{}", path.display())
 }
 
@@ -97,16 +97,16 @@ async fn encoded_images(server: &Server) -> f64 {
 
 #[test]
 fn clients_send_images_to_a_model_on_openvino() {
-    let folder = tempfile::tempdir().expect("a temporary folder");
-    assert_clients_send_images(&openvino_server(folder.path()));
+    let directory = tempfile::tempdir().expect("a temporary directory");
+    assert_clients_send_images(&openvino_server(directory.path()));
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_next_turn_about_an_image_reads_it_from_the_prefix_cache() {
-    let folder = tempfile::tempdir().expect("a temporary folder");
-    let server = openvino_server(folder.path());
+    let directory = tempfile::tempdir().expect("a temporary directory");
+    let server = openvino_server(directory.path());
     let router = Router::start(&[replica(&server)]).expect("the router starts");
-    let [first_image, other_image] = [1, 2].map(|seed| image_file(folder.path(), 100, seed));
+    let [first_image, other_image] = [1, 2].map(|seed| image_file(directory.path(), 100, seed));
     let ask = async |messages: &[Value]| {
         let [answer] =
             <[_; 1]>::try_from(answers(&router.url("/v3"), &[messages.to_vec()]).await).expect("one");
@@ -132,13 +132,14 @@ async fn the_next_turn_about_an_image_reads_it_from_the_prefix_cache() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn answers_to_texts_do_not_depend_on_large_images_beside_them() {
-    let folder = tempfile::tempdir().expect("a temporary folder");
-    let server = openvino_server(folder.path());
+    let directory = tempfile::tempdir().expect("a temporary directory");
+    let server = openvino_server(directory.path());
     let texts: Vec<Vec<Value>> = (0..8)
         .map(|number| vec![json!({"role": "user", "content": format!("Tell me about the number {number}.")})])
         .collect();
     let alone = answers(&server.url("/v3"), &texts).await;
-    let images = (0..4).map(|seed| vec![question(&image_file(folder.path(), 2500, seed), "What is this?")]);
+    let images =
+        (0..4).map(|seed| vec![question(&image_file(directory.path(), 2500, seed), "What is this?")]);
     let mixed: Vec<Vec<Value>> = images.chain(texts.clone()).collect();
     let beside = answers(&server.url("/v3"), &mixed).await;
     let text_of = |answers: &[http::Response]| -> Vec<String> {

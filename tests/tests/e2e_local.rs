@@ -28,7 +28,8 @@ fn make_run() -> Command {
     command
 }
 
-/// The command `ovfleet-operator local` for the sample, with the simulator and a free port unless `arguments` override them.
+/// The command `ovfleet-operator local` for the sample, with the simulator and a free port unless `arguments` override
+/// them.
 fn local(arguments: &[&str]) -> Command {
     let mut command = without_settings(Command::new(built("ovfleet-operator").unwrap()));
     command.args(["local", "-f", "deploy/samples/smollm2.yaml", "--cache", ".deps/cache"]);
@@ -143,11 +144,11 @@ fn replicas_share_the_processors_unless_the_resource_sets_the_threads() {
 fn a_permanent_error_ends_it_immediately_with_one_message() {
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = taken.local_addr().unwrap().port().to_string();
-    let folder = tempfile::tempdir().unwrap();
-    let broken = folder.path().join("broken.gguf");
+    let directory = tempfile::tempdir().unwrap();
+    let broken = directory.path().join("broken.gguf");
     std::fs::write(&broken, "this is no model").unwrap();
     let broken = broken.to_str().unwrap();
-    let gone = folder.path().join("gone.gguf");
+    let gone = directory.path().join("gone.gguf");
     let gone = gone.to_str().unwrap();
     for (arguments, mentions) in [
         (vec!["--port", &port], vec!["router", "in use", &port]),

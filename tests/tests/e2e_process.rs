@@ -34,24 +34,24 @@ fn the_server_of_an_image_finds_its_libraries_without_environment_variables() {
     let listed = String::from_utf8_lossy(&listed.stdout);
     let of_openvino = |line: &&str| line.starts_with("libopenvino") || line.starts_with("libtbb");
     let libraries: Vec<&str> = listed.lines().map(str::trim).filter(of_openvino).collect();
-    // The folder in which the build found the libraries does not exist where the image runs.
-    let folder = image.path().join("usr/local/bin/../lib").display().to_string();
-    assert!(libraries.len() > 1 && libraries.iter().all(|line| line.contains(&folder)), "{listed}");
+    // The directory in which the build found the libraries does not exist where the image runs.
+    let directory = image.path().join("usr/local/bin/../lib").display().to_string();
+    assert!(libraries.len() > 1 && libraries.iter().all(|line| line.contains(&directory)), "{listed}");
 }
 
 #[test]
 fn the_error_names_a_model_that_does_not_exist() {
-    let folder = tempfile::tempdir().unwrap();
-    refusal(&mut command_for(&folder.path().join("gone.gguf"), &[]).unwrap(), "gone.gguf");
+    let directory = tempfile::tempdir().unwrap();
+    refusal(&mut command_for(&directory.path().join("gone.gguf"), &[]).unwrap(), "gone.gguf");
     // The directory does not contain a model.
-    refusal(&mut command_for(folder.path(), &[]).unwrap(), &folder.path().display().to_string());
+    refusal(&mut command_for(directory.path(), &[]).unwrap(), &directory.path().display().to_string());
 }
 
 #[test]
 fn a_truncated_model_is_rejected_wherever_it_ends() {
     let whole = std::fs::read(tests::sample_model()).unwrap();
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("short.gguf");
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("short.gguf");
     // The file ends in the header, the metadata, the tensor list or the weights, or lacks its last byte.
     for length in [0, 3, 20, 1000, 1_000_000, 1_790_000, 50_000_000, whole.len() - 1] {
         std::fs::write(&path, &whole[..length]).unwrap();
@@ -74,8 +74,8 @@ fn the_error_names_a_port_that_is_in_use() {
 
 #[tokio::test]
 async fn a_full_cache_disk_disables_only_the_cache() {
-    let folder = tempfile::tempdir().unwrap();
-    let cache = folder.path().join("cache");
+    let directory = tempfile::tempdir().unwrap();
+    let cache = directory.path().join("cache");
     let server = command(&["--cache-dir", &cache.display().to_string()]).unwrap();
     // The file size limit of 1 MiB makes a write fail halfway, as on a full disk.
     let mut limited = Command::new("bash");
@@ -122,13 +122,13 @@ async fn on_sigterm_running_requests_finish_and_new_ones_are_refused() {
 
 #[test]
 fn a_killed_server_leaves_no_process_and_no_file() {
-    let folder = tempfile::tempdir().unwrap();
+    let directory = tempfile::tempdir().unwrap();
     let server = Server::from_command(
         command(&[])
             .unwrap()
-            .current_dir(folder.path())
-            .env("TMPDIR", folder.path())
-            .env("HOME", folder.path()),
+            .current_dir(directory.path())
+            .env("TMPDIR", directory.path())
+            .env("HOME", directory.path()),
     )
     .unwrap();
     let group = server.process().id();
@@ -136,7 +136,7 @@ fn a_killed_server_leaves_no_process_and_no_file() {
     server.process().signal("KILL").unwrap();
     assert!(!server.wait().unwrap().status.success());
     assert!(!group_exists(group), "a process remains");
-    assert_eq!(files_in(folder.path()), [""; 0]);
+    assert_eq!(files_in(directory.path()), [""; 0]);
     TcpListener::bind(&address).expect("the port is free again");
 }
 
@@ -152,9 +152,9 @@ async fn capital(server: &Server, tokens: u32) -> serde_json::Value {
     })
 }
 
-/// The files below `folder`, at any depth.
-fn files_in(folder: &Path) -> Vec<String> {
-    let entries = folder.read_dir().expect("the folder can be listed");
+/// The files below `directory`, at any depth.
+fn files_in(directory: &Path) -> Vec<String> {
+    let entries = directory.read_dir().expect("the directory can be listed");
     let paths = entries.flatten().map(|entry| entry.path());
     paths
         .flat_map(|path| if path.is_dir() { files_in(&path) } else { vec![path.display().to_string()] })

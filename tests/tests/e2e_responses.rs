@@ -45,8 +45,8 @@ fn the_real_model_answers_the_official_clients() {
 
 #[tokio::test]
 async fn stored_responses_are_found_after_a_restart_only_with_a_directory() {
-    let folder = tempfile::tempdir().expect("the directory can be created");
-    let stored = format!("--response-store-dir={}", folder.path().display());
+    let directory = tempfile::tempdir().expect("the directory can be created");
+    let stored = format!("--response-store-dir={}", directory.path().display());
     let body = json!({"model": "scripted", "input": "Hi", "max_output_tokens": 4});
     let mut names = Vec::new();
     {

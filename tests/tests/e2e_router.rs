@@ -233,8 +233,8 @@ async fn no_request_fails_before_its_first_byte_with_four_simulators() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn no_request_fails_before_its_first_byte_with_four_servers_of_the_sample_model() {
     // A restarted server loads the model from the cache of its predecessors.
-    let folder = tempfile::tempdir().expect("the directory can be created");
-    let cache = format!("--cache-dir={}", folder.path().display());
+    let directory = tempfile::tempdir().expect("the directory can be created");
+    let cache = format!("--cache-dir={}", directory.path().display());
     kill_stop_and_restart(4, CLIENTS_OF_MODELS, &[&MODEL[..], &[&cache]].concat()).await;
 }
 
@@ -242,12 +242,12 @@ async fn no_request_fails_before_its_first_byte_with_four_servers_of_the_sample_
 async fn replacing_the_replica_token_under_load_fails_no_request() {
     const OLD: &str = "old-0123456789abcdef";
     const NEW: &str = "new-0123456789abcdef";
-    let folder = tempfile::tempdir().unwrap();
+    let directory = tempfile::tempdir().unwrap();
     // Each process has its own file, because kubelets do not update the files of all pods at the same time.
-    let write = |name: &str, text: &str| std::fs::write(folder.path().join(name), text).unwrap();
+    let write = |name: &str, text: &str| std::fs::write(directory.path().join(name), text).unwrap();
     let flag = |name: &str| {
         write(name, OLD);
-        format!("--replica-token-file={}", folder.path().join(name).display())
+        format!("--replica-token-file={}", directory.path().join(name).display())
     };
     let arguments = |name: &str| {
         [&SIM[..], &["--admin-port=0"]]

@@ -64,11 +64,11 @@ fn start(model: &Path, cache: &Path) -> Server {
 
 #[tokio::test]
 async fn sleeping_frees_memory_and_responses_are_the_same_afterwards() {
-    let folder = tempfile::tempdir().unwrap();
-    let model = folder.path().join("model.gguf");
+    let directory = tempfile::tempdir().unwrap();
+    let model = directory.path().join("model.gguf");
     // The test uses a separate copy of the model, because it removes the copy below.
     std::fs::copy(tests::sample_model(), &model).unwrap();
-    let server = start(&model, folder.path());
+    let server = start(&model, directory.path());
     let before = text(&server).await;
 
     fill(&server).await;
@@ -95,7 +95,7 @@ async fn sleeping_frees_memory_and_responses_are_the_same_afterwards() {
     );
 
     // Without the model, the server cannot wake up.
-    let moved = folder.path().join("moved.gguf");
+    let moved = directory.path().join("moved.gguf");
     std::fs::rename(&model, &moved).unwrap();
     let body = json!({"model": "asleep", "prompt": "x", "max_tokens": 1});
     let failed = http::post(&server.url("/v1/completions"), &body).await.unwrap();

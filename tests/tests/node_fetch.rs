@@ -10,7 +10,7 @@ use tests::s3::{Bucket, Credentials, S3};
 const LIMIT: Duration = Duration::from_secs(120);
 const NAMESPACE: &str = "fetching";
 
-/// A mock S3 service with the sample model in three folders.
+/// A mock S3 service with the sample model in three directories.
 async fn s3() -> anyhow::Result<S3> {
     let model = std::fs::read(tests::sample_model())?;
     let objects: BTreeMap<_, _> =
@@ -39,8 +39,9 @@ fn secret(name: &str, key: &str) -> anyhow::Result<()> {
     .map(drop)
 }
 
-/// The manifest of a resource with the model in `folder` and the credentials in `secret`; `more` is added to `spec.model`.
-fn manifest(name: &str, s3: &S3, folder: &str, secret: &str, more: &str) -> String {
+/// The manifest of a resource with the model in `directory` and the credentials in `secret`; `more` is added to
+/// `spec.model`.
+fn manifest(name: &str, s3: &S3, directory: &str, secret: &str, more: &str) -> String {
     format!(
         "
 apiVersion: ovfleet.dev/v1alpha1
@@ -48,7 +49,7 @@ kind: LLMDeployment
 metadata: {{name: {name}, namespace: {NAMESPACE}}}
 spec:
   model:
-    source: {{s3: {{bucket: models, key: {folder}/model.gguf, endpoint: '{}'}}}}
+    source: {{s3: {{bucket: models, key: {directory}/model.gguf, endpoint: '{}'}}}}
     credentialsSecretRef: {{name: {secret}}}
 {more}
   engine: {{kvCache: {{size: 256Mi}}}}
@@ -87,7 +88,7 @@ async fn a_shared_volume_retains_the_current_and_the_previous_model() -> anyhow:
     let _release = Release::install("helm4", &[])?;
     let _namespace = Namespace::new(NAMESPACE)?;
     secret("right", "right")?;
-    let folder = node::shared_volume("models")?;
+    let directory = node::shared_volume("models")?;
     let shared = "    cache: {mode: shared, size: 1Gi, storageClass: here, accessMode: ReadWriteOnce}";
     let mut stored: Vec<Vec<String>> = Vec::new();
     for source in ["a", "b", "c", "b"] {
@@ -99,7 +100,7 @@ async fn a_shared_volume_retains_the_current_and_the_previous_model() -> anyhow:
             let resource = node::get(&["llmd", "chat", "--namespace", NAMESPACE])?;
             Ok((resource["status"]["drainingReplicas"] == 0).then_some(()))
         })?;
-        let entries = folder.read_dir()?.flatten();
+        let entries = directory.read_dir()?.flatten();
         let mut names: Vec<String> =
             entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
         names.sort();

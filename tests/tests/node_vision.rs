@@ -1,5 +1,6 @@
-//! Tests a vision-language model as an LLMDeployment on the node that `make e2e` starts: the server with OpenVINO answers
-//! about images through the router, reads them from the prefix cache, and fetches those that the resource allows.
+//! Tests a vision-language model as an LLMDeployment on the node that `make e2e` starts: the server with OpenVINO
+//! answers about images through the router, reads them from the prefix cache, and fetches those that the resource
+//! allows.
 
 use std::path::Path;
 
@@ -38,8 +39,8 @@ spec:
 }
 
 /// Starts a web server with an image, and returns it with the URL of the image.
-async fn web_server(folder: &Path, seed: u8) -> anyhow::Result<(Hub, String)> {
-    let path = folder.join(IMAGE);
+async fn web_server(directory: &Path, seed: u8) -> anyhow::Result<(Hub, String)> {
+    let path = directory.join(IMAGE);
     std::fs::write(&path, bitmap(100, seed))?;
     let hub = Hub::start(node::ADDRESS, "owner/images", &[&path]).await?;
     let url = format!("{}/owner/images/resolve/main/{IMAGE}", hub.url());
@@ -56,12 +57,12 @@ async fn encoded_images() -> anyhow::Result<f64> {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_vision_language_model_answers_about_images_through_the_router() -> anyhow::Result<()> {
-    let folder = tempfile::tempdir()?;
-    let files = vision_model::write(folder.path())?;
+    let directory = tempfile::tempdir()?;
+    let files = vision_model::write(directory.path())?;
     let files: Vec<&Path> = files.iter().map(AsRef::as_ref).collect();
     let models = Hub::start(node::ADDRESS, "owner/vision", &files).await?;
-    let (images, url) = web_server(folder.path(), 1).await?;
-    let (_others, other_url) = web_server(folder.path(), 2).await?;
+    let (images, url) = web_server(directory.path(), 1).await?;
+    let (_others, other_url) = web_server(directory.path(), 2).await?;
     let _release = Release::install("helm4", &[])?;
     let _namespace = Namespace::new(NAMESPACE)?;
     node::apply(NAMESPACE, &manifest(&models, &images))?;

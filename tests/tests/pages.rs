@@ -1,7 +1,7 @@
 //! Runs the code blocks of the pages that are marked as tested, as a reader runs them.
 
 use tests::cluster::ControlPlane;
-use tests::pages::{Example, api_command, examples, folder};
+use tests::pages::{Example, api_command, directory, examples};
 use tests::process::{ExitReport, Process};
 use tests::server::{START_LIMIT, Server};
 use tests::tidy::Scene;
@@ -53,8 +53,8 @@ fn blocks_work_with_the_server_that_their_page_starts() {
 
 #[test]
 fn blocks_that_start_programs_work() {
-    let folder = folder().unwrap();
-    examples_with(Scene::Programs).iter().for_each(|example| example.run_programs(folder.path()));
+    let directory = directory().unwrap();
+    examples_with(Scene::Programs).iter().for_each(|example| example.run_programs(directory.path()));
 }
 
 /// Every page has its own API server, because pages install the same charts.
@@ -63,15 +63,15 @@ async fn blocks_work_with_an_api_server() {
     let examples = examples_with(Scene::ApiServer);
     for page in examples.chunk_by(|a, b| a.page == b.page) {
         let plane = ControlPlane::start().await.unwrap();
-        let folder = folder().unwrap();
-        let command = || api_command(folder.path(), plane.kubeconfig());
+        let directory = directory().unwrap();
+        let command = || api_command(directory.path(), plane.kubeconfig());
         let is_installing = page.iter().any(|example| example.installs_the_chart());
         let setup = if is_installing { NAMESPACES } else { INSTALL };
         let setup = Process::start(command().args(["-c", setup])).unwrap();
         let ExitReport { status, output } = setup.wait(START_LIMIT).unwrap();
         assert!(status.success(), "{output}");
         let operator = Process::start(command().args(["-c", REPORT_READY]).env("STATUS", STATUS)).unwrap();
-        page.iter().for_each(|example| example.run_with_api_server(folder.path(), plane.kubeconfig()));
+        page.iter().for_each(|example| example.run_with_api_server(directory.path(), plane.kubeconfig()));
         drop(operator);
     }
 }

@@ -1,4 +1,4 @@
-//! Measures the cost of many resources for the operator. The operator, the API server, etcd and the controllers are
+//! Measures the operator's cost of managing many resources. The operator, the API server, etcd and the controllers are
 //! real, and this program writes the status of pods as a kubelet would (`node`). `make bench-operator` prints the
 //! table; `--update` also writes it into `docs/performance/results.md`.
 #![expect(clippy::print_stdout, clippy::print_stderr, reason = "a program that prints a table")]
@@ -36,7 +36,7 @@ const LIMIT: Duration = Duration::from_secs(900);
 const SETTLE: Duration = Duration::from_secs(80);
 const NAMESPACE: &str = "bench";
 
-/// Measures the cost of many resources for the operator, on a real API server.
+/// Measures the operator's cost of managing many resources, against a real API server.
 #[derive(Debug, clap::Parser)]
 #[command(name = "bench-operator")]
 struct Args {
@@ -114,11 +114,11 @@ async fn prepare(client: &Client) -> anyhow::Result<()> {
 /// Starts the operator that was built together with this program, as the chart does.
 fn start(cluster: &ControlPlane) -> anyhow::Result<Process> {
     let own = std::env::current_exe()?;
-    let folder = own
+    let directory = own
         .parent()
         .and_then(std::path::Path::parent)
         .context("this program is not in a target directory")?;
-    let mut command = tests::server::without_settings(Command::new(folder.join("ovfleet-operator")));
+    let mut command = tests::server::without_settings(Command::new(directory.join("ovfleet-operator")));
     Process::start(command.args(["run", "--port=0"]).env("KUBECONFIG", cluster.kubeconfig()))
 }
 

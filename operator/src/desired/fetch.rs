@@ -1,6 +1,6 @@
-//! The container that fetches a model with `ovfleet-server fetch`, and the volume from which replicas read the model. A model is
-//! fetched into each pod by an init container, or once by a Job into a volume that all replicas mount. When the fetch is
-//! complete, the link `current` points to the model.
+//! The container that fetches a model with `ovfleet-server fetch`, and the volume from which replicas read the model. A
+//! model is fetched into each pod by an init container, or once by a Job into a volume that all replicas mount. When
+//! the fetch is complete, the link `current` points to the model.
 
 use operator_api::AccessMode;
 use serde_json::{Value, json};
@@ -58,7 +58,7 @@ pub(super) fn model_mount(valid: &ValidDeployment) -> ModelMount {
         }
         ModelFiles::Fetched(fetched) => match &fetched.cache {
             ModelCache::Shared(_) => mounted(
-                format!("{}/current", source_folder(fetched)),
+                format!("{}/current", source_directory(fetched)),
                 json!({
                     "name": "model",
                     "persistentVolumeClaim": {"claimName": valid.owner.cache_claim(), "readOnly": true},
@@ -89,18 +89,18 @@ fn fetched_by_pod(valid: &ValidDeployment, fetched: &FetchedModel, volume: Value
     }
 }
 
-/// Returns the key of the source of a model. A shared volume has a folder with this name for each source, so that
+/// Returns the key of the source of a model. A shared volume has a directory with this name for each source, so that
 /// replicas can still serve the former model while the next one is fetched.
 pub(super) fn source_key(fetched: &FetchedModel) -> String {
     digest(&json!(flags::source(fetched, RevisionValue::Requested)))
 }
 
-/// The path of the source's folder in the containers that mount the shared volume.
-fn source_folder(fetched: &FetchedModel) -> String {
+/// The path of the source's directory in the containers that mount the shared volume.
+fn source_directory(fetched: &FetchedModel) -> String {
     format!("{MODEL_PATH}/{}", source_key(fetched))
 }
 
-/// The container that fetches a model into the folder `into`.
+/// The container that fetches a model into the directory `into`.
 fn container(valid: &ValidDeployment, fetched: &FetchedModel, into: &str) -> Value {
     let settings = &fetched.container;
     let mut args = vec![

@@ -118,7 +118,8 @@ impl Child {
     /// Waits until the process exits, and returns its status and the reason.
     pub(super) async fn wait(&mut self) -> anyhow::Result<(ExitStatus, String)> {
         let process = self.process.as_mut().context("the process is not running")?;
-        let status = process.wait().await.context("failed to wait for a process")?;
+        let status =
+            process.wait().await.with_context(|| format!("failed to wait for {}", self.program.name))?;
         Ok((status, self.exit_reason(status).await))
     }
 

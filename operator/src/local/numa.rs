@@ -8,10 +8,10 @@ pub(super) fn nodes() -> Vec<u32> {
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
     let allowed = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:")).unwrap_or_default();
     let allowed: BTreeSet<u32> = numbers(allowed).collect();
-    let folder = "/sys/devices/system/node";
-    let online = fs::read_to_string(format!("{folder}/online")).unwrap_or_default();
+    let directory = "/sys/devices/system/node";
+    let online = fs::read_to_string(format!("{directory}/online")).unwrap_or_default();
     let is_usable = |node: &u32| {
-        let list = fs::read_to_string(format!("{folder}/node{node}/cpulist")).unwrap_or_default();
+        let list = fs::read_to_string(format!("{directory}/node{node}/cpulist")).unwrap_or_default();
         numbers(&list).any(|number| allowed.contains(&number))
     };
     numbers(&online).filter(is_usable).collect()

@@ -175,7 +175,7 @@ impl Contender {
                 bail!("the program is not ready ({problem}): {}", process.command());
             }
             if problem.is_some() {
-                // The router rejects requests until it listens and knows a replica.
+                // Requests fail until the router listens and knows of a replica.
                 tokio::time::sleep(Duration::from_millis(20)).await;
             }
         }

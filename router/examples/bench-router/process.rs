@@ -42,9 +42,9 @@ impl Process {
 
     /// The processor time of the threads, with nanosecond resolution if the kernel provides it.
     pub(crate) fn cpu(&self) -> anyhow::Result<Duration> {
-        let folder = format!("/proc/{}/task", self.child.id());
+        let directory = format!("/proc/{}/task", self.child.id());
         let mut nanoseconds = 0;
-        for task in std::fs::read_dir(&folder).with_context(|| format!("failed to list {folder}"))? {
+        for task in std::fs::read_dir(&directory).with_context(|| format!("failed to list {directory}"))? {
             // A thread may have exited in the meantime.
             let Ok(text) = std::fs::read_to_string(task?.path().join("schedstat")) else { continue };
             let used: u64 = text.split(' ').next().and_then(|text| text.parse().ok()).unwrap_or(0);

@@ -35,7 +35,7 @@ pub(crate) struct Upstream {
 impl Upstream {
     pub(crate) async fn start(count: u32) -> anyhow::Result<Self> {
         let stop = CancellationToken::new();
-        let (tell, told) = oneshot::channel();
+        let (started_sender, started) = oneshot::channel();
         let (noticed, gone) = mpsc::channel(GONE_MAX);
         let until = stop.clone();
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
@@ -43,11 +43,11 @@ impl Upstream {
             runtime.block_on(async {
                 let mut tasks = JoinSet::new();
                 // The receiver may have been dropped.
-                let _ = tell.send(replicas(count, &noticed, &mut tasks).await);
+                let _ = started_sender.send(replicas(count, &noticed, &mut tasks).await);
                 until.cancelled().await;
             });
         })?;
-        let replicas = told.await.context("the replicas have stopped")??;
+        let replicas = started.await.context("the replicas have stopped")??;
         Ok(Self { replicas, gone, stop, thread: Some(thread) })
     }
 

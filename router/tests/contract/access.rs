@@ -10,11 +10,11 @@ fn upstream() -> Upstream {
 }
 
 pub(crate) fn file(text: &str) -> (tempfile::TempDir, String) {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("keys");
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("keys");
     std::fs::write(&path, text).unwrap();
     let argument = format!("--api-keys={}", path.display());
-    (folder, argument)
+    (directory, argument)
 }
 
 fn ask(router: &Router, key: &str) -> Answer {
@@ -33,7 +33,7 @@ fn start(upstream: &Upstream, arguments: &[&str]) -> Router {
 #[test]
 fn only_requests_with_a_key_are_served_and_the_key_is_not_passed_on() {
     let upstream = upstream();
-    let (_folder, keys) = file("alpha alice\nbeta\n");
+    let (_directory, keys) = file("alpha alice\nbeta\n");
     let router = start(&upstream, &[&keys, "--access-log"]);
     assert_eq!(ask(&router, "alpha").status, 200);
     assert_eq!(upstream.seen()[0].header("authorization"), None);
@@ -56,9 +56,9 @@ fn only_requests_with_a_key_are_served_and_the_key_is_not_passed_on() {
 #[test]
 fn the_file_of_keys_is_reloaded_and_an_invalid_one_changes_nothing() {
     let upstream = upstream();
-    let (folder, keys) = file("alpha\n");
+    let (directory, keys) = file("alpha\n");
     let router = start(&upstream, &[&keys]);
-    let path = folder.path().join("keys");
+    let path = directory.path().join("keys");
     std::fs::write(&path, "beta\n").unwrap();
     await_condition("the new key to be known", || (ask(&router, "beta").status == 200).then_some(()));
     assert_eq!(ask(&router, "alpha").status, 401);
@@ -72,7 +72,7 @@ fn the_file_of_keys_is_reloaded_and_an_invalid_one_changes_nothing() {
 #[test]
 fn replicas_learn_the_tenant_from_the_router_and_not_from_the_client() {
     let upstream = upstream();
-    let (_folder, keys) = file("alpha alice\nbeta alice\ngamma\n");
+    let (_directory, keys) = file("alpha alice\nbeta alice\ngamma\n");
     let forged = "x-ovfleet-tenant: 00000000000000000000000000000001\r\nconnection: x-ovfleet-tenant\r\n";
     let tenants = |router: &Router, keys: &[&str]| -> Vec<Option<String>> {
         let before = upstream.seen().len();
@@ -101,7 +101,7 @@ fn replicas_learn_the_tenant_from_the_router_and_not_from_the_client() {
 #[test]
 fn requests_of_a_key_are_limited() {
     let upstream = upstream();
-    let (_folder, keys) = file("alpha\nbeta\n");
+    let (_directory, keys) = file("alpha\nbeta\n");
     let router = start(&upstream, &[&keys, "--requests-per-minute=2"]);
     assert_eq!((ask(&router, "alpha").status, ask(&router, "alpha").status), (200, 200));
     let over = ask(&router, "alpha");
@@ -115,7 +115,7 @@ fn requests_of_a_key_are_limited() {
 #[test]
 fn the_tokens_of_a_key_are_limited_by_its_real_usage() {
     let upstream = upstream();
-    let (_folder, keys) = file("alpha\n");
+    let (_directory, keys) = file("alpha\n");
     let router = start(&upstream, &[&keys, "--tokens-per-minute=400"]);
     // About 130 tokens are expected of each request and 30 are used, so more than three requests pass.
     for _ in 0..6 {

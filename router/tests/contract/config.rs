@@ -22,8 +22,8 @@ fn a_changed_file_takes_effect_without_interrupting_streams() {
         send(stream, &event("[DONE]")) && send(stream, END)
     });
     let new = Upstream::start("m", |_, stream| send(stream, &whole("\"new\"")));
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("router.yaml");
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("router.yaml");
     std::fs::write(&path, format!("replica: [{}]\npolicy: round-robin\n", old.address)).unwrap();
     let router = Router::unready(&["--config", path.to_str().unwrap()]);
     router.await_log("ready");
@@ -63,8 +63,8 @@ fn a_replica_removed_from_the_configuration_finishes_its_requests_and_gets_no_ne
         send(stream, &whole("\"late\""))
     });
     let staying = Upstream::start("m", |_, stream| send(stream, &whole("\"stays\"")));
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("router.yaml");
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("router.yaml");
     std::fs::write(&path, format!("replica: {}\n", leaving.address)).unwrap();
     let router = Router::unready(&["--config", path.to_str().unwrap()]);
     router.await_log("ready");
@@ -85,8 +85,8 @@ fn a_replica_removed_from_the_configuration_finishes_its_requests_and_gets_no_ne
 #[test]
 fn keys_that_are_removed_from_the_configuration_are_required_until_a_restart() {
     let upstream = Upstream::start("m", |_, stream| send(stream, &whole("{}")));
-    let (folder, _) = access::file("alpha\n");
-    let (keys, path) = (folder.path().join("keys"), folder.path().join("router.yaml"));
+    let (directory, _) = access::file("alpha\n");
+    let (keys, path) = (directory.path().join("keys"), directory.path().join("router.yaml"));
     let replica = format!("replica: {}\n", upstream.address);
     std::fs::write(&path, format!("{replica}api-keys: {}\n", keys.display())).unwrap();
     let router = Router::unready(&["--config", path.to_str().unwrap()]);
@@ -109,8 +109,8 @@ fn keys_that_are_removed_from_the_configuration_are_required_until_a_restart() {
 #[test]
 fn a_changed_read_timeout_applies_to_new_connections() {
     let upstream = Upstream::start("m", |_, stream| send(stream, &whole("{}")));
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("router.yaml");
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("router.yaml");
     let write = |read_timeout: &str, policy: &str| {
         let replica = upstream.address;
         let text = format!("replica: {replica}\nread-timeout: {read_timeout}\npolicy: {policy}\n");

@@ -146,8 +146,8 @@ fn ask<'scope, 'env>(
 fn is_finished_by_a_replica_that_leaves(leaving_by: Departure, is_stream: bool) {
     let (leaving, frozen) = (GatedReplica::start("\"late\""), GatedReplica::start("\"never\""));
     let staying = Upstream::start("m", |_, stream| send(stream, &whole("\"stays\"")));
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("router.yaml");
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("router.yaml");
     let write = |replicas: &[&str]| {
         std::fs::write(&path, format!("replica: [{}]\npolicy: round-robin\n", replicas.join(", "))).unwrap();
     };

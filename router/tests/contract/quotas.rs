@@ -44,11 +44,11 @@ fn streaming(events: usize) -> Upstream {
 const KEY: &str = "authorization: Bearer alpha\r\n";
 
 fn start(upstream: &Upstream, tokens_per_minute: u32) -> (tempfile::TempDir, Router) {
-    let (folder, keys) = file("alpha\n");
+    let (directory, keys) = file("alpha\n");
     let replica = upstream.argument();
     let router = Router::unready(&[&replica, &keys, &format!("--tokens-per-minute={tokens_per_minute}")]);
     router.await_log("ready");
-    (folder, router)
+    (directory, router)
 }
 
 fn ask(router: &Router, more: &str) -> Answer {
@@ -59,7 +59,7 @@ fn ask(router: &Router, more: &str) -> Answer {
 #[test]
 fn a_stream_is_charged_for_its_prompt_although_its_client_did_not_request_the_usage() {
     let upstream = streaming(3);
-    let (_folder, router) = start(&upstream, 600);
+    let (_directory, router) = start(&upstream, 600);
     for more in ["", r#","stream_options":null"#, r#","stream_options":{"include_usage":false}"#] {
         let answer = ask(&router, more);
         if answer.status == 429 {
@@ -77,7 +77,7 @@ fn a_stream_is_charged_for_its_prompt_although_its_client_did_not_request_the_us
 #[test]
 fn a_client_that_requests_the_usage_receives_it_and_its_body_is_unchanged() {
     let upstream = streaming(1);
-    let (_folder, router) = start(&upstream, 10_000);
+    let (_directory, router) = start(&upstream, 10_000);
     let answer = ask(&router, r#", "stream_options" : {"include_usage":true} "#);
     assert!(
         answer.body.contains("\"usage\":null") && answer.body.contains("\"prompt_tokens\":300"),
@@ -102,7 +102,7 @@ fn an_answer_that_is_too_large_to_be_received_whole_is_charged_by_its_usage() {
         r#"{{"choices":[{{"message":{{"content":"{text}"}}}}],"usage":{{"prompt_tokens":300,"completion_tokens":5000}},"x":1}}"#
     );
     let upstream = Upstream::start("m", move |_, stream| send(stream, &whole(&answer)));
-    let (_folder, router) = start(&upstream, 600);
+    let (_directory, router) = start(&upstream, 600);
     let ask = || router.request("POST", CHAT, KEY, r#"{"model":"m","messages":[],"max_tokens":100}"#);
     let first = ask();
     assert!(first.status == 200 && first.is_complete);
@@ -117,7 +117,7 @@ fn reading_a_stored_response_costs_no_tokens() {
     const USAGE: &str = r#"{"usage":{"input_tokens":300,"output_tokens":200}}"#;
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let upstream = Upstream::with_store(listener, "m", 1, |_, stream| send(stream, &whole(USAGE)));
-    let (_folder, router) = start(&upstream, 600);
+    let (_directory, router) = start(&upstream, 600);
     let path = format!("/v3/responses/resp_{:016x}{:032x}", 1, 0x100);
     for _ in 0..5 {
         assert_eq!(router.request("GET", &path, KEY, "").status, 200);
@@ -136,7 +136,7 @@ fn alternative_spellings_of_a_path_are_charged_and_forwarded_unchanged() {
     const USAGE: &str = r#"{"usage":{"input_tokens":300,"output_tokens":200}}"#;
     for path in ["/v1/responses/", "/v3/v1/responses"] {
         let upstream = Upstream::start("m", |_, stream| send(stream, &whole(USAGE)));
-        let (_folder, router) = start(&upstream, 600);
+        let (_directory, router) = start(&upstream, 600);
         let body = r#"{"model":"m","input":"x","max_output_tokens":200}"#;
         assert_eq!(router.request("POST", path, KEY, body).status, 200, "{path}");
         await_condition("the tokens of the response to be charged", || {
@@ -146,7 +146,7 @@ fn alternative_spellings_of_a_path_are_charged_and_forwarded_unchanged() {
     }
     for path in ["/v1/chat/completions/", "/v3/v1/chat/completions"] {
         let upstream = streaming(1);
-        let (_folder, router) = start(&upstream, 10_000);
+        let (_directory, router) = start(&upstream, 10_000);
         let body = r#"{"model":"m","messages":[],"stream":true}"#;
         assert_eq!(router.request("POST", path, KEY, body).status, 200, "{path}");
         assert!(String::from_utf8_lossy(&upstream.seen()[0].body).contains("include_usage"), "{path}");
@@ -156,7 +156,7 @@ fn alternative_spellings_of_a_path_are_charged_and_forwarded_unchanged() {
 #[test]
 fn a_content_encoding_does_not_hide_a_request_from_its_quota() {
     let upstream = streaming(1);
-    let (_folder, router) = start(&upstream, 10_000);
+    let (_directory, router) = start(&upstream, 10_000);
     let headers = |encoding| format!("{KEY}content-encoding: {encoding}\r\n");
     let body = r#"{"model":"m","messages":[],"stream":true}"#;
     let answer = router.request("POST", CHAT, &headers("gzip"), body);
@@ -182,7 +182,7 @@ fn a_client_that_leaves_is_charged_for_the_tokens_it_received() {
         let _ = std::io::Read::read(stream, &mut [0; 1]);
         false
     });
-    let (_folder, router) = start(&upstream, 1000);
+    let (_directory, router) = start(&upstream, 1000);
     let mut stream = router.connect();
     let body = r#"{"model":"m","messages":[],"max_tokens":8,"stream":true}"#;
     stream.write_all(raw("POST", CHAT, KEY, body).as_bytes()).unwrap();

@@ -21,10 +21,10 @@ const NEW: &str = "new-0123456789abcdef";
 
 /// Writes a file of tokens, and returns the flag for it.
 fn token_file(text: &str) -> (tempfile::TempDir, String) {
-    let folder = tempfile::tempdir().unwrap();
-    std::fs::write(folder.path().join("token"), text).unwrap();
-    let flag = format!("--replica-token-file={}", folder.path().join("token").display());
-    (folder, flag)
+    let directory = tempfile::tempdir().unwrap();
+    std::fs::write(directory.path().join("token"), text).unwrap();
+    let flag = format!("--replica-token-file={}", directory.path().join("token").display());
+    (directory, flag)
 }
 
 /// A request as the replica received it.
@@ -146,7 +146,7 @@ impl Replica for GuardedReplica {
 #[test]
 fn the_token_is_sent_with_every_request_and_replaces_that_of_a_client() {
     let replica = GuardedReplica::start(OLD);
-    let (_folder, flag) = token_file(OLD);
+    let (_directory, flag) = token_file(OLD);
     for reports in [false, true] {
         let router = Router::unready(&[&replica.argument(reports), &flag]);
         router.await_log("ready");
@@ -190,11 +190,11 @@ fn a_router_without_a_token_removes_the_token_of_a_client() {
 #[test]
 fn a_token_is_replaced_without_losing_a_request() {
     let replica = GuardedReplica::start(OLD);
-    let (folder, flag) = token_file(OLD);
+    let (directory, flag) = token_file(OLD);
     let router = Router::unready(&[&replica.argument(true), &flag]);
     router.await_log("ready");
     let ask = || assert_eq!(router.post(CHAT, &chat("m", false)).status, 200);
-    let write = |text: &str| std::fs::write(folder.path().join("token"), text).unwrap();
+    let write = |text: &str| std::fs::write(directory.path().join("token"), text).unwrap();
     let accept = |text: &str| *replica.tokens.lock().unwrap() = ReplicaTokens::parse(text).unwrap();
     let both = format!("{NEW}\n{OLD}\n");
     // The router and the replica can reload their files in any order.
@@ -219,7 +219,7 @@ fn a_token_is_replaced_without_losing_a_request() {
 #[test]
 fn a_replica_that_rejects_the_router_is_skipped_and_its_401_is_not_forwarded() {
     let [accepts, rejects] = [GuardedReplica::start(OLD), GuardedReplica::start(OLD)];
-    let (_folder, flag) = token_file(OLD);
+    let (_directory, flag) = token_file(OLD);
     let replicas = [accepts.argument(true), rejects.argument(true)];
     let router = Router::unready(&[&replicas[0], &replicas[1], "--policy=round-robin", &flag]);
     router.await_log("ready");
@@ -254,7 +254,7 @@ fn a_401_about_the_clients_key_is_passed_on() {
 #[test]
 fn a_router_that_replicas_reject_serves_no_requests_and_logs_the_reason() {
     let replica = GuardedReplica::start(OLD);
-    let (_folder, flag) = token_file(NEW);
+    let (_directory, flag) = token_file(NEW);
     for (reports, reason) in
         [(true, "no valid replica token"), (false, "the replica rejected the replica token of this router")]
     {
@@ -266,8 +266,8 @@ fn a_router_that_replicas_reject_serves_no_requests_and_logs_the_reason() {
 
 #[test]
 fn a_router_does_not_start_with_a_file_that_has_no_token() {
-    let (folder, empty) = token_file("\n");
-    let missing = format!("--replica-token-file={}", folder.path().join("missing").display());
+    let (directory, empty) = token_file("\n");
+    let missing = format!("--replica-token-file={}", directory.path().join("missing").display());
     for (flag, said) in [(&empty, "contains no token"), (&missing, "failed to read the replica token")] {
         let mut command = command(&["--replica=127.0.0.1:1", flag]);
         let output = command.stderr(Stdio::piped()).output().unwrap();

@@ -10,10 +10,10 @@ const CASES: u64 = 2_000;
 
 #[test]
 fn the_router_frees_everything_and_serves_the_next_client_after_any_input() {
-    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../server/fuzz/seeds/router");
+    let directory = concat!(env!("CARGO_MANIFEST_DIR"), "/../server/fuzz/seeds/router");
     check_mutations(
         CASES,
-        &seeds(folder),
+        &seeds(directory),
         include_str!("../../../server/fuzz/dictionaries/router.dict"),
         connection::check,
     );

@@ -106,8 +106,8 @@ async fn await_page(address: &str, path: &str, condition: impl Fn(&str) -> bool)
     }
 }
 
-/// Waits until the router knows `count` ready replicas.
-pub(crate) async fn await_models(address: &str, count: usize) {
+/// Waits until the router reports exactly `count` ready replicas.
+pub(crate) async fn await_replicas(address: &str, count: usize) {
     await_page(address, "/debug/replicas", |page| page.matches("\"state\":\"serving\"").count() == count)
         .await;
 }

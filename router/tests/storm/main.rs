@@ -93,7 +93,7 @@ async fn ten_thousand_requests_to_sixteen_replicas_with_faults_are_all_answered(
     }
     let mut log = JoinSet::new();
     let router = router(&replicas, &mut log).await;
-    client::await_models(&router.address, REPLICAS).await;
+    client::await_replicas(&router.address, REPLICAS).await;
 
     let tally = Arc::new(Tally::default());
     let mut clients = JoinSet::new();

@@ -1,4 +1,4 @@
-//! Runs the checks of `server-openvino` on arbitrary folders of PEFT adapters. The modules that read adapters are
+//! Runs the checks of `server-openvino` on arbitrary directories of PEFT adapters. The modules that read adapters are
 //! compiled into this target, so that it does not need OpenVINO.
 
 #![no_main]

@@ -130,7 +130,7 @@ pub fn header(metadata: &[(&str, &Value)], tensors: &[TensorHeader<'_>]) -> Vec<
 ///
 /// # Errors
 /// A tensor cannot be read, or a part cannot be written.
-pub fn write_parts(file: &GgufFile, folder: &Path, name: &str, parts: u16) -> io::Result<PathBuf> {
+pub fn write_parts(file: &GgufFile, directory: &Path, name: &str, parts: u16) -> io::Result<PathBuf> {
     let tensors = file.tensors();
     let name = PartName { prefix: name, part: 1, parts: parts.into() };
     let mut chunks = tensors.chunks(tensors.len().div_ceil(parts.into()).max(1));
@@ -148,9 +148,9 @@ pub fn write_parts(file: &GgufFile, folder: &Path, name: &str, parts: u16) -> io
             file.read_tensor(&tensor.name, &mut bytes).map_err(io::Error::other)?;
             writer.tensor(&tensor.name, &tensor.shape, tensor.kind, bytes);
         }
-        writer.write(folder.join(name.of_part(u64::from(part) + 1)))?;
+        writer.write(directory.join(name.of_part(u64::from(part) + 1)))?;
     }
-    Ok(folder.join(name.of_part(1)))
+    Ok(directory.join(name.of_part(1)))
 }
 
 fn pad(file: &mut Vec<u8>) {

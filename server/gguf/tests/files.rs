@@ -12,16 +12,16 @@ use server_gguf::{
 use tempfile::TempDir;
 
 struct Fixture {
-    folder: TempDir,
+    directory: TempDir,
 }
 
 impl Fixture {
     fn new() -> Self {
-        Self { folder: TempDir::new().unwrap() }
+        Self { directory: TempDir::new().unwrap() }
     }
 
     fn path(&self) -> PathBuf {
-        self.folder.path().join("model.gguf")
+        self.directory.path().join("model.gguf")
     }
 
     fn open(&self, bytes: &[u8]) -> Result<GgufFile, Error> {
@@ -281,9 +281,9 @@ fn errors_name_invalid_tensors() {
 }
 
 #[test]
-fn errors_name_a_missing_file_and_a_folder() {
+fn errors_name_a_missing_file_and_a_directory() {
     let fixture = Fixture::new();
-    for path in [fixture.path(), fixture.folder.path().to_owned()] {
+    for path in [fixture.path(), fixture.directory.path().to_owned()] {
         let error = GgufFile::open(&path).unwrap_err();
         assert!(matches!(error, Error::Read { .. }));
         assert!(error.to_string().contains(path.to_str().unwrap()));

@@ -17,7 +17,7 @@ use tempfile::TempDir;
 
 /// A model of seven tensors in three parts, `model-0000?-of-00003.gguf`.
 struct Split {
-    folder: TempDir,
+    directory: TempDir,
     whole: GgufFile,
 }
 
@@ -27,22 +27,22 @@ fn values(tensor: usize) -> Vec<f32> {
 
 impl Split {
     fn new() -> Self {
-        let folder = TempDir::new().unwrap();
+        let directory = TempDir::new().unwrap();
         let mut writer = GgufWriter::new("llama");
         writer.metadata("llama.block_count", 2u32);
         for tensor in 0..7 {
             let values = values(tensor);
             writer.tensor_of(&format!("t{tensor}"), &[values.len() as u64], TensorType::F32, &values);
         }
-        let path = folder.path().join("whole.gguf");
+        let path = directory.path().join("whole.gguf");
         writer.write(&path).unwrap();
         let whole = GgufFile::open(path).unwrap();
-        write_parts(&whole, folder.path(), "model", 3).unwrap();
-        Self { folder, whole }
+        write_parts(&whole, directory.path(), "model", 3).unwrap();
+        Self { directory, whole }
     }
 
     fn part(&self, part: u16) -> PathBuf {
-        self.folder.path().join(format!("model-{part:05}-of-00003.gguf"))
+        self.directory.path().join(format!("model-{part:05}-of-00003.gguf"))
     }
 
     fn open(&self) -> Result<GgufFile, Error> {
@@ -113,7 +113,7 @@ fn a_part_may_have_no_tensors() {
     metadata(&mut first, 0);
     metadata(&mut second, 1);
     second.tensor_of("t", &[1], TensorType::F32, &[1.0]);
-    let path = |part: u16| split.folder.path().join(format!("other-{part:05}-of-00002.gguf"));
+    let path = |part: u16| split.directory.path().join(format!("other-{part:05}-of-00002.gguf"));
     first.write(path(1)).unwrap();
     second.write(path(2)).unwrap();
     assert_eq!(GgufFile::open(path(1)).unwrap().tensor("t").unwrap().part, 1);
@@ -123,7 +123,7 @@ fn a_part_may_have_no_tensors() {
 #[test]
 fn links_lead_to_the_parts_beside_the_link_or_beside_its_target() {
     let split = Split::new();
-    let link = split.folder.path().join("current");
+    let link = split.directory.path().join("current");
     symlink(split.part(1), &link).unwrap();
     assert_same(&GgufFile::open(&link).unwrap(), &split.whole);
 
@@ -141,8 +141,8 @@ fn links_lead_to_the_parts_beside_the_link_or_beside_its_target() {
 #[test]
 fn a_file_that_is_its_only_part_needs_no_special_name() {
     let split = Split::new();
-    let path = write_parts(&split.whole, split.folder.path(), "one", 1).unwrap();
-    let renamed = split.folder.path().join("renamed.gguf");
+    let path = write_parts(&split.whole, split.directory.path(), "one", 1).unwrap();
+    let renamed = split.directory.path().join("renamed.gguf");
     fs::rename(path, &renamed).unwrap();
     assert_eq!(GgufFile::open(renamed).unwrap().tensors().len(), 7);
 }
@@ -163,7 +163,7 @@ fn later_parts_and_other_names_are_rejected() {
     assert!(problem.to_string().contains("-00001-of-00003.gguf"), "{problem}");
     for name in ["model.gguf", "model-00001-of-00002.gguf", "model-00002-of-00003.gguf"] {
         let split = Split::new();
-        let renamed = split.folder.path().join(name);
+        let renamed = split.directory.path().join(name);
         fs::rename(split.part(1), &renamed).unwrap();
         assert_eq!(refused(&renamed), FormatError::PartName(3), "{name}");
     }
@@ -195,7 +195,7 @@ fn parts_of_other_models_are_rejected() {
     split.replace(2, [1, 4, 7], "t");
     assert_eq!(split.problem(2), other(2, 3, 2, 4));
     // The second part is replaced with a model that is not split.
-    fs::copy(split.folder.path().join("whole.gguf"), split.part(2)).unwrap();
+    fs::copy(split.directory.path().join("whole.gguf"), split.part(2)).unwrap();
     assert_eq!(split.problem(2), other(2, 3, 1, 1));
     split.replace(2, [1, 3, 7], "t0");
     assert_eq!(split.problem(2), FormatError::TensorInEarlierPart("t0".into()));

@@ -123,7 +123,8 @@ impl GrammarSize {
             ("minProperties" | "maxProperties", Value::Number(_)) => self.has_costly_keyword = true,
             ("multipleOf", Value::Number(number)) => {
                 let number = number.as_f64().unwrap_or(f64::INFINITY);
-                // For a fraction, the number of states is greater than the number itself.
+                // The number of states of a fraction depends on its digits instead of its value: 0.997 needs at least
+                // as many as 997.
                 self.multiples *= if number.fract() == 0.0 { number.abs().max(1.0) } else { f64::INFINITY };
             }
             _ => {}

@@ -21,17 +21,17 @@ pub(crate) struct ModelConfig {
 }
 
 impl ModelConfig {
-    /// Reads the files in the folder of a model.
-    pub(crate) fn read(folder: &Path) -> Result<Self, LoadError> {
-        let model = JsonFile::read(folder, CONFIG)?
-            .ok_or_else(|| LoadError::NoFile { folder: folder.to_owned(), file: CONFIG })?;
-        if let Some(preprocessor) = JsonFile::read(folder, PREPROCESSOR)? {
+    /// Reads the files in the directory of a model.
+    pub(crate) fn read(directory: &Path) -> Result<Self, LoadError> {
+        let model = JsonFile::read(directory, CONFIG)?
+            .ok_or_else(|| LoadError::NoFile { directory: directory.to_owned(), file: CONFIG })?;
+        if let Some(preprocessor) = JsonFile::read(directory, PREPROCESSOR)? {
             return Ok(Self { model, preprocessor });
         }
-        let processor = JsonFile::read(folder, PROCESSOR)?;
+        let processor = JsonFile::read(directory, PROCESSOR)?;
         let nested = processor.and_then(|mut file| file.value.get_mut("image_processor").map(Value::take));
-        let value =
-            nested.ok_or_else(|| LoadError::NoFile { folder: folder.to_owned(), file: PREPROCESSOR })?;
+        let value = nested
+            .ok_or_else(|| LoadError::NoFile { directory: directory.to_owned(), file: PREPROCESSOR })?;
         Ok(Self { model, preprocessor: JsonFile { name: PROCESSOR, value } })
     }
 
@@ -51,8 +51,8 @@ pub(crate) struct JsonFile {
 }
 
 impl JsonFile {
-    fn read(folder: &Path, name: &'static str) -> Result<Option<Self>, LoadError> {
-        let path = folder.join(name);
+    fn read(directory: &Path, name: &'static str) -> Result<Option<Self>, LoadError> {
+        let path = directory.join(name);
         let failed = |source| LoadError::Read { path: path.clone(), source };
         match fs::metadata(&path) {
             Ok(about) if about.len() > CONFIG_BYTES_MAX => {

@@ -25,11 +25,11 @@ pub enum LoadError {
         #[source]
         source: serde_json::Error,
     },
-    /// The folder lacks a required file.
-    #[error("{folder} has no {file}")]
+    /// The directory lacks a required file.
+    #[error("{directory} has no {file}")]
     NoFile {
-        /// The path of the folder.
-        folder: PathBuf,
+        /// The path of the directory.
+        directory: PathBuf,
         /// The name of the missing file.
         file: &'static str,
     },

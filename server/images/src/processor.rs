@@ -56,14 +56,14 @@ impl fmt::Debug for ImageDigest {
 }
 
 impl ImageProcessor {
-    /// Loads the processor of the model in a folder, from `config.json` and `preprocessor_config.json` (or
+    /// Loads the processor of the model in a directory, from `config.json` and `preprocessor_config.json` (or
     /// `processor_config.json`, which replaces the latter since transformers 5).
     ///
     /// # Errors
     ///
     /// The family of the model does not support images, or a file is missing or invalid.
-    pub fn load(folder: &Path) -> Result<Self, LoadError> {
-        Self::new(&ModelConfig::read(folder)?)
+    pub fn load(directory: &Path) -> Result<Self, LoadError> {
+        Self::new(&ModelConfig::read(directory)?)
     }
 
     /// Creates a processor from the contents of `config.json` and `preprocessor_config.json`.
@@ -119,8 +119,8 @@ impl ImageProcessor {
         self.family
     }
 
-    /// The texts that stand for an image in a rendered prompt, for [`expand_prompt`](crate::expand_prompt). Chat templates
-    /// write them for image parts. See [`reserved_text`](Self::reserved_text).
+    /// The texts that stand for an image in a rendered prompt, for [`expand_prompt`](crate::expand_prompt). Chat
+    /// templates write them for image parts. See [`reserved_text`](Self::reserved_text).
     #[must_use]
     pub fn markers(&self) -> &'static [ImageMarker] {
         self.preprocess.markers()

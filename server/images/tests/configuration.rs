@@ -75,11 +75,11 @@ fn smolvlm_splits_into_tiles_of_512_pixels() {
 }
 
 #[test]
-fn files_are_read_from_the_folder_of_a_model() {
+fn files_are_read_from_the_directory_of_a_model() {
     let path = &Path::new(env!("CARGO_TARGET_TMPDIR")).join("images-configuration");
     // A previous run may have left files.
     let _ = fs::remove_dir_all(path);
-    fs::create_dir(path).expect("a folder");
+    fs::create_dir(path).expect("a directory");
     let missing = ImageProcessor::load(path).expect_err("no files").to_string();
     assert!(missing.ends_with("has no config.json"), "{missing}");
     fs::write(path.join("config.json"), r#"{"model_type": "gemma3"}"#).expect("written");

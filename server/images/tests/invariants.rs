@@ -12,7 +12,7 @@ use server_images::{
 
 const SEED: u64 = 26;
 
-fn folder() -> PathBuf {
+fn directory() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/reference")
 }
 
@@ -23,7 +23,7 @@ fn random() -> StdRng {
 
 fn processor(family: ModelFamily) -> ImageProcessor {
     let text =
-        fs::read_to_string(folder().join(format!("{family}.json"))).expect("the reference was generated");
+        fs::read_to_string(directory().join(format!("{family}.json"))).expect("the reference was generated");
     let reference: Value = serde_json::from_str(&text).expect("the reference is JSON");
     ImageProcessor::from_values(reference["config"].clone(), reference["preprocessor_config"].clone())
         .expect("a valid configuration")
@@ -283,7 +283,7 @@ fn resampling_is_close_to_floating_point() {
 fn damaged_files_are_errors_or_images_of_the_size_in_the_header() {
     let mut random = random();
     let limits = DecodeLimits { pixels_max: 100_000, side_max: 1000, ..DecodeLimits::default() };
-    let files = fs::read_dir(folder().join("files")).expect("the files were generated");
+    let files = fs::read_dir(directory().join("files")).expect("the files were generated");
     let mut paths: Vec<PathBuf> = files.map(|entry| entry.expect("an entry").path()).collect();
     paths.sort();
     assert!(paths.len() > 20, "{} files", paths.len());

@@ -12,12 +12,12 @@ use sha2::{Digest as _, Sha256};
 
 const SAMPLES: usize = 48;
 
-fn folder() -> PathBuf {
+fn directory() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/reference")
 }
 
 fn read(name: &str) -> Value {
-    let text = fs::read_to_string(folder().join(name)).expect("the reference was generated");
+    let text = fs::read_to_string(directory().join(name)).expect("the reference was generated");
     serde_json::from_str(&text).expect("the reference is JSON")
 }
 
@@ -78,7 +78,7 @@ fn resampling_equals_pillow_to_the_bit() {
 fn files_of_all_formats_have_the_pixels_of_pillow() {
     let files = read("files.json");
     for (name, expected) in files.as_object().expect("an object") {
-        let bytes = fs::read(folder().join("files").join(name)).expect("the file was generated");
+        let bytes = fs::read(directory().join("files").join(name)).expect("the file was generated");
         let image =
             decode(&bytes, &DecodeLimits::default()).unwrap_or_else(|error| panic!("{name}: {error}"));
         let size = Size::new(number(&expected["width"]), number(&expected["height"]));

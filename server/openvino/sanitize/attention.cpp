@@ -124,7 +124,7 @@ public:
         layer_.block_scores = c.block_scores;
         set_cache_sizes(layer_);
         if (const char* fault = unsupported(layer_)) FAIL("%s", fault);
-        // The blocks are in the reverse order.
+        // In reverse order, the number of a block differs from its index in the sequence.
         for (size_t i = 0; i < blocks_.size(); ++i) table_[i] = int32_t(blocks_.size() - 1 - i);
     }
 

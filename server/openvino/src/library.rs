@@ -21,8 +21,8 @@ pub(crate) fn c_library() -> Option<PathBuf> {
 
 /// The library files of the runtime that this process has loaded or may load.
 pub(crate) fn files() -> Vec<PathBuf> {
-    let folder = c_library().and_then(|library| std::fs::read_dir(library.parent()?).ok());
-    let files = folder.into_iter().flatten().filter_map(|entry| Some(entry.ok()?.path()));
+    let directory = c_library().and_then(|library| std::fs::read_dir(library.parent()?).ok());
+    let files = directory.into_iter().flatten().filter_map(|entry| Some(entry.ok()?.path()));
     let is_runtime = |path: &PathBuf| {
         path.file_name().and_then(|name| name.to_str()).is_some_and(|name| name.starts_with("libopenvino"))
     };

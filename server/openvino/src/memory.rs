@@ -5,7 +5,7 @@ use std::path::Path;
 
 use crate::numa;
 
-/// The folder in which control groups are mounted.
+/// The directory in which control groups are mounted.
 const CONTROL_GROUPS: &str = "/sys/fs/cgroup";
 
 /// Bytes that this process can still allocate: the minimum of the bytes available on the machine, within the limits of
@@ -80,16 +80,16 @@ fn group_available(mount: &Path, groups: &str) -> Option<u64> {
             _ => return None,
         };
         let group = root.join(path.trim_start_matches('/'));
-        let groups = group.ancestors().take_while(|folder| folder.starts_with(&root));
-        groups.filter_map(|folder| files.available(folder)).min()
+        let groups = group.ancestors().take_while(|directory| directory.starts_with(&root));
+        groups.filter_map(|directory| files.available(directory)).min()
     };
     groups.lines().filter_map(limit).min()
 }
 
 impl ControllerFiles {
     /// The limit minus the used memory that the kernel cannot reclaim, in bytes.
-    fn available(&self, folder: &Path) -> Option<u64> {
-        let read = |name| fs::read_to_string(folder.join(name)).ok();
+    fn available(&self, directory: &Path) -> Option<u64> {
+        let read = |name| fs::read_to_string(directory.join(name)).ok();
         let limit: u64 = read(self.limit)?.trim().parse().ok()?;
         let used: u64 = read(self.usage)?.trim().parse().ok()?;
         let statistics = read(self.statistics).unwrap_or_default();

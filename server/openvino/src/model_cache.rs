@@ -8,8 +8,8 @@ pub(crate) use compiled::{CacheableModel, CompiledCacheEntry};
 pub(crate) use graph::{GraphCacheEntry, GraphOptions, VERSION};
 
 mod compiled;
+mod directory;
 mod fingerprint;
-mod folder;
 mod graph;
 mod probe;
 
@@ -25,7 +25,7 @@ impl CacheUpdate {
         let (entry, model) = self.compiled?;
         Some(BackgroundThread::start("model-cache", move || {
             entry.write(model);
-            entry.folder().evict_old_files();
+            entry.directory().evict_old_files();
         }))
     }
 }

@@ -107,9 +107,9 @@ fn the_model_answers() {
 
 #[test]
 fn the_model_in_three_parts_computes_the_same() {
-    let folder = tempfile::tempdir().unwrap();
+    let directory = tempfile::tempdir().unwrap();
     let whole = GgufFile::open(config().model).unwrap();
-    let first = write_parts(&whole, folder.path(), "sample", 3).unwrap();
+    let first = write_parts(&whole, directory.path(), "sample", 3).unwrap();
     assert!(GgufFile::open(&first).unwrap().tensors().iter().any(|tensor| tensor.part == 2));
     // Test the native kernels and the plugin kernels.
     for properties in [&EXACT[1..], &EXACT[..]] {
@@ -242,9 +242,9 @@ fn a_batch_without_sampling_sequences_has_no_logits() {
 
 #[test]
 fn compiled_models_are_cached_and_damaged_ones_are_replaced() {
-    let folder = tempfile::tempdir().unwrap();
+    let directory = tempfile::tempdir().unwrap();
     let answer = |compiles: bool| {
-        let cache_dir = Some(folder.path().to_owned());
+        let cache_dir = Some(directory.path().to_owned());
         let config = Config { cache_dir, ..config() };
         let mut stages = Vec::new();
         let mut runner = load(&config, &mut |stage| stages.push(stage.name)).unwrap().0;
@@ -257,7 +257,7 @@ fn compiled_models_are_cached_and_damaged_ones_are_replaced() {
     assert_eq!(answer(false), cold);
     let is_compiled = |path: &PathBuf| path.to_str().unwrap().contains("compiled-");
     // The only directory is the private one.
-    let private = std::fs::read_dir(folder.path()).unwrap().next().unwrap().unwrap().path();
+    let private = std::fs::read_dir(directory.path()).unwrap().next().unwrap().unwrap().path();
     let mut files = std::fs::read_dir(private).unwrap().map(|entry| entry.unwrap().path());
     let file = files.find(is_compiled).unwrap();
     let length = file.metadata().unwrap().len();
@@ -300,18 +300,18 @@ fn expect_identical_copies(mut runner: OpenVinoRunner) -> Vec<f32> {
     expected
 }
 
-/// Starts an engine with a small cache, which spills evicted blocks to `folder` if it is set.
-async fn start(folder: Option<&Path>, properties: &[(&str, &str)]) -> Engine {
+/// Starts an engine with a small cache, which spills evicted blocks to `directory` if it is set.
+async fn start(directory: Option<&Path>, properties: &[(&str, &str)]) -> Engine {
     let plugin_config: Vec<_> =
         properties.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect();
     let is_u4 = properties.contains(&("KV_CACHE_PRECISION", "u4"));
     let kv_cache_bytes = Some(if is_u4 { 4 << 20 } else { 8 << 20 });
     let (runner, loaded) = load(&Config { plugin_config, kv_cache_bytes, ..config() }, &mut |_| {}).unwrap();
     assert!(runner.layout().blocks_total < 24, "{:?}", runner.layout());
-    let spill = folder.map(|folder| {
+    let spill = directory.map(|directory| {
         let CacheIdentity { description, files } = loaded.cache_identity;
         let identity = SpillIdentity { description, files, adapters: Vec::new() };
-        SpillConfig { folder: folder.to_owned(), bytes_max: 1 << 30, identity }
+        SpillConfig { directory: directory.to_owned(), bytes_max: 1 << 30, identity }
     });
     let extras = EngineOptions { spill, ..EngineOptions::default() };
     let engine =
@@ -383,12 +383,12 @@ async fn expect_restored_prefix(properties: [(&str, &str); 1]) {
     assert_eq!(ask(&engine, &long()).await.1, 0);
     let stayed = ask(&engine, &long()).await;
     evict(&engine).await;
-    assert_eq!(ask(&engine, &long()).await.1, 0, "evicted blocks are lost without a folder");
+    assert_eq!(ask(&engine, &long()).await.1, 0, "evicted blocks are lost without a directory");
     engine.shutdown().unwrap();
     assert_eq!(stayed.1, 160);
 
-    let folder = tempfile::tempdir().unwrap();
-    let engine = start(Some(folder.path()), &properties).await;
+    let directory = tempfile::tempdir().unwrap();
+    let engine = start(Some(directory.path()), &properties).await;
     assert_eq!(ask(&engine, &long()).await.1, 0);
     evict(&engine).await;
     assert_eq!(ask(&engine, &long()).await, stayed);
@@ -397,11 +397,11 @@ async fn expect_restored_prefix(properties: [(&str, &str); 1]) {
     assert_eq!(read_back, 5);
     engine.shutdown().unwrap();
 
-    let engine = start(Some(folder.path()), &properties).await;
+    let engine = start(Some(directory.path()), &properties).await;
     assert_eq!(ask(&engine, &long()).await, stayed);
     engine.shutdown().unwrap();
 
-    let engine = start(Some(folder.path()), &[properties[0], ("INFERENCE_NUM_THREADS", "1")]).await;
+    let engine = start(Some(directory.path()), &[properties[0], ("INFERENCE_NUM_THREADS", "1")]).await;
     assert_eq!(ask(&engine, &long()).await.1, 0, "the blocks were computed with another configuration");
     engine.shutdown().unwrap();
 }

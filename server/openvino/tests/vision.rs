@@ -1,6 +1,6 @@
 //! Compares the answers of tiny vision-language models with those of transformers:
 //! `tests/conformance/images/make_models.py` creates the models and records the answers. `OVFLEET_VISION_MODELS` is
-//! their folder. The images pass through the image processor of this server.
+//! their directory. The images pass through the image processor of this server.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -69,10 +69,10 @@ struct Case {
     first_logits: Vec<f32>,
 }
 
-fn cases(folder: &Path) -> Vec<Case> {
-    let reference = folder.join("reference");
+fn cases(directory: &Path) -> Vec<Case> {
+    let reference = directory.join("reference");
     let cases: Value = serde_json::from_slice(&std::fs::read(reference.join("cases.json")).unwrap()).unwrap();
-    let processor = ImageProcessor::load(folder).unwrap();
+    let processor = ImageProcessor::load(directory).unwrap();
     let (refused, answered): (Vec<_>, Vec<_>) =
         cases.as_array().unwrap().iter().partition(|case| case.get("refused").is_some());
     for case in refused {
@@ -221,8 +221,8 @@ fn check(answer: &Answer, case: &Case) {
 }
 
 /// Starts an engine with the model of a family, steps of this many tokens, and a counter of encoded images.
-fn start(folder: &Path, step_tokens: u32) -> (Engine, Arc<AtomicU32>) {
-    let config = config(folder.to_owned());
+fn start(directory: &Path, step_tokens: u32) -> (Engine, Arc<AtomicU32>) {
+    let config = config(directory.to_owned());
     let (runner, report) = load(&config, &mut |_| {}).unwrap();
     let encoder = load_image_encoder(&config).unwrap().unwrap();
     eprintln!("{}; {}", report.kernels, encoder.report());
@@ -248,8 +248,8 @@ fn start(folder: &Path, step_tokens: u32) -> (Engine, Arc<AtomicU32>) {
 }
 
 /// Compares the features that are inserted into each prompt with those of transformers.
-fn check_features(folder: &Path, cases: &[Case]) {
-    let mut encoder = load_image_encoder(&config(folder.to_owned())).unwrap().unwrap();
+fn check_features(directory: &Path, cases: &[Case]) {
+    let mut encoder = load_image_encoder(&config(directory.to_owned())).unwrap().unwrap();
     let mut largest_difference = 0.0_f32;
     for case in cases {
         let Some(images) = &case.images else { continue };
@@ -278,16 +278,16 @@ fn check_features(folder: &Path, cases: &[Case]) {
 }
 
 /// Compares the features of images that are encoded in one run with those of each tile alone.
-fn check_batch(folder: &Path, cases: &[Case]) {
+fn check_batch(directory: &Path, cases: &[Case]) {
     let images = cases.iter().filter_map(|case| case.images.as_ref()).flat_map(|images| &images.inputs);
     let images: BTreeMap<_, _> = images.map(|image| (image.digest, Arc::clone(image))).collect();
     let images: Vec<_> = images.into_values().collect();
-    let encoder = load_image_encoder(&config(folder.to_owned())).unwrap().unwrap();
+    let encoder = load_image_encoder(&config(directory.to_owned())).unwrap().unwrap();
     let mut alone = encoder.with_run_pixels(1);
     let expected: Vec<_> = images.iter().map(|image| alone.encode(image).unwrap()).collect();
     assert!(!alone.can_join(&images[..1], &images[1]), "a run has one tile");
     let mut together = alone.with_run_pixels(usize::MAX);
-    let family = ImageProcessor::load(folder).unwrap().family();
+    let family = ImageProcessor::load(directory).unwrap().family();
     let has_equal_tiles = !matches!(
         family,
         ModelFamily::Qwen2Vl | ModelFamily::Qwen2_5Vl | ModelFamily::Qwen3Vl | ModelFamily::MiniCpmV
@@ -326,8 +326,8 @@ fn noise_of(encoder: &mut OpenVinoImageEncoder, reference: &mut OpenVinoImageEnc
 
 /// Compares the features of an encoder with weights of 8 bits and default settings with those that the plugin computes.
 /// With AMX, their noise must not exceed that of the plugin in bf16.
-fn check_integer_weights(folder: &Path, cases: &[Case]) {
-    let config = Config::new(folder.to_owned());
+fn check_integer_weights(directory: &Path, cases: &[Case]) {
+    let config = Config::new(directory.to_owned());
     let load = |config: &Config| load_image_encoder(config).unwrap().unwrap();
     let plugin = |precision: &str| {
         let properties = [("INFERENCE_PRECISION_HINT", precision), ("DYNAMIC_QUANTIZATION_GROUP_SIZE", "0")];
@@ -349,18 +349,18 @@ fn check_integer_weights(folder: &Path, cases: &[Case]) {
 }
 
 async fn check_family(family: &str) {
-    let models =
-        std::env::var_os("OVFLEET_VISION_MODELS").expect("OVFLEET_VISION_MODELS is the folder of the models");
+    let models = std::env::var_os("OVFLEET_VISION_MODELS")
+        .expect("OVFLEET_VISION_MODELS is the directory of the models");
     let models = Path::new(&models);
-    let folder = models.join(family);
-    let cases = cases(&folder);
+    let directory = models.join(family);
+    let cases = cases(&directory);
     check_integer_weights(&models.join(format!("{family}-int8")), &cases);
     let images = |case: &Case| case.images.as_ref().map_or(0, |images| images.inputs.len() as u32);
     let total: u32 = cases.iter().map(images).sum();
-    check_features(&folder, &cases);
-    check_batch(&folder, &cases);
+    check_features(&directory, &cases);
+    check_batch(&directory, &cases);
     // Each prompt alone: first computed, then taken from the prefix cache without the encoder.
-    let (engine, encoded) = start(&folder, 512);
+    let (engine, encoded) = start(&directory, 512);
     for case in &cases {
         check(&ask(&engine.handle(), case).await, case);
     }
@@ -377,7 +377,7 @@ async fn check_family(family: &str) {
     assert_eq!(encoded.load(Ordering::Relaxed), total);
     drop(engine);
     // All prompts together, in steps that divide prompts.
-    let (engine, _) = start(&folder, 24);
+    let (engine, _) = start(&directory, 24);
     let handle = engine.handle();
     let streams: Vec<_> = cases.iter().map(|case| handle.submit(request(case)).unwrap()).collect();
     for (case, stream) in cases.iter().zip(streams) {
@@ -395,11 +395,12 @@ fn peak_memory() -> u64 {
 #[test]
 #[ignore = "needs the models of tests/conformance/images/make_models.py"]
 fn the_memory_for_a_large_image_does_not_grow_with_pairs_of_patches() {
-    let models =
-        std::env::var_os("OVFLEET_VISION_MODELS").expect("OVFLEET_VISION_MODELS is the folder of the models");
-    let folder = Path::new(&models).join("qwen2_5_vl");
-    let read =
-        |file: &str| -> Value { serde_json::from_slice(&std::fs::read(folder.join(file)).unwrap()).unwrap() };
+    let models = std::env::var_os("OVFLEET_VISION_MODELS")
+        .expect("OVFLEET_VISION_MODELS is the directory of the models");
+    let directory = Path::new(&models).join("qwen2_5_vl");
+    let read = |file: &str| -> Value {
+        serde_json::from_slice(&std::fs::read(directory.join(file)).unwrap()).unwrap()
+    };
     let mut preprocessor = read("preprocessor_config.json");
     preprocessor["max_pixels"] = (1540 * 1540).into();
     let processor = ImageProcessor::from_values(read("config.json"), preprocessor).unwrap();
@@ -408,7 +409,7 @@ fn the_memory_for_a_large_image_does_not_grow_with_pairs_of_patches() {
         EncoderImage { inputs: processor.preprocess(&image, Detail::Auto).unwrap(), feature_rows: None };
     let rows = processor.layout(image.size(), Detail::Auto).unwrap().num_tokens as u32;
     let input = ImageInput { digest: ImageDigest([0; 32]), rows, content: Arc::new(content) };
-    let mut encoder = load_image_encoder(&config(folder.clone())).unwrap().unwrap();
+    let mut encoder = load_image_encoder(&config(directory.clone())).unwrap().unwrap();
     let (before, started) = (peak_memory(), Instant::now());
     let features = encoder.encode(&input).unwrap();
     let bytes = peak_memory() - before;
@@ -419,7 +420,7 @@ fn the_memory_for_a_large_image_does_not_grow_with_pairs_of_patches() {
     assert!(bytes < patches * patches * 4 / 2, "the encoder needed {bytes} bytes");
 }
 
-/// Declares a test for each family. The folder of its model has the same name.
+/// Declares a test for each family. The directory of its model has the same name.
 macro_rules! families {
     ($($test:ident: $family:literal,)*) => {$(
         #[tokio::test]

@@ -46,12 +46,12 @@ pub fn built_in_text_with(template: &str, special_tokens: &[&str]) -> anyhow::Re
         }
     });
     let settings = json!({"eos_token": "<|im_end|>", "chat_template": template});
-    let folder = tempfile::tempdir().context("failed to create a temporary directory")?;
+    let directory = tempfile::tempdir().context("failed to create a temporary directory")?;
     for (name, content) in [("tokenizer.json", tokenizer), ("tokenizer_config.json", settings)] {
-        std::fs::write(folder.path().join(name), content.to_string())
+        std::fs::write(directory.path().join(name), content.to_string())
             .with_context(|| format!("failed to write a temporary {name}"))?;
     }
-    ModelText::load(folder.path()).context("failed to load the built-in tokenizer")
+    ModelText::load(directory.path()).context("failed to load the built-in tokenizer")
 }
 
 /// Returns the character that represents a byte in byte-level vocabularies.

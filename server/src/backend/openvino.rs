@@ -147,11 +147,12 @@ fn properties(config: &OpenVinoConfig) -> anyhow::Result<Vec<(String, String)>> 
     {
         tracing::info!(threads, "limited the threads of the model to the CPU limit of the control group");
     }
-    if let Some(folder) = &config.cache_dir {
-        std::fs::create_dir_all(folder).with_context(|| format!("failed to create {}", folder.display()))?;
+    if let Some(directory) = &config.cache_dir {
+        std::fs::create_dir_all(directory)
+            .with_context(|| format!("failed to create {}", directory.display()))?;
         // On CPUs, the runner caches the compiled models itself, because the plugin cannot import paged graphs.
         if config.device != "CPU" {
-            set_default("CACHE_DIR", &folder.to_string_lossy());
+            set_default("CACHE_DIR", &directory.to_string_lossy());
         }
     }
     Ok(properties)
@@ -201,8 +202,8 @@ mod tests {
 
     #[test]
     fn the_runtime_gets_the_path_with_the_suffix() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = |name: &str| folder.path().canonicalize().unwrap().join(name);
+        let directory = tempfile::tempdir().unwrap();
+        let path = |name: &str| directory.path().canonicalize().unwrap().join(name);
         for name in ["model.gguf", "digest"] {
             std::fs::write(path(name), "").unwrap();
         }

@@ -30,7 +30,7 @@ pub(crate) struct Downloader<'a> {
     /// The download fails after this many consecutive attempts without progress, or after this many attempts that
     /// discarded the downloaded part.
     pub(crate) attempts_max: u32,
-    /// The model of an earlier fetch into the same folder.
+    /// The model of an earlier fetch into the same directory.
     pub(crate) previous: PreviousModel,
 }
 
@@ -45,12 +45,12 @@ struct Part {
 }
 
 impl Downloader<'_> {
-    /// Downloads `file` into `folder`.
+    /// Downloads `file` into `directory`.
     ///
     /// # Cancel safety
     /// If the future is dropped, the downloaded part remains, and the next attempt continues from it.
-    pub(crate) async fn fetch(&mut self, folder: &Path, file: &File) -> Result<FetchedFile, Error> {
-        let path = folder.join(&file.path);
+    pub(crate) async fn fetch(&mut self, directory: &Path, file: &File) -> Result<FetchedFile, Error> {
+        let path = directory.join(&file.path);
         if let Some(parent) = path.parent() {
             fs::create_dir_all(parent).await.map_err(|source| Error::disk("create", parent, source))?;
         }
@@ -195,7 +195,8 @@ impl Downloader<'_> {
         let stored =
             part.file.metadata().await.map_err(|source| Error::disk("read", &part.path, source))?.len();
         let error = match (&file.sha256, file.bytes) {
-            // The digest was computed from the received bytes. The file can differ if the folder could not be locked.
+            // The digest was computed from the received bytes. The file can differ if the directory could not be
+            // locked.
             _ if stored != bytes => Some(Error::Disk {
                 verb: "write",
                 path: part.path.clone(),

@@ -1,5 +1,5 @@
-//! Completes a fetch: writes the manifest and the link `current` to the model. Both exist only while the model is complete,
-//! so they are removed before one of its files is replaced.
+//! Completes a fetch: writes the manifest and the link `current` to the model. Both exist only while the model is
+//! complete, so they are removed before one of its files is replaced.
 
 use std::collections::HashSet;
 use std::io;
@@ -13,7 +13,7 @@ use super::error::Error;
 use super::parts;
 use super::source::File;
 
-/// The folder of the files within the target folder.
+/// The directory of the files within the target directory.
 pub(crate) const FILES: &str = "files";
 /// The link to the model.
 const CURRENT: &str = "current";
@@ -45,11 +45,11 @@ pub(crate) struct FetchedModel {
     files: Vec<FetchedFile>,
 }
 
-/// The model that an earlier fetch, possibly from another source, has completed in the folder.
+/// The model that an earlier fetch, possibly from another source, has completed in the directory.
 #[derive(Debug)]
 pub(crate) struct PreviousModel {
     into: PathBuf,
-    /// The files of the model. Empty if it is unknown whether the folder contains a complete model.
+    /// The files of the model. Empty if it is unknown whether the directory contains a complete model.
     files: HashSet<FetchedFile>,
 }
 
@@ -98,7 +98,7 @@ impl PreviousModel {
         Self { into: into.to_owned(), files: files.unwrap_or_default() }
     }
 
-    /// Prepares the folder for `file`, which is about to be renamed to its final name: unless the model contains
+    /// Prepares the directory for `file`, which is about to be renamed to its final name: unless the model contains
     /// exactly this file, the model will no longer be complete, and its manifest and its link are removed. Processes
     /// that have opened the files of the model are not affected.
     ///
@@ -182,8 +182,8 @@ pub(crate) fn model_path(files: &[File], format: Format) -> Result<PathBuf, Erro
         files.iter().map(|file| file.path.as_str()).filter(|path| path.ends_with(".gguf")).collect();
     let is_ir = |path: &&Path| IR_NAMES.iter().any(|name| path.ends_with(name));
     let ir = files.iter().map(|file| Path::new(&file.path)).find(is_ir);
-    let folder = ir.map(|path| path.parent().unwrap_or(Path::new("")).to_owned());
-    match (format, &ggufs[..], folder, files) {
+    let directory = ir.map(|path| path.parent().unwrap_or(Path::new("")).to_owned());
+    match (format, &ggufs[..], directory, files) {
         (Format::Auto | Format::Gguf, [_, ..], ..) => match parts::model_path(&ggufs)? {
             Some(path) => Ok(PathBuf::from(path)),
             None => {
@@ -192,7 +192,7 @@ pub(crate) fn model_path(files: &[File], format: Format) -> Result<PathBuf, Erro
         },
         // With an explicit format, the file may have any name.
         (Format::Gguf, [], _, [file]) => Ok(PathBuf::from(&file.path)),
-        (Format::Auto | Format::OpenvinoIr, _, Some(folder), _) => Ok(folder),
+        (Format::Auto | Format::OpenvinoIr, _, Some(directory), _) => Ok(directory),
         (Format::Auto, ..) => Err(Error::Wrong(format!(
             "none of the {} files is a model: neither a GGUF file nor {}",
             files.len(),

@@ -1,4 +1,5 @@
-//! Locks the folder of a fetch, because two fetches that write into the same `.part` file would interleave their data.
+//! Locks the directory of a fetch, because two fetches that write into the same `.part` file would interleave their
+//! data.
 
 use std::fs::{File, TryLockError};
 use std::io;
@@ -17,19 +18,19 @@ const POLL_INTERVAL: Duration = Duration::from_secs(1);
 /// The number of attempts to lock the file between two warnings about the wait.
 const ATTEMPTS_PER_WARNING: u64 = 60;
 
-/// A lock on the folder of a fetch. The operating system releases it when the file is closed, even if the process is
+/// A lock on the directory of a fetch. The operating system releases it when the file is closed, even if the process is
 /// killed. On NFSv3, the lock of a node that has failed remains.
 #[derive(Debug)]
-pub(crate) struct FolderLock {
+pub(crate) struct DirectoryLock {
     _file: File,
 }
 
-impl FolderLock {
-    /// Creates the folder `into` if it does not exist, and waits until no other fetch has locked it. If the file system
-    /// does not support locks, a warning is logged and the folder is not locked.
+impl DirectoryLock {
+    /// Creates the directory `into` if it does not exist, and waits until no other fetch has locked it. If the file
+    /// system does not support locks, a warning is logged and the directory is not locked.
     ///
     /// # Errors
-    /// The folder or the lock file cannot be created.
+    /// The directory or the lock file cannot be created.
     pub(crate) async fn acquire(into: &Path) -> Result<Self, Error> {
         std::fs::create_dir_all(into).map_err(|source| Error::disk("create", into, source))?;
         let path = into.join(LOCK);
@@ -41,19 +42,19 @@ impl FolderLock {
                 Ok(()) => break,
                 Err(TryLockError::WouldBlock) => {
                     if attempt == 0 {
-                        tracing::info!(folder = %into.display(), "waiting for another fetch into this folder");
+                        tracing::info!(directory = %into.display(), "waiting for another fetch into this directory");
                     } else if attempt % ATTEMPTS_PER_WARNING == 0 {
                         tracing::warn!(
                             lock = %path.display(),
-                            "still waiting for another fetch into this folder; if no other fetch is running, delete the lock and restart this fetch"
+                            "still waiting for another fetch into this directory; if no other fetch is running, delete the lock and restart this fetch"
                         );
                     }
                     tokio::time::sleep(POLL_INTERVAL).await;
                 }
                 Err(TryLockError::Error(error)) if is_unsupported(&error) => {
                     tracing::warn!(
-                        folder = %into.display(), %error,
-                        "failed to lock the folder; start no other fetch into it until this one has ended"
+                        directory = %into.display(), %error,
+                        "failed to lock the directory; start no other fetch into it until this one has ended"
                     );
                     break;
                 }
@@ -79,13 +80,13 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_second_fetch_waits_until_the_first_has_released_the_lock() {
         use futures_util::FutureExt as _;
-        let folder = tempfile::tempdir().unwrap();
-        let into = folder.path().join("new/folder");
-        let first = FolderLock::acquire(&into).await.unwrap();
-        let mut second = Box::pin(FolderLock::acquire(&into));
+        let directory = tempfile::tempdir().unwrap();
+        let into = directory.path().join("new/directory");
+        let first = DirectoryLock::acquire(&into).await.unwrap();
+        let mut second = Box::pin(DirectoryLock::acquire(&into));
         assert!(second.as_mut().now_or_never().is_none());
-        let other_folder = FolderLock::acquire(folder.path()).now_or_never();
-        assert!(other_folder.is_some_and(|lock| lock.is_ok()));
+        let other_directory = DirectoryLock::acquire(directory.path()).now_or_never();
+        assert!(other_directory.is_some_and(|lock| lock.is_ok()));
         drop(first);
         second.await.unwrap();
     }

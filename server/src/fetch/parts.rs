@@ -1,4 +1,4 @@
-//! Determines the parts of split GGUF models by the names of files. Paths of a source can contain folders.
+//! Determines the parts of split GGUF models by the names of files. Paths of a source can contain directories.
 
 use server_gguf::PartName;
 use server_gguf::limits::PARTS_MAX;

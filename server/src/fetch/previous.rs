@@ -1,22 +1,22 @@
-//! Removes the files of earlier fetches in sibling folders of the target folder, to make room for the new model. The caller
-//! names the folders that are still in use.
+//! Removes the files of earlier fetches in sibling directories of the target directory, to make room for the new model.
+//! The caller names the directories that are still in use.
 
 use std::io;
 use std::path::Path;
 
-/// The prefix of folders that are being removed.
+/// The prefix of directories that are being removed.
 const REMOVED: &str = ".previous-";
-/// The names of the files and folders that a fetch creates.
+/// The names of the files and directories that a fetch creates.
 const FETCHED: [&str; 6] =
     ["files", "current", "manifest.json", "current.part", "manifest.json.part", "lock"];
 
-/// Removes the sibling folders of `into` with earlier fetches, except those with a name in `keep`. If a folder cannot
-/// be removed, the error is logged and the fetch continues.
+/// Removes the sibling directories of `into` with earlier fetches, except those with a name in `keep`. If a directory
+/// cannot be removed, the error is logged and the fetch continues.
 pub(crate) fn remove(into: &Path, keep: &[String]) {
     let (Some(beside), Some(own)) = (into.parent(), into.file_name()) else { return };
     let entries = match beside.read_dir() {
         Ok(entries) => entries,
-        // The parent folder does not exist yet: this is the first fetch.
+        // The parent directory does not exist yet: this is the first fetch.
         Err(error) if error.kind() == io::ErrorKind::NotFound => return,
         Err(error) => {
             tracing::warn!(path = %beside.display(), %error, "failed to list earlier fetches");
@@ -25,10 +25,10 @@ pub(crate) fn remove(into: &Path, keep: &[String]) {
     };
     for entry in entries.flatten() {
         let (path, name) = (entry.path(), entry.file_name());
-        let is_folder = entry.file_type().is_ok_and(|kind| kind.is_dir());
+        let is_directory = entry.file_type().is_ok_and(|kind| kind.is_dir());
         let is_kept = name == own || keep.iter().any(|keep| name == keep.as_str());
         let is_half_removed = name.to_string_lossy().starts_with(REMOVED);
-        if !is_folder || is_kept || !(is_half_removed || is_of_a_fetch(&path)) {
+        if !is_directory || is_kept || !(is_half_removed || is_of_a_fetch(&path)) {
             continue;
         }
         let doomed = if is_half_removed {
@@ -51,9 +51,9 @@ pub(crate) fn remove(into: &Path, keep: &[String]) {
     }
 }
 
-/// Whether a folder contains only files that a fetch creates. Other folders are not removed.
-fn is_of_a_fetch(folder: &Path) -> bool {
-    let Ok(entries) = folder.read_dir() else { return false };
+/// Whether a directory contains only files that a fetch creates. Other directories are not removed.
+fn is_of_a_fetch(directory: &Path) -> bool {
+    let Ok(entries) = directory.read_dir() else { return false };
     let names: Vec<_> = entries.flatten().map(|entry| entry.file_name()).collect();
     let is_fetched = |name: &std::ffi::OsString| FETCHED.iter().any(|fetched| name == fetched);
     names.iter().any(|name| name == FETCHED[0]) && names.iter().all(is_fetched)
@@ -65,24 +65,24 @@ mod tests {
 
     #[test]
     fn earlier_fetches_are_removed_except_those_in_use_and_other_files() {
-        let folder = tempfile::tempdir().unwrap();
+        let directory = tempfile::tempdir().unwrap();
         let of_a_fetch = |name: &str| {
-            std::fs::create_dir_all(folder.path().join(name).join("files")).unwrap();
-            std::fs::write(folder.path().join(name).join("files/model.gguf"), "model").unwrap();
-            std::fs::write(folder.path().join(name).join("manifest.json"), "{}").unwrap();
-            std::fs::write(folder.path().join(name).join("lock"), "").unwrap();
+            std::fs::create_dir_all(directory.path().join(name).join("files")).unwrap();
+            std::fs::write(directory.path().join(name).join("files/model.gguf"), "model").unwrap();
+            std::fs::write(directory.path().join(name).join("manifest.json"), "{}").unwrap();
+            std::fs::write(directory.path().join(name).join("lock"), "").unwrap();
         };
         for name in ["own", "used", "previous", "half", ".previous-killed"] {
             of_a_fetch(name);
         }
-        std::fs::remove_file(folder.path().join("half/manifest.json")).unwrap();
+        std::fs::remove_file(directory.path().join("half/manifest.json")).unwrap();
         for name in ["lost+found", "mine/files"] {
-            std::fs::create_dir_all(folder.path().join(name)).unwrap();
+            std::fs::create_dir_all(directory.path().join(name)).unwrap();
         }
-        std::fs::write(folder.path().join("mine/notes"), "").unwrap();
-        std::fs::write(folder.path().join("file"), "").unwrap();
-        remove(&folder.path().join("own"), &["used".to_owned(), "never".to_owned()]);
-        let mut left: Vec<String> = folder
+        std::fs::write(directory.path().join("mine/notes"), "").unwrap();
+        std::fs::write(directory.path().join("file"), "").unwrap();
+        remove(&directory.path().join("own"), &["used".to_owned(), "never".to_owned()]);
+        let mut left: Vec<String> = directory
             .path()
             .read_dir()
             .unwrap()
@@ -90,7 +90,7 @@ mod tests {
             .collect();
         left.sort();
         assert_eq!(left, ["file", "lost+found", "mine", "own", "used"]);
-        // Before the first fetch, the parent folder does not exist.
-        remove(&folder.path().join("new/own"), &[]);
+        // Before the first fetch, the parent directory does not exist.
+        remove(&directory.path().join("new/own"), &[]);
     }
 }

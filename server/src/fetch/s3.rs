@@ -24,8 +24,8 @@ pub(crate) struct S3Endpoint<'a> {
     pub(crate) region: &'a str,
 }
 
-/// Returns the objects that `object` names: BUCKET/KEY or BUCKET/PREFIX/. A key that names a part of a split model names all
-/// its parts.
+/// Returns the objects that `object` names: BUCKET/KEY or BUCKET/PREFIX/. A key that names a part of a split model
+/// names all its parts.
 pub(crate) async fn files(
     client: &Client,
     credentials: &SourceCredentials,
@@ -60,7 +60,7 @@ pub(crate) async fn files(
     }
     let mut files = Vec::new();
     for (found, bytes) in list(client, &bucket, keys.as_ref(), key).await? {
-        // S3 consoles create such an object for an empty folder.
+        // S3 consoles create such an object for an empty directory.
         match found.strip_prefix(key) {
             Some(path) if !path.is_empty() && !path.ends_with('/') => files.push(file(&found, path, bytes)?),
             _ => {}

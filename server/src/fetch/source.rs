@@ -128,7 +128,7 @@ impl HttpCredentials {
     }
 }
 
-/// The content of a folder with credentials.
+/// The content of a directory with credentials.
 #[derive(Clone, Default)]
 pub(crate) struct SourceCredentials {
     pub(crate) token: Option<String>,
@@ -144,10 +144,10 @@ impl SourceCredentials {
     ///
     /// # Errors
     /// A file exists but cannot be read.
-    pub(crate) fn load(folder: Option<&Path>) -> Result<Self, Error> {
-        let Some(folder) = folder else { return Ok(Self::default()) };
+    pub(crate) fn load(directory: Option<&Path>) -> Result<Self, Error> {
+        let Some(directory) = directory else { return Ok(Self::default()) };
         let read = |name: &str| {
-            let path = folder.join(name);
+            let path = directory.join(name);
             match std::fs::read_to_string(&path) {
                 Ok(text) if text.len() > CREDENTIAL_BYTES_MAX => {
                     let problem = format!("{} is larger than {CREDENTIAL_BYTES_MAX} bytes", path.display());
@@ -196,10 +196,10 @@ pub(crate) fn web(url: &str, credentials: &SourceCredentials) -> Result<Vec<File
     all_parts(url.path())?.iter().map(file).collect()
 }
 
-/// Returns the path if it does not leave its folder.
+/// Returns the path if it does not leave its directory.
 ///
 /// # Errors
-/// The path leads out of its folder or is too long.
+/// The path leads out of its directory or is too long.
 pub(crate) fn checked_path(path: &str) -> Result<String, Error> {
     let is_good = |part: &str| !matches!(part, "" | "." | "..") && !part.contains(['\\', '\0']);
     if path.len() > 1024 || !path.split('/').all(is_good) {

@@ -175,19 +175,19 @@ async fn interrupted_downloads_are_resumed_and_the_complete_file_is_verified() {
     let content = content();
     let web = Web::of(&content, &[Fault::Fails, Fault::Disconnects(400_000), Fault::Stalls(100_000)]);
     let url = format!("{}/model.gguf", web.start(&mut tasks).await);
-    let folder = tempfile::tempdir().unwrap();
-    let report = folder.path().join("report");
+    let directory = tempfile::tempdir().unwrap();
+    let report = directory.path().join("report");
     let sha256 = hex(&content);
     let more = ["--url", &url, "--sha256", &sha256, "--report", report.to_str().unwrap()];
-    arguments(folder.path(), &more).run().await.unwrap();
-    assert_eq!(std::fs::read(folder.path().join("current")).unwrap(), content);
+    arguments(directory.path(), &more).run().await.unwrap();
+    assert_eq!(std::fs::read(directory.path().join("current")).unwrap(), content);
     let report: serde_json::Value = serde_json::from_slice(&std::fs::read(&report).unwrap()).unwrap();
     assert_eq!((&report["reason"], &report["bytes"]), (&"Fetched".into(), &content.len().into()));
     let requested_ranges = web.requested_ranges();
     assert_eq!(requested_ranges[..2], [None, None]);
     assert!(requested_ranges[2..].iter().all(Option::is_some), "{requested_ranges:?}");
     // The files are complete, so no request is sent.
-    arguments(folder.path(), &more).run().await.unwrap();
+    arguments(directory.path(), &more).run().await.unwrap();
     assert_eq!(web.requested_ranges().len(), requested_ranges.len());
 }
 
@@ -197,12 +197,12 @@ async fn a_killed_fetch_is_resumed() {
     let content = content();
     let web = Web::of(&content, &[Fault::Stalls(600_000), Fault::Stalls(0)]);
     let url = format!("{}/model.gguf", web.start(&mut tasks).await);
-    let folder = tempfile::tempdir().unwrap();
-    let args = arguments(folder.path(), &["--url", &url, "--attempts", "1"]);
+    let directory = tempfile::tempdir().unwrap();
+    let args = arguments(directory.path(), &["--url", &url, "--attempts", "1"]);
     assert_eq!(args.clone().run().await.unwrap_err().reason(), "SourceTooSlow");
-    assert!(!folder.path().join("current").exists(), "an incomplete file is not served");
+    assert!(!directory.path().join("current").exists(), "an incomplete file is not served");
     args.run().await.unwrap();
-    assert_eq!(std::fs::read(folder.path().join("current")).unwrap(), content);
+    assert_eq!(std::fs::read(directory.path().join("current")).unwrap(), content);
     let last = web.requested_ranges().last().unwrap().clone();
     assert_eq!(last.as_deref(), Some("bytes=600000-"));
 }
@@ -211,28 +211,28 @@ async fn a_killed_fetch_is_resumed() {
 async fn a_changed_file_at_the_same_url_is_fetched_from_its_beginning() {
     let mut tasks = JoinSet::new();
     let old = Web::of(&content(), &[Fault::Stalls(600_000), Fault::Stalls(0)]);
-    let folder = tempfile::tempdir().unwrap();
+    let directory = tempfile::tempdir().unwrap();
     let url = format!("{}/model.gguf", old.start(&mut tasks).await);
-    let args = arguments(folder.path(), &["--url", &url, "--attempts", "1"]);
+    let args = arguments(directory.path(), &["--url", &url, "--attempts", "1"]);
     args.run().await.unwrap_err();
     let new = other_content();
     let url = format!("{}/model.gguf", Web::of(&new, &[]).start(&mut tasks).await);
-    arguments(folder.path(), &["--url", &url]).run().await.unwrap();
-    assert_eq!(std::fs::read(folder.path().join("current")).unwrap(), new);
+    arguments(directory.path(), &["--url", &url]).run().await.unwrap();
+    assert_eq!(std::fs::read(directory.path().join("current")).unwrap(), new);
 }
 
 #[tokio::test]
 async fn a_changed_file_is_not_resumed_from_a_source_that_ignores_if_range() {
     let mut tasks = JoinSet::new();
     let old = Web::of(&content(), &[Fault::Stalls(600_000), Fault::Stalls(0)]);
-    let folder = tempfile::tempdir().unwrap();
+    let directory = tempfile::tempdir().unwrap();
     let url = format!("{}/model.gguf", old.start(&mut tasks).await);
-    arguments(folder.path(), &["--url", &url, "--attempts", "1"]).run().await.unwrap_err();
+    arguments(directory.path(), &["--url", &url, "--attempts", "1"]).run().await.unwrap_err();
     let files = BTreeMap::from([("model.gguf", other_content())]);
     let new = Arc::new(Web { files, ignores_conditions: true, ..Web::default() });
     let url = format!("{}/model.gguf", new.start(&mut tasks).await);
-    arguments(folder.path(), &["--url", &url]).run().await.unwrap();
-    assert!(std::fs::read(folder.path().join("current")).unwrap() == other_content());
+    arguments(directory.path(), &["--url", &url]).run().await.unwrap();
+    assert!(std::fs::read(directory.path().join("current")).unwrap() == other_content());
     assert_eq!(new.requested_ranges(), [Some("bytes=600000-".to_owned()), None]);
 }
 
@@ -242,9 +242,9 @@ async fn a_source_that_never_confirms_its_content_is_an_error() {
     let files = BTreeMap::from([("model.gguf", content())]);
     let faults = Mutex::new(vec![Fault::Disconnects(400_000); 8]);
     let web = Arc::new(Web { files, faults, omits_etag_of_ranges: true, ..Web::default() });
-    let folder = tempfile::tempdir().unwrap();
+    let directory = tempfile::tempdir().unwrap();
     let url = format!("{}/model.gguf", web.start(&mut tasks).await);
-    arguments(folder.path(), &["--url", &url, "--attempts", "2"]).run().await.unwrap_err();
+    arguments(directory.path(), &["--url", &url, "--attempts", "2"]).run().await.unwrap_err();
     assert_eq!(web.requested_ranges().len(), 4, "two downloads, each of which was discarded");
 }
 
@@ -268,31 +268,31 @@ async fn a_complete_part_is_used_only_if_the_source_still_has_its_content() {
         let faults = Mutex::new(faults);
         let web = Arc::new(Web { files, faults, ignores_conditions, ..Web::default() });
         let endpoint = web.start(&mut tasks).await;
-        let folder = tempfile::tempdir().unwrap();
-        let files = folder.path().join("files");
+        let directory = tempfile::tempdir().unwrap();
+        let files = directory.path().join("files");
         std::fs::create_dir(&files).unwrap();
         std::fs::write(files.join("model.gguf.part"), &part).unwrap();
         std::fs::write(files.join("model.gguf.part.etag"), format!("\"{}\"", hex(&part))).unwrap();
         let more = ["--hf-endpoint", &endpoint, "--hf-repo", "o/n", "--attempts", "1"];
-        let fetched = arguments(folder.path(), &more).run().await;
+        let fetched = arguments(directory.path(), &more).run().await;
         assert!(fetched.is_ok(), "{is_current} {ignores_conditions}: {fetched:?}");
-        let model = std::fs::read(folder.path().join("current")).unwrap();
+        let model = std::fs::read(directory.path().join("current")).unwrap();
         assert!(model == content(), "{is_current} {ignores_conditions}");
     }
 }
 
 #[tokio::test]
-async fn a_second_fetch_into_the_same_folder_waits_for_the_first() {
+async fn a_second_fetch_into_the_same_directory_waits_for_the_first() {
     let mut tasks = JoinSet::new();
     let content = content();
     let web = Web::of(&content, &[Fault::Pauses(600_000)]);
     let url = format!("{}/model.gguf", web.start(&mut tasks).await);
-    let folder = tempfile::tempdir().unwrap();
-    let mut args = arguments(folder.path(), &["--url", &url]);
+    let directory = tempfile::tempdir().unwrap();
+    let mut args = arguments(directory.path(), &["--url", &url]);
     args.idle_timeout = 60;
     let mut fetches = JoinSet::new();
     fetches.spawn(args.clone().run());
-    wait_for_size(&folder.path().join("files/model.gguf.part"), 600_000).await;
+    wait_for_size(&directory.path().join("files/model.gguf.part"), 600_000).await;
     fetches.spawn(args.run());
     // Without a lock, the second fetch continues the part of the first one and ends before it.
     let ended = tokio::time::timeout(Duration::from_millis(500), fetches.join_next()).await;
@@ -301,7 +301,7 @@ async fn a_second_fetch_into_the_same_folder_waits_for_the_first() {
     while let Some(fetch) = fetches.join_next().await {
         fetch.unwrap().unwrap();
     }
-    assert!(std::fs::read(folder.path().join("current")).unwrap() == content);
+    assert!(std::fs::read(directory.path().join("current")).unwrap() == content);
     assert_eq!(web.requested_ranges().len(), 1, "the second fetch uses the files of the first one");
 }
 
@@ -311,22 +311,22 @@ async fn a_file_to_which_another_process_has_written_is_rejected() {
     let mut tasks = JoinSet::new();
     let web = Web::of(&content(), &[Fault::Pauses(600_000)]);
     let url = format!("{}/model.gguf", web.start(&mut tasks).await);
-    let folder = tempfile::tempdir().unwrap();
+    let directory = tempfile::tempdir().unwrap();
     let sha256 = hex(&content());
-    let mut args = arguments(folder.path(), &["--url", &url, "--sha256", &sha256]);
+    let mut args = arguments(directory.path(), &["--url", &url, "--sha256", &sha256]);
     args.idle_timeout = 60;
     let mut fetches = JoinSet::new();
     fetches.spawn(args.clone().run());
-    let part = folder.path().join("files/model.gguf.part");
+    let part = directory.path().join("files/model.gguf.part");
     wait_for_size(&part, 600_000).await;
     std::fs::OpenOptions::new().append(true).open(&part).unwrap().write_all(b"other").unwrap();
     web.resume.notify_one();
     let error = fetches.join_next().await.unwrap().unwrap().unwrap_err();
     assert_eq!(error.reason(), "DiskFailed", "{error}");
     assert!(error.to_string().contains("1200005 bytes, but 1200000 were downloaded"), "{error}");
-    assert!(!folder.path().join("current").exists());
+    assert!(!directory.path().join("current").exists());
     args.run().await.unwrap();
-    assert!(std::fs::read(folder.path().join("current")).unwrap() == content());
+    assert!(std::fs::read(directory.path().join("current")).unwrap() == content());
 }
 
 /// A model in two parts with the given contents.
@@ -338,19 +338,19 @@ fn split_model(contents: [u8; 2], faults: &[Fault]) -> Arc<Web> {
 #[tokio::test]
 async fn a_previous_model_is_withdrawn_before_one_of_its_files_is_replaced() {
     let mut tasks = JoinSet::new();
-    let folder = tempfile::tempdir().unwrap();
-    let (current, files) = (folder.path().join("current"), folder.path().join("files"));
+    let directory = tempfile::tempdir().unwrap();
+    let (current, files) = (directory.path().join("current"), directory.path().join("files"));
     let previous = split_model([1, 2], &[]);
     let previous_url = format!("{}/m-00001-of-00002.gguf", previous.start(&mut tasks).await);
-    let fetch_previous = || arguments(folder.path(), &["--url", &previous_url]).run();
+    let fetch_previous = || arguments(directory.path(), &["--url", &previous_url]).run();
     fetch_previous().await.unwrap();
     let next = split_model([3, 4], &[Fault::Succeeds, Fault::Stalls(4), Fault::Stalls(0)]);
     let next_url = format!("{}/m-00001-of-00002.gguf", next.start(&mut tasks).await);
-    let args = arguments(folder.path(), &["--url", &next_url, "--attempts", "1"]);
+    let args = arguments(directory.path(), &["--url", &next_url, "--attempts", "1"]);
     args.run().await.unwrap_err();
     assert_eq!(std::fs::read(files.join("m-00001-of-00002.gguf")).unwrap(), [3; 9]);
     assert!(std::fs::symlink_metadata(&current).is_err(), "the mixture of two models is not served");
-    assert!(!folder.path().join("manifest.json").exists());
+    assert!(!directory.path().join("manifest.json").exists());
 
     fetch_previous().await.unwrap();
     assert_eq!(std::fs::read(&current).unwrap(), [1; 9]);
@@ -364,19 +364,19 @@ async fn a_previous_model_is_withdrawn_before_one_of_its_files_is_replaced() {
 #[tokio::test]
 async fn a_previous_model_is_available_while_the_same_files_are_fetched_from_another_source() {
     let mut tasks = JoinSet::new();
-    let folder = tempfile::tempdir().unwrap();
-    let current = folder.path().join("current");
+    let directory = tempfile::tempdir().unwrap();
+    let current = directory.path().join("current");
     let previous = split_model([1, 2], &[]);
     let previous_url = format!("{}/m-00001-of-00002.gguf", previous.start(&mut tasks).await);
-    arguments(folder.path(), &["--url", &previous_url]).run().await.unwrap();
+    arguments(directory.path(), &["--url", &previous_url]).run().await.unwrap();
     let mirror = split_model([1, 2], &[Fault::Succeeds, Fault::Stalls(4), Fault::Stalls(0)]);
     let mirror_url = format!("{}/m-00001-of-00002.gguf", mirror.start(&mut tasks).await);
-    let args = arguments(folder.path(), &["--url", &mirror_url, "--attempts", "1"]);
+    let args = arguments(directory.path(), &["--url", &mirror_url, "--attempts", "1"]);
     args.clone().run().await.unwrap_err();
     assert_eq!(std::fs::read(&current).unwrap(), [1; 9]);
     // The previous model is still complete, so no request is sent.
     let requests = previous.requested_ranges().len();
-    arguments(folder.path(), &["--url", &previous_url]).run().await.unwrap();
+    arguments(directory.path(), &["--url", &previous_url]).run().await.unwrap();
     assert_eq!(previous.requested_ranges().len(), requests);
     args.run().await.unwrap();
     assert_eq!(std::fs::read(&current).unwrap(), [1; 9]);
@@ -385,16 +385,16 @@ async fn a_previous_model_is_available_while_the_same_files_are_fetched_from_ano
 #[tokio::test]
 async fn a_complete_model_needs_no_lock() {
     let mut tasks = JoinSet::new();
-    let folder = tempfile::tempdir().unwrap();
+    let directory = tempfile::tempdir().unwrap();
     let url = format!("{}/model.gguf", Web::of(b"model", &[]).start(&mut tasks).await);
-    let args = arguments(folder.path(), &["--url", &url]);
+    let args = arguments(directory.path(), &["--url", &url]);
     args.clone().run().await.unwrap();
-    // A folder in place of the lock file cannot be opened, like a file on a read-only file system.
-    let lock = folder.path().join("lock");
+    // A directory in place of the lock file cannot be opened, like a file on a read-only file system.
+    let lock = directory.path().join("lock");
     std::fs::remove_file(&lock).unwrap();
     std::fs::create_dir(&lock).unwrap();
     args.clone().run().await.unwrap();
-    std::fs::remove_file(folder.path().join("current")).unwrap();
+    std::fs::remove_file(directory.path().join("current")).unwrap();
     assert_eq!(args.run().await.unwrap_err().reason(), "DiskFailed");
 }
 
@@ -417,17 +417,17 @@ async fn each_error_has_its_own_reason_and_leaves_no_model() {
         (vec!["--url", &file, "--format", "openvino-ir"], "InvalidSource"),
         (vec!["--url", "http://127.0.0.1:1/model.gguf", "--attempts", "2"], "SourceUnreachable"),
     ] {
-        let folder = tempfile::tempdir().unwrap();
-        let error = arguments(folder.path(), &more).run().await.unwrap_err();
+        let directory = tempfile::tempdir().unwrap();
+        let error = arguments(directory.path(), &more).run().await.unwrap_err();
         assert_eq!(error.reason(), reason, "{error}");
-        assert!(!folder.path().join("current").exists(), "{reason}");
+        assert!(!directory.path().join("current").exists(), "{reason}");
     }
-    let folder = tempfile::tempdir().unwrap();
-    let credentials = folder.path().join("credentials");
+    let directory = tempfile::tempdir().unwrap();
+    let credentials = directory.path().join("credentials");
     std::fs::create_dir(&credentials).unwrap();
     std::fs::write(credentials.join("token"), "secret\n").unwrap();
     let more = ["--url", &private, "--credentials", credentials.to_str().unwrap()];
-    arguments(folder.path(), &more).run().await.unwrap();
+    arguments(directory.path(), &more).run().await.unwrap();
 }
 
 #[tokio::test]
@@ -440,15 +440,18 @@ async fn the_url_of_a_part_fetches_all_parts() {
     );
     let base = web.start(&mut tasks).await;
     for part in parts {
-        let folder = tempfile::tempdir().unwrap();
-        arguments(folder.path(), &["--url", &format!("{base}/m/{part}?download=true")]).run().await.unwrap();
-        assert_eq!(std::fs::read(folder.path().join("current")).unwrap(), [1; 9]);
-        let first = folder.path().join("current").canonicalize().unwrap();
+        let directory = tempfile::tempdir().unwrap();
+        arguments(directory.path(), &["--url", &format!("{base}/m/{part}?download=true")])
+            .run()
+            .await
+            .unwrap();
+        assert_eq!(std::fs::read(directory.path().join("current")).unwrap(), [1; 9]);
+        let first = directory.path().join("current").canonicalize().unwrap();
         assert_eq!(first.file_name().unwrap(), parts[0]);
         assert_eq!(std::fs::read(first.with_file_name(parts[1])).unwrap(), [2; 8]);
     }
     let first = format!("{base}/m/{}", parts[0]);
-    let folder = tempfile::tempdir().unwrap();
+    let directory = tempfile::tempdir().unwrap();
     let missing = Web::with_files([("m/a+b-00001-of-00002.gguf", vec![1])], &[]).start(&mut tasks).await;
     let sha256 = "0".repeat(64);
     for (more, reason, named) in [
@@ -456,10 +459,10 @@ async fn the_url_of_a_part_fetches_all_parts() {
         (vec!["--url", &first, "--sha256", &sha256], "InvalidSource", "a source with one file, but it has 2"),
         (vec!["--url", &format!("{base}/a-00001-of-00257.gguf")], "InvalidSource", "limit: 256"),
     ] {
-        let error = arguments(folder.path(), &more).run().await.unwrap_err();
+        let error = arguments(directory.path(), &more).run().await.unwrap_err();
         assert_eq!(error.reason(), reason, "{error}");
         assert!(error.to_string().contains(named), "{error}");
-        assert!(!folder.path().join("current").exists(), "{reason}");
+        assert!(!directory.path().join("current").exists(), "{reason}");
     }
 }
 
@@ -486,7 +489,7 @@ fn names_are_like_patterns() {
 }
 
 #[test]
-fn paths_of_a_source_stay_within_the_folder() {
+fn paths_of_a_source_stay_within_the_directory() {
     for path in ["/etc/x", "../x", "a//b", "a/../b", ".", "", "a\\b"] {
         assert!(source::checked_path(path).is_err(), "{path}");
     }

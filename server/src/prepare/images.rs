@@ -159,7 +159,10 @@ fn reference<'a>(
 ) -> Result<(&'a ImageUrl, String), Error> {
     let image = part.image_url.as_ref().ok_or_else(|| Error::missing(format!("{at}.image_url")))?;
     if message.role != "user" {
-        let problem = format!("messages of the role {:?} cannot have images", message.role);
+        let problem = format!(
+            "messages with the role {:?} cannot contain images; only those of the user can",
+            message.role
+        );
         return Err(Error::invalid(image.param.clone().unwrap_or(format!("{at}.type")), problem));
     }
     let param = image.param.clone().unwrap_or_else(|| format!("{at}.image_url"));

@@ -197,12 +197,12 @@ impl ResolvedParameters {
             if let Some(TokensMax { param, tokens, source: LimitSource::Request }) = tokens_max {
                 let problem = match self.implied_logprobs() {
                     None => format!(
-                        "{tokens} tokens exceed the limit of {LOGPROBS_TOTAL_MAX} log probabilities (choices: {choices}, \
-                         log probabilities of each token: {logprobs})"
+                        "{tokens} tokens per choice exceed the limit of {LOGPROBS_TOTAL_MAX} log probabilities over all choices \
+                         (choices: {choices}, log probabilities of each token: {logprobs})"
                     ),
                     Some(cause) => format!(
-                        "{tokens} tokens exceed the limit of {LOGPROBS_TOTAL_MAX} tokens over all choices with {cause} \
-                         (choices: {choices})"
+                        "with {cause}, {tokens} tokens per choice exceed the limit of {LOGPROBS_TOTAL_MAX} tokens over all \
+                         choices (choices: {choices})"
                     ),
                 };
                 return Err(Error::coded("integer_above_max_value", param, problem));

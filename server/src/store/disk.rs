@@ -39,7 +39,7 @@ const NO_TENANT: &str = "-";
 
 /// The directory of the records.
 #[derive(Debug)]
-pub(super) struct Folder {
+pub(super) struct Directory {
     path: PathBuf,
     /// The number of the next file.
     number: AtomicU64,
@@ -48,8 +48,8 @@ pub(super) struct Folder {
 }
 
 /// An opened directory and the records in it.
-pub(super) struct OpenedFolder {
-    pub(super) folder: Folder,
+pub(super) struct OpenedDirectory {
+    pub(super) directory: Directory,
     pub(super) store_id: u64,
     /// The complete files, oldest first.
     pub(super) files: Vec<(Key, Entry)>,
@@ -57,13 +57,13 @@ pub(super) struct OpenedFolder {
 
 /// A new file with a temporary name. Dropping it deletes the file.
 pub(super) struct UnplacedFile<'a> {
-    folder: &'a Folder,
+    directory: &'a Directory,
     file: NamedTempFile,
 }
 
-impl Folder {
+impl Directory {
     /// Opens the directory, or creates it. `store_id` is used if the directory has no store ID yet.
-    pub(super) fn open(path: &Path, store_id: u64) -> Result<OpenedFolder, Error> {
+    pub(super) fn open(path: &Path, store_id: u64) -> Result<OpenedDirectory, Error> {
         std::fs::create_dir_all(path).map_err(Error::io(path))?;
         let lock_path = path.join(STORE_ID_FILE);
         let lock = File::options().read(true).append(true).create(true).open(&lock_path);
@@ -83,9 +83,9 @@ impl Folder {
                 store_id
             }
         };
-        let folder = Self { path: path.to_owned(), number: AtomicU64::new(0), _lock: lock };
-        let files = folder.files()?;
-        Ok(OpenedFolder { folder, store_id, files })
+        let directory = Self { path: path.to_owned(), number: AtomicU64::new(0), _lock: lock };
+        let files = directory.files()?;
+        Ok(OpenedDirectory { directory, store_id, files })
     }
 
     /// Lists the complete files, oldest first, and removes incomplete files.
@@ -137,7 +137,7 @@ impl Folder {
         let written = written.and_then(|()| file.write_all(bytes));
         // Without syncing, the final name could reach the disk before the content.
         written.and_then(|()| file.as_file().sync_data()).map_err(Error::io(&self.path))?;
-        Ok(UnplacedFile { folder: self, file })
+        Ok(UnplacedFile { directory: self, file })
     }
 
     /// Appends bytes to a record of `before` bytes, and overwrites the remains of a failed append. Returns
@@ -175,7 +175,7 @@ impl Folder {
 impl UnplacedFile<'_> {
     /// Gives the file its final name.
     pub(super) fn place(self, key: Key) -> Result<(), Error> {
-        let path = self.folder.file(key);
+        let path = self.directory.file(key);
         self.file.persist(&path).map_err(|error| Error::Io { path, source: error.error })?;
         Ok(())
     }

@@ -37,7 +37,7 @@ const ENTRIES_MAX: usize = 3;
 const BYTES_MAX: u64 = 64 << 10;
 
 thread_local! {
-    static FOLDER: OnceCell<TempDir> = const { OnceCell::new() };
+    static DIRECTORY: OnceCell<TempDir> = const { OnceCell::new() };
 }
 
 /// The file of a record.
@@ -58,34 +58,35 @@ struct Contents {
 
 /// Panics if the server violates its contract.
 pub(crate) fn check(input: &[u8]) {
-    FOLDER.with(|folder| {
-        let folder = folder.get_or_init(|| TempDir::new().expect("a temporary folder")).path();
-        for entry in fs::read_dir(folder).expect("the folder can be listed") {
-            fs::remove_file(entry.expect("the folder can be listed").path()).expect("only files are there");
+    DIRECTORY.with(|directory| {
+        let directory = directory.get_or_init(|| TempDir::new().expect("a temporary directory")).path();
+        for entry in fs::read_dir(directory).expect("the directory can be listed") {
+            fs::remove_file(entry.expect("the directory can be listed").path())
+                .expect("only files are there");
         }
         let mut parts = input.split(|byte| *byte == SEPARATOR);
         let number = parts.next().unwrap_or_default();
-        fs::write(folder.join("keeper"), number).expect("room for a small file");
+        fs::write(directory.join("keeper"), number).expect("room for a small file");
         let files: Vec<_> = NAMES.iter().zip(parts).map(|(name, part)| RecordFile::new(name, part)).collect();
         for file in &files {
-            let path = folder.join(format!("{}.record", file.id));
+            let path = directory.join(format!("{}.record", file.id));
             fs::write(path, file.content).expect("room for a small file");
         }
-        check_folder(folder, &files);
+        check_directory(directory, &files);
     });
 }
 
-fn check_folder(folder: &Path, files: &[RecordFile<'_>]) {
+fn check_directory(directory: &Path, files: &[RecordFile<'_>]) {
     let config = StoreConfig {
         max_stored_responses: ENTRIES_MAX,
         max_stored_bytes: BYTES_MAX,
-        response_store_dir: Some(folder.to_owned()),
+        response_store_dir: Some(directory.to_owned()),
     };
     let open = || Store::open(&config).expect("damaged files do not prevent a server from starting");
     let store = open();
     let number = store.store_id();
     assert_ne!(number, 0);
-    assert!(records(folder) <= ENTRIES_MAX);
+    assert!(records(directory) <= ENTRIES_MAX);
     for file in files {
         for tenant in tenants(files) {
             check_record(&store, files, file, tenant);
@@ -96,7 +97,7 @@ fn check_folder(folder: &Path, files: &[RecordFile<'_>]) {
     let store = open();
     assert_eq!(store.store_id(), number, "the ID of the store remains the same");
     assert_eq!(everything(&store, files), before, "a restart changes nothing");
-    assert!(records(folder) <= ENTRIES_MAX);
+    assert!(records(directory) <= ENTRIES_MAX);
 }
 
 /// Checks what a tenant can read and change in a file.
@@ -226,9 +227,9 @@ fn everything(store: &Store, files: &[RecordFile<'_>]) -> Vec<Option<Contents>> 
     files.iter().flat_map(|file| of(file.id)).map(|stored| stored.as_ref().map(Contents::of)).collect()
 }
 
-/// Returns the number of records in the folder.
-fn records(folder: &Path) -> usize {
-    let entries = fs::read_dir(folder).expect("the folder can be listed").map_while(Result::ok);
+/// Returns the number of records in the directory.
+fn records(directory: &Path) -> usize {
+    let entries = fs::read_dir(directory).expect("the directory can be listed").map_while(Result::ok);
     entries.filter(|entry| entry.path().extension().is_some_and(|end| end == "record")).count()
 }
 
@@ -247,7 +248,7 @@ mod tests {
 
     #[test]
     fn any_bytes_in_the_files_of_the_store_are_harmless() {
-        let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/fuzz/seeds/store");
-        check_mutations(CASES, &seeds(folder), include_str!("../../fuzz/dictionaries/store.dict"), check);
+        let directory = concat!(env!("CARGO_MANIFEST_DIR"), "/fuzz/seeds/store");
+        check_mutations(CASES, &seeds(directory), include_str!("../../fuzz/dictionaries/store.dict"), check);
     }
 }

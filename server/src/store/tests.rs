@@ -52,19 +52,19 @@ fn texts(store: &Store, id: Id) -> Option<Vec<String>> {
     Some(stored.input().map(|item| text(item.unwrap())).collect())
 }
 
-fn config(folder: Option<&Path>) -> StoreConfig {
+fn config(directory: Option<&Path>) -> StoreConfig {
     StoreConfig {
         max_stored_responses: 3,
         max_stored_bytes: 10_000,
-        response_store_dir: folder.map(Path::to_owned),
+        response_store_dir: directory.map(Path::to_owned),
     }
 }
 
 #[test]
 fn records_are_stored_changed_and_removed_in_memory_and_on_disk() {
-    let folder = tempfile::tempdir().unwrap();
-    for folder in [None, Some(folder.path())] {
-        let store = Store::open(&config(folder)).unwrap();
+    let directory = tempfile::tempdir().unwrap();
+    for directory in [None, Some(directory.path())] {
+        let store = Store::open(&config(directory)).unwrap();
         let id = put(&store, "a");
         assert!(add(&store, id, "b").unwrap() && add(&store, id, "c").unwrap());
         assert_eq!(texts(&store, id).unwrap(), ["a", "b", "c"]);
@@ -86,9 +86,9 @@ fn records_are_stored_changed_and_removed_in_memory_and_on_disk() {
 
 #[test]
 fn a_conversation_that_is_deleted_during_a_change_remains_deleted() {
-    let folder = tempfile::tempdir().unwrap();
-    for folder in [None, Some(folder.path())] {
-        let store = Store::open(&config(folder)).unwrap();
+    let directory = tempfile::tempdir().unwrap();
+    for directory in [None, Some(directory.path())] {
+        let store = Store::open(&config(directory)).unwrap();
         let id = put(&store, "a");
         let changed = store.set_head(id, tenant(), |_| {
             assert!(store.remove(id, tenant()));
@@ -104,21 +104,21 @@ fn a_conversation_that_is_deleted_during_a_change_remains_deleted() {
         assert_eq!(changed.unwrap(), None);
         assert!(texts(&store, id).is_none());
     }
-    let files = std::fs::read_dir(folder.path()).unwrap().count();
+    let files = std::fs::read_dir(directory.path()).unwrap().count();
     assert_eq!(files, 1, "only the file with the store ID is left");
 }
 
 #[test]
 fn a_record_is_visible_to_its_tenant_only_after_a_restart_too() {
-    let folder = tempfile::tempdir().unwrap();
+    let directory = tempfile::tempdir().unwrap();
     let owner = Tenant::parse("0123456789abcdef0123456789abcdef").unwrap();
-    for folder in [None, Some(folder.path())] {
-        let store = Store::open(&config(folder)).unwrap();
+    for directory in [None, Some(directory.path())] {
+        let store = Store::open(&config(directory)).unwrap();
         let id = store.new_id(Kind::Conversation);
         store.put_conversation(&record(id, vec![item("a")]), owner).unwrap();
-        let store = if folder.is_some() {
+        let store = if directory.is_some() {
             drop(store);
-            Store::open(&config(folder)).unwrap()
+            Store::open(&config(directory)).unwrap()
         } else {
             store
         };
@@ -161,45 +161,45 @@ fn whether_the_store_is_enabled_is_known_while_the_index_is_locked() {
 
 #[test]
 fn a_directory_outlives_the_process_with_its_store_id_and_its_limits() {
-    let folder = tempfile::tempdir().unwrap();
-    let store = Store::open(&config(Some(folder.path()))).unwrap();
+    let directory = tempfile::tempdir().unwrap();
+    let store = Store::open(&config(Some(directory.path()))).unwrap();
     let store_id = store.store_id();
     let stored: Vec<Id> = (0..5).map(|number| put(&store, &number.to_string())).collect();
     drop(store);
     // Create the files of a server that died while writing, and an unrelated file.
-    std::fs::write(folder.path().join("unfinished-x"), "half").unwrap();
-    std::fs::write(folder.path().join("notes.record"), "{}").unwrap();
-    let store = Store::open(&config(Some(folder.path()))).unwrap();
+    std::fs::write(directory.path().join("unfinished-x"), "half").unwrap();
+    std::fs::write(directory.path().join("notes.record"), "{}").unwrap();
+    let store = Store::open(&config(Some(directory.path()))).unwrap();
     assert_eq!(store.store_id(), store_id);
     let exist: Vec<bool> = stored.iter().map(|&id| texts(&store, id).is_some()).collect();
     assert_eq!(exist, [false, false, true, true, true]);
     assert_eq!(
-        std::fs::read_dir(folder.path()).unwrap().count(),
+        std::fs::read_dir(directory.path()).unwrap().count(),
         5,
         "three records, the store ID and the unrelated file"
     );
     drop(store);
-    let fewer = StoreConfig { max_stored_responses: 1, ..config(Some(folder.path())) };
+    let fewer = StoreConfig { max_stored_responses: 1, ..config(Some(directory.path())) };
     let store = Store::open(&fewer).unwrap();
     assert!(texts(&store, stored[3]).is_none());
-    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 3);
+    assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 3);
 }
 
 #[test]
 fn only_one_server_can_use_a_directory_at_a_time() {
-    let folder = tempfile::tempdir().unwrap();
-    let store = Store::open(&config(Some(folder.path()))).unwrap();
-    assert!(matches!(Store::open(&config(Some(folder.path()))), Err(Error::InUse(_))));
+    let directory = tempfile::tempdir().unwrap();
+    let store = Store::open(&config(Some(directory.path()))).unwrap();
+    assert!(matches!(Store::open(&config(Some(directory.path()))), Err(Error::InUse(_))));
     drop(store);
-    Store::open(&config(Some(folder.path()))).unwrap();
+    Store::open(&config(Some(directory.path()))).unwrap();
 }
 
 #[test]
 fn an_interrupted_append_is_overwritten_by_the_next() {
-    let folder = tempfile::tempdir().unwrap();
-    let store = Store::open(&config(Some(folder.path()))).unwrap();
+    let directory = tempfile::tempdir().unwrap();
+    let store = Store::open(&config(Some(directory.path()))).unwrap();
     let id = put(&store, "a");
-    let path = folder.path().join(format!("{id}.record"));
+    let path = directory.path().join(format!("{id}.record"));
     let whole = std::fs::read(&path).unwrap();
     assert!(add(&store, id, "lost").unwrap());
     drop(store);
@@ -207,12 +207,12 @@ fn an_interrupted_append_is_overwritten_by_the_next() {
     assert!(longer.starts_with(&whole), "the file is appended to, not rewritten");
     // If the process dies during an append, the append has no effect after the next start or any later one.
     std::fs::write(&path, &longer[..longer.len() - 1]).unwrap();
-    let store = Store::open(&config(Some(folder.path()))).unwrap();
+    let store = Store::open(&config(Some(directory.path()))).unwrap();
     assert_eq!(texts(&store, id).unwrap(), ["a"]);
     assert!(add(&store, id, "b").unwrap());
     assert_eq!(texts(&store, id).unwrap(), ["a", "b"]);
     drop(store);
-    let store = Store::open(&config(Some(folder.path()))).unwrap();
+    let store = Store::open(&config(Some(directory.path()))).unwrap();
     assert_eq!(texts(&store, id).unwrap(), ["a", "b"]);
     // A failed write leaves bytes after the end that is recorded in the index.
     let torn = [std::fs::read(&path).unwrap(), b"i \"msg_1\" {\"type\"".to_vec()].concat();
@@ -267,10 +267,10 @@ fn the_size_of_the_store_includes_appended_items() {
 
 #[test]
 fn concurrent_appends_lose_nothing() {
-    let folder = tempfile::tempdir().unwrap();
-    for folder in [None, Some(folder.path())] {
+    let directory = tempfile::tempdir().unwrap();
+    for directory in [None, Some(directory.path())] {
         let store = Store::open(&StoreConfig {
-            response_store_dir: folder.map(Path::to_owned),
+            response_store_dir: directory.map(Path::to_owned),
             ..StoreConfig::default()
         });
         let store = store.unwrap();
@@ -296,39 +296,39 @@ fn concurrent_appends_lose_nothing() {
 
 #[test]
 fn a_record_larger_than_the_store_is_rejected_and_a_damaged_one_is_an_error() {
-    let folder = tempfile::tempdir().unwrap();
-    let store = Store::open(&config(Some(folder.path()))).unwrap();
+    let directory = tempfile::tempdir().unwrap();
+    let store = Store::open(&config(Some(directory.path()))).unwrap();
     let id = store.new_id(Kind::Conversation);
     let put_large = store.put_conversation(&record(id, vec![item(&"x".repeat(20_000))]), tenant());
     assert!(matches!(put_large, Err(Error::TooLarge { .. })));
     assert!(texts(&store, id).is_none());
     let id = put(&store, "x");
-    std::fs::write(folder.path().join(format!("{id}.record")), "\nh {\nn 0\n").unwrap();
+    std::fs::write(directory.path().join(format!("{id}.record")), "\nh {\nn 0\n").unwrap();
     let damaged = store.get(id, tenant()).unwrap().unwrap();
     assert!(damaged.head::<Conversation>().is_err());
 }
 
 #[test]
 fn a_server_starts_with_a_damaged_store_id_file() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("keeper");
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("keeper");
     for damaged in
         [&b"\xff\x80\n"[..], b"", b"\n00", b"\n+000000000000001\n", b"\n0000000000000000\n", &[0; 5000]]
     {
         std::fs::write(&path, damaged).unwrap();
-        let given = Store::open(&config(Some(folder.path()))).unwrap().store_id();
+        let given = Store::open(&config(Some(directory.path()))).unwrap().store_id();
         assert!(given > 0xff, "{damaged:?} is not a number: {given}");
-        let again = Store::open(&config(Some(folder.path()))).unwrap().store_id();
+        let again = Store::open(&config(Some(directory.path()))).unwrap().store_id();
         assert_eq!(again, given, "{damaged:?}");
     }
 }
 
 #[test]
 fn a_record_whose_first_line_is_damaged_belongs_to_no_tenant() {
-    let folder = tempfile::tempdir().unwrap();
-    let store = Store::open(&config(Some(folder.path()))).unwrap();
+    let directory = tempfile::tempdir().unwrap();
+    let store = Store::open(&config(Some(directory.path()))).unwrap();
     let id = put(&store, "a");
-    let path = folder.path().join(format!("{id}.record"));
+    let path = directory.path().join(format!("{id}.record"));
     drop(store);
     let whole = std::fs::read_to_string(&path).unwrap();
     let (_, rest) = whole.split_once('\n').unwrap();
@@ -338,7 +338,7 @@ fn a_record_whose_first_line_is_damaged_belongs_to_no_tenant() {
         let content = if first == "0 -" { first.to_owned() } else { format!("{first}\n{rest}") };
         std::fs::write(&path, content).unwrap();
         let is_sound = first == "0 - ";
-        let store = Store::open(&config(Some(folder.path()))).unwrap();
+        let store = Store::open(&config(Some(directory.path()))).unwrap();
         assert_eq!(texts(&store, id).is_some(), is_sound, "{first:?}");
         assert!(store.get(id, NOBODY).unwrap().is_none(), "{first:?}");
         assert_eq!(add(&store, id, "b").unwrap(), is_sound, "{first:?}");
@@ -347,17 +347,17 @@ fn a_record_whose_first_line_is_damaged_belongs_to_no_tenant() {
 
 #[test]
 fn a_damaged_number_of_a_file_does_not_make_later_files_older() {
-    let folder = tempfile::tempdir().unwrap();
-    let store = Store::open(&config(Some(folder.path()))).unwrap();
+    let directory = tempfile::tempdir().unwrap();
+    let store = Store::open(&config(Some(directory.path()))).unwrap();
     let stored = [put(&store, "a"), put(&store, "b")];
     drop(store);
-    let path = folder.path().join(format!("{}.record", stored[0]));
+    let path = directory.path().join(format!("{}.record", stored[0]));
     let content = std::fs::read_to_string(&path).unwrap();
     std::fs::write(&path, content.replacen('0', &u64::MAX.to_string(), 1)).unwrap();
-    let store = Store::open(&config(Some(folder.path()))).unwrap();
+    let store = Store::open(&config(Some(directory.path()))).unwrap();
     let later = [put(&store, "c"), put(&store, "d")];
     drop(store);
-    let store = Store::open(&config(Some(folder.path()))).unwrap();
+    let store = Store::open(&config(Some(directory.path()))).unwrap();
     put(&store, "e");
     assert!(texts(&store, stored[1]).is_none(), "the oldest is evicted");
     assert!(later.iter().all(|id| texts(&store, *id).is_some()));
@@ -365,12 +365,12 @@ fn a_damaged_number_of_a_file_does_not_make_later_files_older() {
 
 #[test]
 fn only_files_are_records() {
-    let folder = tempfile::tempdir().unwrap();
-    let id = put(&Store::open(&config(Some(folder.path()))).unwrap(), "a");
+    let directory = tempfile::tempdir().unwrap();
+    let id = put(&Store::open(&config(Some(directory.path()))).unwrap(), "a");
     let other = id.to_string().replacen("conv_", "resp_", 1);
-    std::fs::create_dir(folder.path().join(format!("{other}.record"))).unwrap();
-    std::fs::create_dir(folder.path().join("unfinished-x")).unwrap();
-    let store = Store::open(&config(Some(folder.path()))).unwrap();
+    std::fs::create_dir(directory.path().join(format!("{other}.record"))).unwrap();
+    std::fs::create_dir(directory.path().join("unfinished-x")).unwrap();
+    let store = Store::open(&config(Some(directory.path()))).unwrap();
     assert!(texts(&store, id).is_some());
 }
 

@@ -20,13 +20,13 @@ use crate::harness::{Answer, Server, chat, completion};
 const OLD: &str = "old-0123456789abcdef";
 const NEW: &str = "new-0123456789abcdef";
 
-/// Creates a token file. Dropping the folder deletes the file.
+/// Creates a token file. Dropping the directory deletes the file.
 fn token_file(text: &str) -> (tempfile::TempDir, PathBuf, ReplicaTokenFile) {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("token");
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("token");
     std::fs::write(&path, text).unwrap();
     let file = ReplicaTokenFile::open(&path).unwrap();
-    (folder, path, file)
+    (directory, path, file)
 }
 
 fn guarded(file: &ReplicaTokenFile) -> Server {
@@ -48,7 +48,7 @@ impl Server {
 
 #[tokio::test]
 async fn only_requests_with_the_token_are_served() {
-    let (_folder, _, file) = token_file(OLD);
+    let (_directory, _, file) = token_file(OLD);
     let server = guarded(&file);
     let calls = [
         ("POST", "/v3/chat/completions", chat(json!({}))),
@@ -90,7 +90,7 @@ async fn only_requests_with_the_token_are_served() {
 
 #[tokio::test]
 async fn the_tenant_header_is_trusted_only_with_the_token() {
-    let (_folder, _, file) = token_file(OLD);
+    let (_directory, _, file) = token_file(OLD);
     let server = guarded(&file);
     let claim = |token: Option<&str>| {
         let mut request = Request::post("/v3/conversations")
@@ -107,7 +107,7 @@ async fn the_tenant_header_is_trusted_only_with_the_token() {
 
 #[tokio::test]
 async fn tokens_can_be_replaced_while_requests_are_served() {
-    let (_folder, path, file) = token_file(OLD);
+    let (_directory, path, file) = token_file(OLD);
     let server = guarded(&file);
     let statuses = async || {
         let ask = async |token| server.with_token("GET", "/v3/models", String::new(), &[token]).await.status;
@@ -127,7 +127,7 @@ async fn tokens_can_be_replaced_while_requests_are_served() {
 
 #[tokio::test]
 async fn load_reports_and_draining_need_the_token_too() {
-    let (_folder, _, file) = token_file(OLD);
+    let (_directory, _, file) = token_file(OLD);
     let server = guarded(&file);
     let (sender, reports) = watch::channel(Load::default());
     let mut tasks = JoinSet::new();

@@ -394,10 +394,10 @@ async fn special_tokens_are_added_unless_disabled() {
             "vocab": {"a": 0, "b": 1, "<s>": 2}, "merges": [],
         },
     });
-    let folder = tempfile::tempdir().unwrap();
-    std::fs::write(folder.path().join("tokenizer.json"), tokenizer.to_string()).unwrap();
-    std::fs::write(folder.path().join("tokenizer_config.json"), r#"{"bos_token": "<s>"}"#).unwrap();
-    let text = ModelText::load(folder.path()).unwrap();
+    let directory = tempfile::tempdir().unwrap();
+    std::fs::write(directory.path().join("tokenizer.json"), tokenizer.to_string()).unwrap();
+    std::fs::write(directory.path().join("tokenizer_config.json"), r#"{"bos_token": "<s>"}"#).unwrap();
+    let text = ModelText::load(directory.path()).unwrap();
     let model = Some(Model::new(vec!["test-model".to_owned()], text, "test"));
     let server = Setup { model, ..Setup::new(RepeatingRunner::new([0, 1])) }.start();
     let prompt = async |parameters: Value| {

@@ -28,16 +28,16 @@ fn bitmap(shade: u8, padding: usize) -> Vec<u8> {
     file
 }
 
-/// Returns a setup of a server that may read images in `folder`.
-fn reading_files(folder: &Path) -> Setup {
+/// Returns a setup of a server that may read images in `directory`.
+fn reading_files(directory: &Path) -> Setup {
     let mut setup = Setup::reading_images();
-    setup.media.allowed_local_media_path = Some(folder.to_owned());
+    setup.media.allowed_local_media_path = Some(directory.to_owned());
     setup
 }
 
-/// Writes an image to `folder` that differs from those with other numbers, and returns its path.
-fn image_file(folder: &Path, number: u8, padding: usize) -> String {
-    let path = folder.join(format!("{number}.bmp"));
+/// Writes an image to `directory` that differs from those with other numbers, and returns its path.
+fn image_file(directory: &Path, number: u8, padding: usize) -> String {
+    let path = directory.join(format!("{number}.bmp"));
     std::fs::write(&path, bitmap(number, padding)).unwrap();
     path.display().to_string()
 }
@@ -48,12 +48,12 @@ fn image(url: &str) -> Value {
 
 #[tokio::test]
 async fn a_truncated_conversation_has_as_many_fetched_images_as_fit() {
-    let folder = tempfile::tempdir().unwrap();
+    let directory = tempfile::tempdir().unwrap();
     // The memory has room for 27 images, and a conversation that fits has 17. The memory of the attempts to truncate it
     // must not add up.
-    let server = reading_files(folder.path()).start();
+    let server = reading_files(directory.path()).start();
     let turn = |number| {
-        let image = json!({"type": "input_image", "image_url": image_file(folder.path(), number, 0)});
+        let image = json!({"type": "input_image", "image_url": image_file(directory.path(), number, 0)});
         json!({"role": "user", "content": [image, {"type": "input_text", "text": "x".repeat(20)}]})
     };
     let body = |turns: &[Value]| request(json!({"input": turns, "truncation": "auto"}));
@@ -93,12 +93,12 @@ async fn a_truncated_conversation_has_as_many_pixels_as_are_allowed() {
 
 #[tokio::test]
 async fn fetched_images_that_can_never_fit_into_the_buffer_are_refused() {
-    let folder = tempfile::tempdir().unwrap();
-    let mut setup = reading_files(folder.path());
+    let directory = tempfile::tempdir().unwrap();
+    let mut setup = reading_files(directory.path());
     // An eighth is reserved for small bodies.
     setup.limits.max_buffered_body_bytes = 256 << 10;
     let server = setup.start();
-    let files: Vec<String> = (0..2).map(|number| image_file(folder.path(), number, 120_000)).collect();
+    let files: Vec<String> = (0..2).map(|number| image_file(directory.path(), number, 120_000)).collect();
     let body = |files: &[String]| {
         let parts: Vec<Value> = files.iter().map(|file| image(file)).collect();
         chat(json!({"messages": [{"role": "user", "content": parts}]}))

@@ -179,7 +179,10 @@ async fn an_answer_that_could_have_too_many_log_probabilities_is_rejected() {
         assert_eq!(rejected.status, 400, "{path}: {error}");
         assert_eq!((&error["code"], &error["param"]), (&json!("integer_above_max_value"), &json!(param)));
         let message = error["message"].as_str().unwrap();
-        assert!(message.starts_with(&format!("{param}: 800 tokens exceed the limit of 2097152 ")), "{error}");
+        assert!(
+            message.starts_with(&format!("{param}: 800 tokens per choice exceed the limit of 2097152 ")),
+            "{error}"
+        );
     }
 }
 

@@ -244,9 +244,9 @@ async fn the_limits_hold_and_the_end_of_a_chain_is_evicted_first() {
 
 #[tokio::test]
 async fn a_directory_stores_responses_across_a_restart() {
-    let folder = tempfile::tempdir().unwrap();
+    let directory = tempfile::tempdir().unwrap();
     let store =
-        || StoreConfig { response_store_dir: Some(folder.path().to_owned()), ..StoreConfig::default() };
+        || StoreConfig { response_store_dir: Some(directory.path().to_owned()), ..StoreConfig::default() };
     let server = Setup { store: store(), ..scripted(&["One.", "Two."]) }.start();
     let first = ask(&server, json!({"input": "a"})).await;
     let conversation = server.post(CONVERSATIONS, r#"{"metadata":{"a":"b"}}"#).await.json();
@@ -501,8 +501,9 @@ async fn the_events_of_a_background_response_can_be_replayed_from_any_number_on(
 
 #[tokio::test]
 async fn a_background_response_is_in_its_conversation_before_it_is_final() {
-    let folder = tempfile::tempdir().unwrap();
-    let store = StoreConfig { response_store_dir: Some(folder.path().to_owned()), ..StoreConfig::default() };
+    let directory = tempfile::tempdir().unwrap();
+    let store =
+        StoreConfig { response_store_dir: Some(directory.path().to_owned()), ..StoreConfig::default() };
     let (runner, permits) = GatedRunner::new("the quick brown fox ");
     let server = Setup { store, ..Setup::new(runner) }.start();
     let begin = async || {
@@ -512,7 +513,7 @@ async fn a_background_response_is_in_its_conversation_before_it_is_final() {
         (conversation, format!("{PATH}/{}", id(&begun)))
     };
     let (conversation, path) = begin().await;
-    let record = folder.path().join(format!("{conversation}.record"));
+    let record = directory.path().join(format!("{conversation}.record"));
     replace_with_pipe(&record);
     drop(permits);
     let mut pipe = opened_pipe(&record).await;
@@ -529,8 +530,8 @@ async fn a_background_response_is_in_its_conversation_before_it_is_final() {
     assert_eq!(items["data"][1], done["output"][0]);
 }
 
-/// Replaces the record of a conversation with a pipe. The server waits for the other end when it opens the record to add
-/// items.
+/// Replaces the record of a conversation with a pipe. The server waits for the other end when it opens the record to
+/// add items.
 fn replace_with_pipe(record: &Path) {
     std::fs::remove_file(record).unwrap();
     let mode = rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR;
@@ -546,12 +547,13 @@ async fn opened_pipe(record: &Path) -> File {
 
 #[tokio::test]
 async fn a_response_is_stored_with_its_turn_even_if_the_client_disconnects() {
-    let folder = tempfile::tempdir().unwrap();
-    let store = StoreConfig { response_store_dir: Some(folder.path().to_owned()), ..StoreConfig::default() };
+    let directory = tempfile::tempdir().unwrap();
+    let store =
+        StoreConfig { response_store_dir: Some(directory.path().to_owned()), ..StoreConfig::default() };
     let (runner, permits) = GatedRunner::new("the quick brown fox ");
     let server = Setup { store, ..Setup::new(runner) }.start();
     let conversation = id(&server.post(CONVERSATIONS, "{}").await.json());
-    let record = folder.path().join(format!("{conversation}.record"));
+    let record = directory.path().join(format!("{conversation}.record"));
     let joining = async {
         // The preparation of the request reads the record.
         eventually(async || (server.engine.handle().submissions() != 0).then_some(())).await;
@@ -568,7 +570,7 @@ async fn a_response_is_stored_with_its_turn_even_if_the_client_disconnects() {
     // The client has disconnected. Items cannot be added to a pipe, but the server continues.
     pipe.write_all(b"\n").unwrap();
     let stored = eventually(async || {
-        let files = std::fs::read_dir(folder.path()).unwrap();
+        let files = std::fs::read_dir(directory.path()).unwrap();
         let mut names = files.map(|file| file.unwrap().file_name().into_string().unwrap());
         names.find(|name| name.starts_with("resp_"))
     });
@@ -579,14 +581,14 @@ async fn a_response_is_stored_with_its_turn_even_if_the_client_disconnects() {
 
 #[tokio::test]
 async fn a_response_that_was_incomplete_when_the_process_ended_has_failed() {
-    let folder = tempfile::tempdir().unwrap();
+    let directory = tempfile::tempdir().unwrap();
     let store =
-        || StoreConfig { response_store_dir: Some(folder.path().to_owned()), ..StoreConfig::default() };
+        || StoreConfig { response_store_dir: Some(directory.path().to_owned()), ..StoreConfig::default() };
     let (runner, permits) = GatedRunner::new("x");
     let server = Setup { store: store(), ..Setup::new(runner) }.start();
     let begun = server.post(PATH, request(json!({"background": true}))).await.json();
     // To simulate a process that dies while it generates the response, copy the record as soon as it exists.
-    let path = folder.path().join(format!("{}.record", id(&begun)));
+    let path = directory.path().join(format!("{}.record", id(&begun)));
     eventually(async || path.exists().then_some(())).await;
     let copy = tempfile::tempdir().unwrap();
     std::fs::copy(&path, copy.path().join(path.file_name().unwrap())).unwrap();

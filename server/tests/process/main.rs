@@ -11,9 +11,9 @@ use std::process::{Command, Output};
 
 use harness::{Server, command, rest};
 
-/// Returns the number of files in a folder and its subfolders.
-fn files(folder: &std::path::Path) -> usize {
-    let entries = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+/// Returns the number of files in a directory and its subdirectories.
+fn files(directory: &std::path::Path) -> usize {
+    let entries = std::fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().path());
     entries.map(|path| if path.is_dir() { files(&path) } else { 1 }).sum()
 }
 
@@ -86,8 +86,8 @@ fn the_drain_timeout_cuts_off_requests_and_exits_with_success() {
 
 #[test]
 fn the_drain_timeout_stores_background_responses_as_failed_and_spills_cached_blocks() {
-    let (folder, spill) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
-    let [stored, spilled] = [&folder, &spill].map(|folder| folder.path().to_str().unwrap());
+    let (directory, spill) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let [stored, spilled] = [&directory, &spill].map(|directory| directory.path().to_str().unwrap());
     let server = Server::start(&mut command(&[
         "--sim-step-time=10ms",
         "--drain-timeout=50ms",
@@ -111,7 +111,7 @@ fn the_drain_timeout_stores_background_responses_as_failed_and_spills_cached_blo
     assert_eq!(status.code(), Some(0), "{log}");
     assert!(log.contains("aborting the remaining requests"), "{log}");
     assert!(files(spill.path()) > before, "cached blocks are spilled");
-    let stored = std::fs::read_dir(folder.path()).unwrap().map(|file| file.unwrap().path());
+    let stored = std::fs::read_dir(directory.path()).unwrap().map(|file| file.unwrap().path());
     let record =
         stored.filter(|path| path.extension().is_some()).map(|path| std::fs::read_to_string(path).unwrap());
     let record: Vec<String> = record.collect();

@@ -84,17 +84,17 @@ fn an_image_of_nearly_the_largest_size_fits_into_a_request_by_default() {
 #[test]
 fn images_are_fetched_from_allowed_places() {
     let web = web_server();
-    let folder = tempfile::tempdir().unwrap();
-    let file = folder.path().join("image.png");
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("image.png");
     std::fs::write(&file, IMAGE).unwrap();
-    std::fs::write(folder.path().join("text.png"), "no image").unwrap();
+    std::fs::write(directory.path().join("text.png"), "no image").unwrap();
     let mut command = command(&[
         "--sim-images",
         "--allowed-media-domains",
         &format!("{web},localhost"),
         "--allowed-media-networks=127.0.0.1/32",
         "--allowed-local-media-path",
-        folder.path().to_str().unwrap(),
+        directory.path().to_str().unwrap(),
     ]);
     // The server uses no proxy, which would resolve names itself. Nothing listens on this address.
     let server = Server::start(command.env("http_proxy", "http://127.0.0.2:9"));
@@ -125,7 +125,7 @@ fn images_are_fetched_from_allowed_places() {
         assert!(message.contains(reason), "{image}: {message}");
     }
     // The content of the file is not an image.
-    let text = folder.path().join("text.png");
+    let text = directory.path().join("text.png");
     assert_eq!(chat(&server, &[text.to_str().unwrap()]).0, 400);
 }
 

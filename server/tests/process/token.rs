@@ -23,8 +23,8 @@ fn get(address: &str, path: &str, token: &str) -> u16 {
 
 #[test]
 fn the_api_and_drain_need_the_token_and_the_admin_port_does_not() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("token");
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("token");
     std::fs::write(&path, OLD).unwrap();
     let flag = format!("--replica-token-file={}", path.display());
     for compatible in [&[][..], &["--ovms-compat"]] {
@@ -42,8 +42,8 @@ fn the_api_and_drain_need_the_token_and_the_admin_port_does_not() {
 
 #[test]
 fn the_token_can_be_replaced_and_drain_sends_it() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("token");
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("token");
     std::fs::write(&path, OLD).unwrap();
     let flag = format!("--replica-token-file={}", path.display());
     let server = Server::start(&mut command(&[&flag]));
@@ -74,8 +74,8 @@ fn the_token_can_be_replaced_and_drain_sends_it() {
 
 #[test]
 fn a_server_does_not_start_with_a_file_that_has_no_token() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("token");
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("token");
     let flag = format!("--replica-token-file={}", path.display());
     let said = refusal(&mut command(&[&flag]));
     assert!(

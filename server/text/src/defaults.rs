@@ -56,8 +56,8 @@ const END_TOKENS: [&str; 12] = [
 ];
 
 impl GenerationDefaults {
-    /// Reads the recommendations from the files of a folder.
-    pub(crate) fn from_folder(
+    /// Reads the recommendations from the files of a directory.
+    pub(crate) fn from_directory(
         generation: &JsonFile,
         config: &JsonFile,
         tokenizer: &Tokenizer,

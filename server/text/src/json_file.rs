@@ -1,4 +1,4 @@
-//! Reads the JSON files of a model folder, with errors that name the file and the field.
+//! Reads the JSON files of a model directory, with errors that name the file and the field.
 
 use std::{
     fs, io,
@@ -35,9 +35,9 @@ pub(crate) fn read_text(path: &Path) -> Result<Option<String>, LoadError> {
 }
 
 impl JsonFile {
-    /// Reads the file `folder/name`.
-    pub(crate) fn read(folder: &Path, name: &str) -> Result<Self, LoadError> {
-        let path = folder.join(name);
+    /// Reads the file `directory/name`.
+    pub(crate) fn read(directory: &Path, name: &str) -> Result<Self, LoadError> {
+        let path = directory.join(name);
         let value = match read_text(&path)? {
             Some(text) => serde_json::from_str(&text)
                 .map_err(|source| LoadError::Json { path: path.clone(), source })?,

@@ -1,4 +1,4 @@
-//! Loads the tokenizer, the templates and the defaults of a model from a GGUF file or a folder.
+//! Loads the tokenizer, the templates and the defaults of a model from a GGUF file or a directory.
 
 use std::{
     fs,
@@ -28,22 +28,22 @@ pub struct ModelText {
     pub context_tokens_max: Option<u32>,
     /// The size of the vocabulary according to the configuration, which is the width of the logits.
     pub vocabulary_size: u32,
-    /// The name in the model files, or else the name of the file or folder.
+    /// The name in the model files, or else the name of the file or directory.
     pub name: String,
 }
 
-/// An open model file or folder, before its text files are loaded.
+/// An open model file or directory, before its text files are loaded.
 #[derive(Debug)]
 pub struct TextSource(Source);
 
 #[derive(Debug)]
 enum Source {
     Gguf(GgufFile),
-    Folder(PathBuf),
+    Directory(PathBuf),
 }
 
 impl TextSource {
-    /// Opens `path`, which is a GGUF file or a folder with `tokenizer.json`.
+    /// Opens `path`, which is a GGUF file or a directory with `tokenizer.json`.
     ///
     /// # Errors
     /// The path does not exist or is not readable, or the file is not a GGUF file.
@@ -52,7 +52,7 @@ impl TextSource {
         let metadata =
             fs::metadata(path).map_err(|source| LoadError::Read { path: path.to_owned(), source })?;
         Ok(Self(if metadata.is_dir() {
-            Source::Folder(path.to_owned())
+            Source::Directory(path.to_owned())
         } else {
             Source::Gguf(GgufFile::open(path)?)
         }))
@@ -65,7 +65,7 @@ impl TextSource {
     pub fn context_tokens_max(&self) -> Result<Option<u32>, LoadError> {
         match &self.0 {
             Source::Gguf(file) => Ok(file.get_of_architecture("context_length").and_then(Value::u32)),
-            Source::Folder(folder) => Ok(folder_context(&JsonFile::read(folder, "config.json")?)),
+            Source::Directory(directory) => Ok(directory_context(&JsonFile::read(directory, "config.json")?)),
         }
     }
 
@@ -76,13 +76,13 @@ impl TextSource {
     pub fn load(&self) -> Result<ModelText, LoadError> {
         match &self.0 {
             Source::Gguf(file) => ModelText::from_gguf(file),
-            Source::Folder(folder) => ModelText::from_folder(folder),
+            Source::Directory(directory) => ModelText::from_directory(directory),
         }
     }
 }
 
 impl ModelText {
-    /// Loads the model at `path`, which is a GGUF file or a folder with `tokenizer.json`.
+    /// Loads the model at `path`, which is a GGUF file or a directory with `tokenizer.json`.
     ///
     /// # Errors
     /// A file is missing, unreadable or invalid; the message names the file and the field.
@@ -109,24 +109,24 @@ impl ModelText {
         })
     }
 
-    fn from_folder(folder: &Path) -> Result<Self, LoadError> {
-        let tokenizer_config = JsonFile::read(folder, "tokenizer_config.json")?;
-        let config = JsonFile::read(folder, "config.json")?;
-        let generation = JsonFile::read(folder, "generation_config.json")?;
-        let tokenizer = Arc::new(tokenizer::from_folder(folder, &tokenizer_config)?);
+    fn from_directory(directory: &Path) -> Result<Self, LoadError> {
+        let tokenizer_config = JsonFile::read(directory, "tokenizer_config.json")?;
+        let config = JsonFile::read(directory, "config.json")?;
+        let generation = JsonFile::read(directory, "generation_config.json")?;
+        let tokenizer = Arc::new(tokenizer::from_directory(directory, &tokenizer_config)?);
         let vocabulary_size = field(&config, "vocab_size").unwrap_or(tokenizer.vocabulary_size());
         Ok(Self {
-            chat_template: folder_template(folder, &tokenizer_config, &tokenizer)?,
-            defaults: GenerationDefaults::from_folder(&generation, &config, &tokenizer)?,
-            context_tokens_max: folder_context(&config),
+            chat_template: directory_template(directory, &tokenizer_config, &tokenizer)?,
+            defaults: GenerationDefaults::from_directory(&generation, &config, &tokenizer)?,
+            context_tokens_max: directory_context(&config),
             vocabulary_size,
-            name: model_name(folder),
+            name: model_name(directory),
             tokenizer,
         })
     }
 }
 
-fn folder_context(config: &JsonFile) -> Option<u32> {
+fn directory_context(config: &JsonFile) -> Option<u32> {
     let names = ["max_position_embeddings", "n_positions", "max_seq_len", "seq_length"];
     names.iter().find_map(|name| field(config, name))
 }
@@ -137,7 +137,7 @@ fn field(config: &JsonFile, name: &str) -> Option<u32> {
     u32::try_from(value.as_u64()?).ok()
 }
 
-/// Returns the default name of a model: the name of its file or folder, or the common part of the names of a split
+/// Returns the default name of a model: the name of its file or directory, or the common part of the names of a split
 /// model's files.
 #[must_use]
 pub fn model_name(path: &Path) -> String {
@@ -174,14 +174,14 @@ fn gguf_template(file: &GgufFile, tokenizer: &Tokenizer) -> Result<Option<ChatTe
         .map_err(|problem| fault(KEY, problem))
 }
 
-/// Returns the templates of a folder. Separate files take precedence over fields of the configuration.
-fn folder_template(
-    folder: &Path,
+/// Returns the templates of a directory. Separate files take precedence over fields of the configuration.
+fn directory_template(
+    directory: &Path,
     config: &JsonFile,
     tokenizer: &Tokenizer,
 ) -> Result<Option<ChatTemplate>, LoadError> {
     const FIELD: &str = "chat_template";
-    let path = folder.join("chat_template.jinja");
+    let path = directory.join("chat_template.jinja");
     let written = |field: &str, token: Option<u32>| -> Result<Option<String>, LoadError> {
         let text = config.token(field)?.map(str::to_owned);
         Ok(text.or_else(|| token.map(|token| tokenizer.token_text(token))))
@@ -190,12 +190,12 @@ fn folder_template(
     let eos = written("eos_token", tokenizer.eos())?;
     if let Some(source) = json_file::read_text(&path)? {
         let mut sources = vec![(template::DEFAULT.to_owned(), source)];
-        sources.extend(additional_templates(&folder.join("additional_chat_templates"))?);
+        sources.extend(additional_templates(&directory.join("additional_chat_templates"))?);
         let fault = |problem| LoadError::Field { path, field: "the template".to_owned(), problem };
         return chat_template(sources, bos, eos).map_err(fault);
     }
     // Multimodal models store the template in a separate file.
-    let own = JsonFile::read(folder, "chat_template.json")?;
+    let own = JsonFile::read(directory, "chat_template.json")?;
     let file = if config.get(FIELD).is_some() { config } else { &own };
     let sources = match file.get(FIELD) {
         None => Vec::new(),
@@ -213,9 +213,9 @@ fn folder_template(
     chat_template(sources, bos, eos).map_err(|problem| file.fault(FIELD, &problem))
 }
 
-/// Returns the templates in the files `{name}.jinja` of a folder, which may not exist.
-fn additional_templates(folder: &Path) -> Result<Vec<(String, String)>, LoadError> {
-    let Ok(entries) = fs::read_dir(folder) else { return Ok(Vec::new()) };
+/// Returns the templates in the files `{name}.jinja` of a directory, which may not exist.
+fn additional_templates(directory: &Path) -> Result<Vec<(String, String)>, LoadError> {
+    let Ok(entries) = fs::read_dir(directory) else { return Ok(Vec::new()) };
     let mut sources = Vec::new();
     for path in entries.flatten().map(|entry| entry.path()) {
         if path.extension().is_some_and(|extension| extension == "jinja")

@@ -12,4 +12,4 @@ mod spm;
 
 pub use encoder::{ENCODE_MEMORY_PER_BYTE, TEXT_BYTES_MAX, Tokenizer};
 pub(crate) use gguf::from_gguf;
-pub(crate) use huggingface::from_folder;
+pub(crate) use huggingface::from_directory;

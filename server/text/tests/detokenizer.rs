@@ -26,8 +26,8 @@ fn tokenizer(add_space_prefix: bool) -> Arc<Tokenizer> {
         .metadata("tokenizer.ggml.token_type", kinds)
         .metadata("tokenizer.ggml.tokens", tokens)
         .metadata("tokenizer.ggml.add_space_prefix", add_space_prefix);
-    let folder = TempDir::new().unwrap();
-    let path = folder.path().join("model.gguf");
+    let directory = TempDir::new().unwrap();
+    let path = directory.path().join("model.gguf");
     writer.write(&path).unwrap();
     ModelText::from_gguf(&GgufFile::open(&path).unwrap()).unwrap().tokenizer
 }

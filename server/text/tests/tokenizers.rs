@@ -29,8 +29,8 @@ fn ids(text: &str) -> Vec<u32> {
 }
 
 fn load(writer: &GgufWriter) -> Result<ModelText, LoadError> {
-    let folder = TempDir::new().unwrap();
-    let path = folder.path().join("model.gguf");
+    let directory = TempDir::new().unwrap();
+    let path = directory.path().join("model.gguf");
     writer.write(&path).unwrap();
     ModelText::from_gguf(&GgufFile::open(&path).unwrap())
 }

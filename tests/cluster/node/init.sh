@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# PID 1 of the namespaces of the node. All other programs end with this process. NODE is the folder of the node,
-# NODE_CGROUP its cgroup, NODE_CNI the folder of the CNI plugins. Creates $NODE/ready when the node can run pods.
+# PID 1 of the namespaces of the node. All other programs end with this process. NODE is the directory of the node,
+# NODE_CGROUP its cgroup, NODE_CNI the directory of the CNI plugins. Creates $NODE/ready when the node can run pods.
 set -euo pipefail
 
 address=10.99.0.1

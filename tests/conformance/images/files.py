@@ -108,12 +108,12 @@ def all_files() -> dict[str, bytes]:
     return values
 
 
-def write_all(folder: pathlib.Path) -> dict[str, dict]:
+def write_all(directory: pathlib.Path) -> dict[str, dict]:
     """Writes all files and returns their sizes and pixels."""
-    folder.mkdir(parents=True, exist_ok=True)
+    directory.mkdir(parents=True, exist_ok=True)
     values = {}
     for name, content in all_files().items():
-        (folder / name).write_bytes(content)
+        (directory / name).write_bytes(content)
         with Image.open(io.BytesIO(content)) as image:
             pixels = np.asarray(flatten(image))
         values[name] = {"width": pixels.shape[1], "height": pixels.shape[0], "pixels": pixels.tobytes().hex()}

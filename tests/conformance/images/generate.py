@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Writes the reference values of the tests of `server/images`, with Pillow and the processors of transformers.
 
-Usage: generate.py FOLDER, with the packages in requirements.txt. FOLDER is `server/images/tests/reference`. The same
+Usage: generate.py DIRECTORY, with the packages in requirements.txt. DIRECTORY is `server/images/tests/reference`. The same
 versions write the same bytes.
 """
 
@@ -64,18 +64,18 @@ def write(path: pathlib.Path, value: object) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=pathlib.Path)
+    parser.add_argument("directory", type=pathlib.Path)
     parser.add_argument("--parts", default="resize,files,families", help="the files to write")
     arguments = parser.parse_args()
     parts = arguments.parts.split(",")
-    arguments.folder.mkdir(parents=True, exist_ok=True)
+    arguments.directory.mkdir(parents=True, exist_ok=True)
     if "resize" in parts:
-        write(arguments.folder / "resize.json", resizes())
+        write(arguments.directory / "resize.json", resizes())
     if "files" in parts:
-        write(arguments.folder / "files.json", files.write_all(arguments.folder / "files"))
+        write(arguments.directory / "files.json", files.write_all(arguments.directory / "files"))
     if "families" in parts:
         for name, value in families.references():
-            write(arguments.folder / f"{name}.json", value)
+            write(arguments.directory / f"{name}.json", value)
 
 
 if __name__ == "__main__":

@@ -1,12 +1,12 @@
 """Makes tiny vision-language models with random weights, exports them to OpenVINO, and records the answers of
 transformers.
 
-    python make_models.py FOLDER [FAMILY ...]
+    python make_models.py DIRECTORY [FAMILY ...]
 
-For each family, FOLDER/FAMILY is the exported model, and FOLDER/FAMILY/reference has cases for tests: `cases.json` has
+For each family, DIRECTORY/FAMILY is the exported model, and DIRECTORY/FAMILY/reference has cases for tests: `cases.json` has
 the tokens of the prompts, their positions, the tokens of a greedy answer, and the logits of its first token. The other
 files are the images, and the features that take the place of the image tokens of a prompt: `f32` values, little-endian.
-FOLDER/FAMILY-int8 is the same model, whose image encoder has weights of 8 bits. requirements.txt lists the versions with
+DIRECTORY/FAMILY-int8 is the same model, whose image encoder has weights of 8 bits. requirements.txt lists the versions with
 which the models are made. Phi-4-multimodal needs another version of transformers (requirements-phi.txt) and is made only
 if it is named.
 """
@@ -437,8 +437,8 @@ def picture(seed, width, height):
     return Image.fromarray(pixels.astype(np.uint8))
 
 
-# The images of each case: width, height, and the color mode of the file unless it is RGB. The sizes shrink, grow, and hit
-# rounding ties.
+# The images of each case: width, height, and the color mode of the file unless it is RGB. The sizes shrink, grow, and
+# hit rounding ties.
 CASES = {
     "text only": [],
     "square": [(112, 112)],
@@ -481,7 +481,7 @@ def record_embeddings(model):
     return runs
 
 
-def cases(model, processor, marker, folder):
+def cases(model, processor, marker, directory):
     image_token = processor.tokenizer.convert_tokens_to_ids(processor.image_token)
     recorded = []
     runs = record_embeddings(model)
@@ -494,7 +494,7 @@ def cases(model, processor, marker, folder):
         images = []
         for index, (width, height, *mode) in enumerate(pictures):
             image = picture(10 if name == "equal" else 10 * number + index, width, height)
-            images.append(save(image, folder / files[index], *mode))
+            images.append(save(image, directory / files[index], *mode))
         text = "".join(f"{marker} image {at + 1}. " for at in range(len(images))) + "Describe the picture."
         try:
             inputs = processor(text=text, images=images or None, return_tensors="pt", **(options if images else {}))
@@ -517,7 +517,7 @@ def cases(model, processor, marker, folder):
         answer = output.sequences[0, -ANSWER_TOKENS:]
         top = logits.topk(2).values
         features = runs[0][0][prompt == image_token].float().numpy()
-        features.astype("<f4").tofile(folder / f"features-{number}.bin")
+        features.astype("<f4").tofile(directory / f"features-{number}.bin")
         entry = {
             "name": name,
             "text": text,
@@ -541,31 +541,31 @@ def cases(model, processor, marker, folder):
     return recorded
 
 
-def export_remote(model, processor, folder):
+def export_remote(model, processor, directory):
     """Exports a model whose class is not part of transformers."""
     from optimum.exporters.openvino import export_from_model
     from optimum.exporters.openvino.convert import export_tokenizer
 
     tokenizer = processor.tokenizer
     task = "image-text-to-text"
-    export_from_model(model, folder, task=task, ov_config=OVConfig(dtype="fp32"), preprocessors=[tokenizer])
-    export_tokenizer(tokenizer, folder, task=task)
-    tokenizer.save_pretrained(folder)
-    (folder / "preprocessor_config.json").write_text(json.dumps(processor.image_processor_config(), indent=1))
+    export_from_model(model, directory, task=task, ov_config=OVConfig(dtype="fp32"), preprocessors=[tokenizer])
+    export_tokenizer(tokenizer, directory, task=task)
+    tokenizer.save_pretrained(directory)
+    (directory / "preprocessor_config.json").write_text(json.dumps(processor.image_processor_config(), indent=1))
 
 
-def export(model, processor, folder, original):
-    """Exports a model of transformers, which is first saved in the folder `original`."""
+def export(model, processor, directory, original):
+    """Exports a model of transformers, which is first saved in the directory `original`."""
     from optimum.exporters.openvino import main_export
 
     model.save_pretrained(original)
     processor.save_pretrained(original)
     ov_config = OVConfig(dtype="fp32")
-    main_export(str(original), folder, task="image-text-to-text", ov_config=ov_config, convert_tokenizer=True)
+    main_export(str(original), directory, task="image-text-to-text", ov_config=ov_config, convert_tokenizer=True)
     tiles = getattr(processor.image_processor, "dynamic_hd", None)
     if tiles is not None:
         # The audio processor of Phi-4 has overwritten the configuration of the image processor.
-        path = folder / "preprocessor_config.json"
+        path = directory / "preprocessor_config.json"
         path.write_text(json.dumps(json.loads(path.read_text()) | {"dynamic_hd": tiles}, indent=1))
 
 
@@ -577,7 +577,7 @@ def compress_encoder(exported, compressed):
         openvino.save_model(model, compressed / path.name, compress_to_fp16=False)
 
 
-def make(name, folder):
+def make(name, directory):
     # Some models draw vectors themselves, which draw_weights does not replace.
     torch.manual_seed(0)
     model, processor, marker = FAMILIES[name]()
@@ -586,7 +586,7 @@ def make(name, folder):
     for part in (model, getattr(model, "language_model", model), getattr(model, "llm", model)):
         if part.generation_config is not None:
             part.generation_config.eos_token_id = None
-    original, exported, compressed = (folder / f"{name}{suffix}" for suffix in ("-torch", "", "-int8"))
+    original, exported, compressed = (directory / f"{name}{suffix}" for suffix in ("-torch", "", "-int8"))
     for path in (original, exported, compressed):
         shutil.rmtree(path, ignore_errors=True)
     if type(model).__module__ == remote_models.__name__:
@@ -601,7 +601,7 @@ def make(name, folder):
 
 
 if __name__ == "__main__":
-    folder = Path(sys.argv[1])
+    directory = Path(sys.argv[1])
     for family in sys.argv[2:] or [name for name in FAMILIES if name != "phi4_multimodal"]:
         print(family)
-        make(family, folder)
+        make(family, directory)

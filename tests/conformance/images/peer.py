@@ -1,8 +1,8 @@
 """Prints as JSON whether openvino_genai answers each case of a tiny vision-language model as transformers does.
 
-    python peer.py FOLDER
+    python peer.py DIRECTORY
 
-FOLDER is a model that `make_models.py` made. As in the comparison with transformers, everything is computed in f32, and
+DIRECTORY is a model that `make_models.py` made. As in the comparison with transformers, everything is computed in f32, and
 the text of a case is the whole prompt.
 """
 
@@ -32,22 +32,22 @@ def pixels(path):
 
 
 def main():
-    folder = Path(sys.argv[1])
+    directory = Path(sys.argv[1])
     scheduler = genai.SchedulerConfig()
     scheduler.cache_size = 1
     scheduler.enable_prefix_caching = False
     precision = {"INFERENCE_PRECISION_HINT": "f32", "KV_CACHE_PRECISION": "f32"}
-    pipeline = genai.ContinuousBatchingPipeline(str(folder), scheduler, "CPU", precision)
+    pipeline = genai.ContinuousBatchingPipeline(str(directory), scheduler, "CPU", precision)
     tokenizer = pipeline.get_tokenizer()
     answers = []
-    for case in json.loads((folder / "reference" / "cases.json").read_text()):
+    for case in json.loads((directory / "reference" / "cases.json").read_text()):
         if "refused" in case:
             continue
         config = genai.GenerationConfig()
         config.max_new_tokens = len(case["answer"])
         config.ignore_eos = True
         config.apply_chat_template = False
-        images = [pixels(folder / "reference" / name) for name in case["images"]]
+        images = [pixels(directory / "reference" / name) for name in case["images"]]
         number = count()
         prompt = IMAGE.sub(lambda _, number=number: f"<ov_genai_image_{next(number)}>", case["text"])
         try:

@@ -1,4 +1,4 @@
-//! The certificates and keys of one control plane, in its temporary folder.
+//! The certificates and keys of one control plane, in its temporary directory.
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -10,10 +10,10 @@ use rcgen::{
 };
 use serde_json::json;
 
-/// A certificate authority and the folder of its files.
+/// A certificate authority and the directory of its files.
 #[derive(Debug)]
 pub(super) struct Authority {
-    folder: PathBuf,
+    directory: PathBuf,
     issuer: Issuer<'static, KeyPair>,
     /// The number of users so far. Concurrent tests may request the same user, so each request gets its own files.
     users: AtomicU32,
@@ -29,26 +29,29 @@ pub(super) struct Identity {
 }
 
 impl Authority {
-    /// Creates an authority that writes its files to `folder`.
+    /// Creates an authority that writes its files to `directory`.
     ///
     /// # Errors
     /// The files cannot be written.
-    pub(super) fn new(folder: &Path) -> anyhow::Result<Self> {
+    pub(super) fn new(directory: &Path) -> anyhow::Result<Self> {
         let key = KeyPair::generate()?;
         let mut params = CertificateParams::default();
         params.distinguished_name.push(DnType::CommonName, "test cluster");
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
         params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::DigitalSignature];
         let certificate = params.self_signed(&key)?;
-        let authority =
-            Self { folder: folder.to_owned(), issuer: Issuer::new(params, key), users: AtomicU32::new(0) };
+        let authority = Self {
+            directory: directory.to_owned(),
+            issuer: Issuer::new(params, key),
+            users: AtomicU32::new(0),
+        };
         write(&authority.certificate(), &certificate.pem())?;
         Ok(authority)
     }
 
     /// The path of the authority's own certificate.
     pub(super) fn certificate(&self) -> PathBuf {
-        self.folder.join("ca.crt")
+        self.directory.join("ca.crt")
     }
 
     /// Issues a certificate for a server with `names`, which are host names or IP addresses.
@@ -126,8 +129,8 @@ impl Authority {
 
     fn identity(&self, file: &str) -> Identity {
         Identity {
-            certificate: self.folder.join(format!("{file}.crt")),
-            key: self.folder.join(format!("{file}.key")),
+            certificate: self.directory.join(format!("{file}.crt")),
+            key: self.directory.join(format!("{file}.key")),
         }
     }
 }

@@ -1,5 +1,5 @@
-//! Finds the programs of a control plane, in the folder `KUBEBUILDER_ASSETS` or in that of `scripts/tools`. It neither
-//! builds nor downloads them.
+//! Finds the programs of a control plane, in the directory `KUBEBUILDER_ASSETS` or in that of `scripts/tools`. It
+//! neither builds nor downloads them.
 
 use std::path::{Path, PathBuf};
 
@@ -33,7 +33,7 @@ impl Program {
     /// Returns the path of the program.
     ///
     /// # Errors
-    /// The program is in neither folder; the message names both and says how to build it.
+    /// The program is in neither directory; the message names both and says how to build it.
     pub fn find(self) -> anyhow::Result<PathBuf> {
         let assets = std::env::var_os("KUBEBUILDER_ASSETS").map(PathBuf::from);
         self.find_in(assets.as_deref(), &crate::root().join(".deps/tools/bin"))
@@ -41,15 +41,15 @@ impl Program {
 
     fn find_in(self, assets: Option<&Path>, built: &Path) -> anyhow::Result<PathBuf> {
         let name = self.name();
-        for folder in assets.into_iter().chain([built]) {
-            let path = folder.join(name);
+        for directory in assets.into_iter().chain([built]) {
+            let path = directory.join(name);
             if path.is_file() {
                 return Ok(path);
             }
         }
         let assets = assets.map_or_else(
             || "KUBEBUILDER_ASSETS is not set".to_owned(),
-            |folder| format!("KUBEBUILDER_ASSETS={} does not contain it", folder.display()),
+            |directory| format!("KUBEBUILDER_ASSETS={} does not contain it", directory.display()),
         );
         bail!(
             "{name} is missing: {assets}, and {} does not contain it; run scripts/tools to build it",
@@ -63,11 +63,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn prefers_the_folder_in_the_environment() {
+    fn prefers_the_directory_in_the_environment() {
         let assets = tempfile::tempdir().unwrap();
         let built = tempfile::tempdir().unwrap();
-        for folder in [&assets, &built] {
-            std::fs::write(folder.path().join("etcd"), "").unwrap();
+        for directory in [&assets, &built] {
+            std::fs::write(directory.path().join("etcd"), "").unwrap();
         }
         std::fs::write(built.path().join("kubectl"), "").unwrap();
         let find = |program: Program| program.find_in(Some(assets.path()), built.path());

@@ -21,9 +21,9 @@ pub fn links(tree: &Tree) -> Vec<Finding> {
             }
             let (path, heading) = target.split_once('#').unwrap_or((target, ""));
             let path = if path.is_empty() { file.path.clone() } else { resolve(&file.path, path) };
-            let folder = format!("{path}/");
+            let directory = format!("{path}/");
             let found = tree.file(&path);
-            if found.is_none() && !tree.files.iter().any(|other| other.path.starts_with(&folder)) {
+            if found.is_none() && !tree.files.iter().any(|other| other.path.starts_with(&directory)) {
                 findings.push(Finding::new(&file.path, format!("link to {target}, which does not exist")));
             } else if !heading.is_empty() && !found.is_some_and(|found| has_heading(&found.text, heading)) {
                 findings
@@ -34,8 +34,8 @@ pub fn links(tree: &Tree) -> Vec<Finding> {
     findings
 }
 
-/// Checks that each `--flag` in the documents for users is in `reference`, the generated lists of flags. Commands of other
-/// programs are skipped, including their continuation lines.
+/// Checks that each `--flag` in the documents for users is in `reference`, the generated lists of flags. Commands of
+/// other programs are skipped, including their continuation lines.
 #[must_use]
 pub fn mentioned_flags(tree: &Tree, reference: &str) -> Vec<Finding> {
     const OTHERS: [&str; 12] = [
@@ -54,11 +54,12 @@ pub fn mentioned_flags(tree: &Tree, reference: &str) -> Vec<Finding> {
     ];
     let known: BTreeSet<&str> = flags(reference).collect();
     let mut findings = Vec::new();
-    // Other folders are excluded: the reference is generated, and decisions and results also name flags of earlier versions
-    // and of other programs.
-    const FOLDERS: [&str; 3] = ["docs/tutorials/", "docs/how-to/", "docs/explanation/"];
-    let users =
-        |file: &&File| file.path == "README.md" || FOLDERS.iter().any(|folder| file.path.starts_with(folder));
+    // Other directories are excluded: the reference is generated, and decisions and results also name flags of earlier
+    // versions and of other programs.
+    const DIRECTORIES: [&str; 3] = ["docs/tutorials/", "docs/how-to/", "docs/explanation/"];
+    let users = |file: &&File| {
+        file.path == "README.md" || DIRECTORIES.iter().any(|directory| file.path.starts_with(directory))
+    };
     for file in markdown(tree).filter(users) {
         let text = file.text.replace("\\\n", " ");
         for line in text.lines().filter(|line| !OTHERS.iter().any(|other| line.contains(other))) {
@@ -76,8 +77,8 @@ pub fn mentioned_flags(tree: &Tree, reference: &str) -> Vec<Finding> {
 /// The table of contents of the documentation site.
 const SUMMARY: &str = "docs/SUMMARY.md";
 
-/// Checks that each page of the documentation is listed once in `docs/SUMMARY.md`, and opens with a title and a sentence
-/// that names its readers. Decisions have a different format.
+/// Checks that each page of the documentation is listed once in `docs/SUMMARY.md`, and opens with a title and a
+/// sentence that names its readers. Decisions have a different format.
 #[must_use]
 pub fn pages(tree: &Tree) -> Vec<Finding> {
     let summary = tree.file(SUMMARY).map_or("", |file| &file.text);
@@ -136,11 +137,11 @@ pub fn decisions(tree: &Tree) -> Vec<Finding> {
 /// of the new one contains `Supersedes`, and that of the old one contains `Superseded by` or `Superseded in part by`.
 #[must_use]
 pub fn supersessions(tree: &Tree) -> Vec<Finding> {
-    const FOLDER: &str = "docs/decisions/";
+    const DIRECTORY: &str = "docs/decisions/";
     // Pairs of the new decision and the old one.
     let mut supersedes = BTreeSet::new();
     let mut superseded = BTreeSet::new();
-    for file in tree.files.iter().filter(|file| file.path.starts_with(FOLDER)) {
+    for file in tree.files.iter().filter(|file| file.path.starts_with(DIRECTORY)) {
         let head = file.text.split("\n## Context\n").next().unwrap_or_default();
         for statement in head.split("Supersede").skip(1) {
             let paragraph = statement.split("\n\n").next().unwrap_or_default();
@@ -204,7 +205,7 @@ fn targets(text: &str) -> Vec<&str> {
         if fenced {
             continue;
         }
-        // Every second piece between backticks is code.
+        // The pieces with odd indices are code, between backticks.
         for prose in line.split('`').step_by(2) {
             found.extend(prose.split("](").skip(1).filter_map(|link| link.split(')').next()));
         }

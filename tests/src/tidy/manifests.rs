@@ -62,7 +62,7 @@ const PROTOCOLS: [(&str, &[&str]); 6] = [
     ("tower", &["operator", "router", "server"]),
 ];
 
-/// The folders of the crates of the workspace, or an empty list if there is no valid `Cargo.toml`.
+/// The directories of the crates of the workspace, or an empty list if there is no valid `Cargo.toml`.
 #[must_use]
 pub fn members(tree: &Tree) -> Vec<String> {
     let root = tree.file("Cargo.toml").and_then(|file| file.text.parse::<Table>().ok()).unwrap_or_default();
@@ -84,17 +84,17 @@ pub fn manifests(tree: &Tree) -> Vec<Finding> {
 
     let mut findings = workspace(&root);
     for file in tree.files.iter().filter(|file| file.path.ends_with("/Cargo.toml")) {
-        let folder = file.path.trim_end_matches("/Cargo.toml");
+        let directory = file.path.trim_end_matches("/Cargo.toml");
         let manifest = file.text.parse::<Table>();
-        if manifest.as_ref().is_ok_and(|manifest| is_fuzz(folder, manifest)) {
-            findings.extend(stale_lock(tree, folder));
+        if manifest.as_ref().is_ok_and(|manifest| is_fuzz(directory, manifest)) {
+            findings.extend(stale_lock(tree, directory));
             continue;
         }
-        if !members.iter().any(|member| member == folder) {
+        if !members.iter().any(|member| member == directory) {
             findings.push(Finding::new(&file.path, "not a member of the workspace"));
         }
         match manifest {
-            Ok(manifest) => findings.extend(package(&file.path, folder, &manifest)),
+            Ok(manifest) => findings.extend(package(&file.path, directory, &manifest)),
             Err(error) => findings.push(Finding::new(&file.path, error.to_string())),
         }
     }
@@ -102,18 +102,18 @@ pub fn manifests(tree: &Tree) -> Vec<Finding> {
 }
 
 /// Whether a crate contains fuzz targets: it is a separate workspace with other flags, and is never published.
-fn is_fuzz(folder: &str, manifest: &Table) -> bool {
+fn is_fuzz(directory: &str, manifest: &Table) -> bool {
     let says = |keys: &[&str], wanted| at(manifest, keys).and_then(Value::as_bool) == Some(wanted);
-    folder.ends_with("/fuzz")
+    directory.ends_with("/fuzz")
         && manifest.contains_key("workspace")
         && says(&["package", "metadata", "cargo-fuzz"], true)
         && says(&["package", "publish"], false)
 }
 
-/// Checks that the lock file of the fuzz targets contains the dependencies of its crates. No other build reads that file,
-/// so a missing dependency would remain unnoticed until the next run of the fuzz targets.
-fn stale_lock(tree: &Tree, folder: &str) -> Vec<Finding> {
-    let path = format!("{folder}/Cargo.lock");
+/// Checks that the lock file of the fuzz targets contains the dependencies of its crates. No other build reads that
+/// file, so a missing dependency would remain unnoticed until the next run of the fuzz targets.
+fn stale_lock(tree: &Tree, directory: &str) -> Vec<Finding> {
+    let path = format!("{directory}/Cargo.lock");
     let lock = tree.file(&path).and_then(|file| file.text.parse::<Table>().ok());
     let Some(lock) = lock else { return vec![Finding::new(&path, "missing, or no TOML")] };
     let packages = lock.get("package").and_then(Value::as_array).into_iter().flatten();
@@ -158,10 +158,10 @@ fn workspace(root: &Table) -> Vec<Finding> {
     findings
 }
 
-fn package(path: &str, folder: &str, manifest: &Table) -> Vec<Finding> {
+fn package(path: &str, directory: &str, manifest: &Table) -> Vec<Finding> {
     let mut findings = Vec::new();
     let name = at(manifest, &["package", "name"]).and_then(Value::as_str).unwrap_or_default();
-    if name != folder.replace('/', "-") {
+    if name != directory.replace('/', "-") {
         findings.push(Finding::new(path, format!("crate {name:?}: the name must be the path with dashes")));
     }
     for key in ["version", "edition", "license", "publish", "rust-version"] {

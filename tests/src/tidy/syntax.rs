@@ -4,8 +4,8 @@ use anyhow::Context as _;
 
 use super::{File, Tree};
 
-/// The folders of a crate that contain Rust code.
-const CODE_FOLDERS: [&str; 4] = ["src", "tests", "benches", "examples"];
+/// The directories of a crate that contain Rust code.
+const CODE_DIRECTORIES: [&str; 4] = ["src", "tests", "benches", "examples"];
 
 /// A parsed Rust file.
 pub struct RustFile {
@@ -25,7 +25,7 @@ impl std::fmt::Debug for RustFile {
 }
 
 impl RustFile {
-    /// Parses a file of the crate in the folder `crate_path`.
+    /// Parses a file of the crate in the directory `crate_path`.
     ///
     /// # Errors
     /// The file is not valid Rust.
@@ -40,15 +40,15 @@ impl RustFile {
     }
 }
 
-/// Parses the Rust files of the crate in the folder `crate_path`.
+/// Parses the Rust files of the crate in the directory `crate_path`.
 ///
 /// # Errors
 /// The crate has no Rust file, or one of them is not valid Rust.
 pub fn rust_files(tree: &Tree, crate_path: &str) -> anyhow::Result<Vec<RustFile>> {
     let is_code = |file: &&File| {
         let rest = file.path.strip_prefix(crate_path).and_then(|rest| rest.strip_prefix('/'));
-        let folder = rest.and_then(|rest| rest.split('/').next());
-        file.path.ends_with(".rs") && folder.is_some_and(|folder| CODE_FOLDERS.contains(&folder))
+        let directory = rest.and_then(|rest| rest.split('/').next());
+        file.path.ends_with(".rs") && directory.is_some_and(|directory| CODE_DIRECTORIES.contains(&directory))
     };
     let files = tree.files.iter().filter(is_code).map(|file| RustFile::parse(crate_path, file));
     let files = files.collect::<anyhow::Result<Vec<_>>>()?;

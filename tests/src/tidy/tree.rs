@@ -4,7 +4,7 @@ use std::path::Path;
 
 use anyhow::Context as _;
 
-/// Names of folders with fetched or built files, at any depth. In a worktree, `.git` is a file.
+/// Names of directories with fetched or built files, at any depth. In a worktree, `.git` is a file.
 const SKIPPED: [&str; 6] = [".git", ".deps", ".venv", "target", "node_modules", "__pycache__"];
 
 /// A violation of a rule in one file.
@@ -52,12 +52,14 @@ impl Tree {
     /// Reads all files below `root`.
     ///
     /// # Errors
-    /// A folder or a file cannot be read.
+    /// A directory or a file cannot be read.
     pub fn read(root: &Path) -> anyhow::Result<Self> {
         let mut tree = Self::default();
-        let mut folders = vec![root.to_owned()];
-        while let Some(folder) = folders.pop() {
-            for entry in folder.read_dir().with_context(|| format!("failed to list {}", folder.display()))? {
+        let mut directories = vec![root.to_owned()];
+        while let Some(directory) = directories.pop() {
+            for entry in
+                directory.read_dir().with_context(|| format!("failed to list {}", directory.display()))?
+            {
                 let entry = entry?;
                 let path = entry.path();
                 // Symbolic links are skipped, because their targets are read at their own paths.
@@ -65,7 +67,7 @@ impl Tree {
                     continue;
                 }
                 if entry.file_type()?.is_dir() {
-                    folders.push(path);
+                    directories.push(path);
                     continue;
                 }
                 let bytes =

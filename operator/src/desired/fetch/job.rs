@@ -7,7 +7,7 @@ use kube::api::DynamicObject;
 use operator_api::AccessMode;
 use serde_json::{Value, json};
 
-use super::{affinity, claim_spec, container, container_volumes, source_folder, source_key};
+use super::{affinity, claim_spec, container, container_volumes, source_directory, source_key};
 use crate::desired::pod::{VolumeUse, image_pull_secrets, security_context, set_member};
 use crate::manifest::{Kind, Manifest, canonical, digest, to_json};
 use crate::names::{Component, FETCHED, RETRY, SOURCE};
@@ -33,7 +33,7 @@ pub(crate) fn manifests(valid: &ValidDeployment, observed: &ObservedState) -> Ve
     let owner = &valid.owner;
     let claim = owner.manifest(Kind::PersistentVolumeClaim, &owner.cache_claim(), Component::Fetch, claim);
     let job = job(valid, fetched, observed);
-    // Only one Job exists at a time: each removes unused folders, which another Job could be about to use.
+    // Only one Job exists at a time: each removes unused directories, which another Job could be about to use.
     let mut others = observed.owned.keys().filter(|(kind, name)| *kind == Kind::Job && *name != job.name);
     let may_exist = observed.job(&job.name).is_some() || others.next().is_none();
     if may_exist { vec![claim, job] } else { vec![claim] }
@@ -57,8 +57,8 @@ fn used_sources(valid: &ValidDeployment, observed: &ObservedState) -> impl Itera
     pods.map(|pod| pod.source.clone()).chain(deployment.map(source_of_object))
 }
 
-/// The arguments with which a Job removes the folders of previous sources from the volume, except for those that
-/// replicas use. If the sources of some replicas are unknown, the Job removes no folders.
+/// The arguments with which a Job removes the directories of previous sources from the volume, except for those that
+/// replicas use. If the sources of some replicas are unknown, the Job removes no directories.
 fn cleanup_args(valid: &ValidDeployment, observed: &ObservedState) -> Vec<String> {
     let mut used = BTreeSet::new();
     for source in used_sources(valid, observed) {
@@ -125,7 +125,7 @@ fn new_job(valid: &ValidDeployment, fetched: &FetchedModel, observed: &ObservedS
         "enableServiceLinks": false,
         "restartPolicy": "Never",
         "securityContext": security_context(&valid.security, VolumeUse::Owned),
-        "containers": [container(valid, fetched, &source_folder(fetched))],
+        "containers": [container(valid, fetched, &source_directory(fetched))],
         "volumes": volumes,
     });
     set_member(&mut pod, "imagePullSecrets", Some(image_pull_secrets(&valid.security)));

@@ -10,7 +10,7 @@ use sha2::{Digest as _, Sha256};
 pub struct SpillConfig {
     /// The directory. One server at a time uses it. Another server waits, and stores no blocks, until the first one
     /// ends.
-    pub folder: PathBuf,
+    pub directory: PathBuf,
     /// The largest number of bytes of all files.
     pub bytes_max: u64,
     /// The identity of the content besides the tokens. Blocks of another identity are removed.

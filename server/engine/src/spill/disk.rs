@@ -25,7 +25,7 @@ pub(super) const HEADER_BYTES: u64 = 8 + 32 + 8;
 /// The magic number, which changes with the format of files and keys.
 const MAGIC: [u8; 8] = *b"OVFLKV02";
 /// The prefix of the names of directories, each of which contains the blocks of one model.
-const FOLDER: &str = "ovfleet-kv-";
+const DIRECTORY: &str = "ovfleet-kv-";
 /// The name of the lock file.
 const LOCK: &str = "ovfleet-kv.lock";
 /// The suffix of complete files.
@@ -93,7 +93,7 @@ pub(super) struct Writer {
     config: SpillConfig,
     layout: CacheLayout,
     /// The directory of the block files, once it is known.
-    folder: Arc<OnceLock<PathBuf>>,
+    directory: Arc<OnceLock<PathBuf>>,
     results: ResultSender<WriteResult>,
     /// Whether the last write failed, so that repeated failures are logged once.
     has_failed: bool,
@@ -102,7 +102,7 @@ pub(super) struct Writer {
 /// Reads blocks.
 pub(super) struct Reader {
     block_bytes: usize,
-    folder: Arc<OnceLock<PathBuf>>,
+    directory: Arc<OnceLock<PathBuf>>,
     blocks: ResultSender<ReadBlock>,
     /// Whether the last read failed, so that repeated failures are logged once.
     has_failed: bool,
@@ -114,16 +114,16 @@ pub(super) fn workers(
     results: ResultSender<WriteResult>,
     blocks: ResultSender<ReadBlock>,
 ) -> (Writer, Reader) {
-    let folder = Arc::new(OnceLock::new());
+    let directory = Arc::new(OnceLock::new());
     let block_bytes = layout.block_bytes as usize;
-    let reader = Reader { block_bytes, folder: Arc::clone(&folder), blocks, has_failed: false };
-    (Writer { config: config.clone(), layout, folder, results, has_failed: false }, reader)
+    let reader = Reader { block_bytes, directory: Arc::clone(&directory), blocks, has_failed: false };
+    (Writer { config: config.clone(), layout, directory, results, has_failed: false }, reader)
 }
 
 impl Writer {
     /// Processes requests until the engine ends and the queue is empty.
     pub(super) fn run(mut self, writes: &Receiver<WriteRequest>) {
-        let path = self.config.folder.clone();
+        let path = self.config.directory.clone();
         let opened = self.lock(writes).and_then(|lock| match lock {
             Some(lock) => self.open().map(|files| Some((lock, files))),
             None => Ok(None),
@@ -132,12 +132,12 @@ impl Writer {
         let _lock = match opened {
             Ok(None) => return,
             Ok(Some((lock, files))) => {
-                tracing::info!(blocks = files.len(), folder = %path.display(), "opened the spill directory");
+                tracing::info!(blocks = files.len(), directory = %path.display(), "opened the spill directory");
                 self.results.send(WriteResult::Opened(files));
                 lock
             }
             Err(error) => {
-                tracing::warn!(%error, folder = %path.display(), "failed to open the directory for evicted blocks, continuing without it");
+                tracing::warn!(%error, directory = %path.display(), "failed to open the directory for evicted blocks, continuing without it");
                 return;
             }
         };
@@ -149,8 +149,8 @@ impl Writer {
     /// Locks the directory, and waits while another server uses it. `None` if the engine ends before the directory is
     /// locked.
     fn lock(&self, writes: &Receiver<WriteRequest>) -> io::Result<Option<File>> {
-        fs::create_dir_all(&self.config.folder)?;
-        let path = self.config.folder.join(LOCK);
+        fs::create_dir_all(&self.config.directory)?;
+        let path = self.config.directory.join(LOCK);
         let lock = File::options().read(true).append(true).create(true).open(path)?;
         let mut is_logged = false;
         loop {
@@ -160,8 +160,8 @@ impl Writer {
                 Err(TryLockError::WouldBlock) => {}
             }
             if !std::mem::replace(&mut is_logged, true) {
-                let folder = self.config.folder.display();
-                tracing::warn!(%folder, "another server uses the directory for evicted blocks, waiting for it to exit");
+                let directory = self.config.directory.display();
+                tracing::warn!(%directory, "another server uses the directory for evicted blocks, waiting for it to exit");
             }
             match writes.recv_timeout(LOCK_INTERVAL) {
                 // The engine sends nothing before the directory is open.
@@ -174,19 +174,20 @@ impl Writer {
     /// Lists the stored blocks of this model, oldest first. Removes those of other models and those beyond the size
     /// limit.
     fn open(&self) -> io::Result<Vec<(BlockKey, u64)>> {
-        let name = format!("{FOLDER}{:032x}", self.identity()?);
-        for entry in fs::read_dir(&self.config.folder)? {
+        let name = format!("{DIRECTORY}{:032x}", self.identity()?);
+        for entry in fs::read_dir(&self.config.directory)? {
             let entry = entry?;
-            let is_other = entry.file_name().to_str().is_some_and(|other| is_folder(other) && other != name);
+            let is_other =
+                entry.file_name().to_str().is_some_and(|other| is_directory(other) && other != name);
             if is_other && let Err(error) = fs::remove_dir_all(entry.path()) {
-                tracing::warn!(%error, folder = %entry.path().display(), "failed to remove blocks of another model");
+                tracing::warn!(%error, directory = %entry.path().display(), "failed to remove blocks of another model");
             }
         }
-        let folder = self.config.folder.join(name);
+        let directory = self.config.directory.join(name);
         // Only the owner may read the files, because prompts could be reconstructed from them.
-        DirBuilder::new().recursive(true).mode(0o700).create(&folder)?;
+        DirBuilder::new().recursive(true).mode(0o700).create(&directory)?;
         let mut files = Vec::new();
-        for entry in fs::read_dir(&folder)? {
+        for entry in fs::read_dir(&directory)? {
             let entry = entry?;
             let name = entry.file_name();
             let name = name.to_str().unwrap_or_default();
@@ -212,11 +213,11 @@ impl Writer {
             if excess == 0 {
                 stored.push((key, bytes));
             } else {
-                fs::remove_file(file(&folder, key))?;
+                fs::remove_file(file(&directory, key))?;
                 excess = excess.saturating_sub(bytes);
             }
         }
-        self.folder.get_or_init(|| folder);
+        self.directory.get_or_init(|| directory);
         Ok(stored)
     }
 
@@ -243,18 +244,19 @@ impl Writer {
     }
 
     fn process(&mut self, WriteRequest { remove, block }: WriteRequest) {
-        let folder = self.folder.get().expect("invariant: the directory is open before the first request");
+        let directory =
+            self.directory.get().expect("invariant: the directory is open before the first request");
         for key in remove {
             // A file that could not be removed is listed again at the next start.
-            let _ = fs::remove_file(file(folder, key));
+            let _ = fs::remove_file(file(directory, key));
         }
         let Some(WriteBlock { key, content }) = block else { return };
-        let written = write(folder, key, &content);
+        let written = write(directory, key, &content);
         if std::mem::replace(&mut self.has_failed, written.is_err()) != written.is_err() {
             match &written {
                 Ok(()) => tracing::info!("evicted blocks can be written again"),
                 Err(error) => {
-                    tracing::warn!(%error, folder = %folder.display(), "failed to write an evicted block")
+                    tracing::warn!(%error, directory = %directory.display(), "failed to write an evicted block")
                 }
             }
         }
@@ -284,7 +286,7 @@ impl Reader {
 
     /// Reads the content of a block.
     fn read(&mut self, key: BlockKey) -> Option<Vec<u8>> {
-        let path = file(self.folder.get()?, key);
+        let path = file(self.directory.get()?, key);
         let block = self.try_read(&path, key);
         if let Err(error) = &block
             && !self.has_failed
@@ -320,8 +322,8 @@ fn checksum(key: BlockKey, block: &[u8]) -> [u8; 8] {
     hash.digest().to_le_bytes()
 }
 
-fn write(folder: &Path, key: BlockKey, block: &[u8]) -> io::Result<()> {
-    let path = file(folder, key);
+fn write(directory: &Path, key: BlockKey, block: &[u8]) -> io::Result<()> {
+    let path = file(directory, key);
     let part = path.with_extension(&UNFINISHED[1..]);
     let written = File::create(&part).and_then(|mut file| {
         file.write_all(&MAGIC)?;
@@ -337,10 +339,10 @@ fn write(folder: &Path, key: BlockKey, block: &[u8]) -> io::Result<()> {
     written
 }
 
-fn file(folder: &Path, key: BlockKey) -> PathBuf {
+fn file(directory: &Path, key: BlockKey) -> PathBuf {
     let mut name: String = key.0.iter().map(|byte| format!("{byte:02x}")).collect();
     name.push_str(SUFFIX);
-    folder.join(name)
+    directory.join(name)
 }
 
 /// Parses a key from a file name without suffix.
@@ -355,6 +357,7 @@ fn parse(name: &str) -> Option<BlockKey> {
     Some(BlockKey(key))
 }
 
-fn is_folder(name: &str) -> bool {
-    name.strip_prefix(FOLDER).is_some_and(|hash| hash.len() == 32 && u128::from_str_radix(hash, 16).is_ok())
+fn is_directory(name: &str) -> bool {
+    name.strip_prefix(DIRECTORY)
+        .is_some_and(|hash| hash.len() == 32 && u128::from_str_radix(hash, 16).is_ok())
 }

@@ -29,7 +29,7 @@ const ANSWER_TOKENS: u32 = 3;
 /// A directory, and the original files of the blocks of one prompt in it, in order.
 struct SpilledBlocks {
     runtime: Runtime,
-    folder: TempDir,
+    directory: TempDir,
     files: Vec<(PathBuf, Vec<u8>)>,
 }
 
@@ -69,8 +69,8 @@ fn parts(mut input: &[u8]) -> Vec<&[u8]> {
 impl SpilledBlocks {
     fn new() -> Self {
         let runtime = Builder::new_current_thread().build().expect("a runtime");
-        let folder = TempDir::new().expect("a temporary folder");
-        let engine = start(folder.path());
+        let directory = TempDir::new().expect("a temporary directory");
+        let engine = start(directory.path());
         let handle = engine.handle();
         runtime.block_on(async {
             answer(&handle).await;
@@ -79,7 +79,7 @@ impl SpilledBlocks {
             until(&handle, |spill| spill.queued() == 0).await;
         });
         engine.shutdown().expect("the engine has no fault");
-        let paths = files(folder.path());
+        let paths = files(directory.path());
         let mut files = Vec::new();
         for tokens in tokens().chunks_exact(BLOCK_TOKENS) {
             let tokens: Vec<u8> = tokens.iter().flat_map(|token| token.to_le_bytes()).collect();
@@ -89,12 +89,12 @@ impl SpilledBlocks {
             files.push(read.into_iter().find(is_of).expect("all blocks of the prompt were evicted"));
         }
         assert_eq!(files.len(), BLOCKS);
-        Self { runtime, folder, files }
+        Self { runtime, directory, files }
     }
 
     fn check(&self, input: &[u8]) {
-        for path in files(self.folder.path()) {
-            fs::remove_file(path).expect("the folder contains only files");
+        for path in files(self.directory.path()) {
+            fs::remove_file(path).expect("the directory contains only files");
         }
         let parts = parts(input);
         for ((path, _), part) in self.files.iter().zip(&parts) {
@@ -102,7 +102,7 @@ impl SpilledBlocks {
         }
         let is_intact = |((_, written), part): &(&(PathBuf, Vec<u8>), &&[u8])| written == *part;
         let intact = self.files.iter().zip(&parts).take_while(is_intact).count();
-        let engine = start(self.folder.path());
+        let engine = start(self.directory.path());
         let handle = engine.handle();
         let cached_tokens = self.runtime.block_on(answer(&handle));
         assert!(
@@ -113,9 +113,9 @@ impl SpilledBlocks {
     }
 }
 
-fn start(folder: &Path) -> Engine {
+fn start(directory: &Path) -> Engine {
     let identity = SpillIdentity { description: "a".to_owned(), files: Vec::new(), adapters: Vec::new() };
-    let spill = SpillConfig { folder: folder.to_owned(), bytes_max: 1 << 20, identity };
+    let spill = SpillConfig { directory: directory.to_owned(), bytes_max: 1 << 20, identity };
     let extras = EngineOptions { spill: Some(spill), ..EngineOptions::default() };
     Setup::new(16).start_with(extras).expect("the engine has no fault")
 }
@@ -145,11 +145,11 @@ pub(crate) async fn until(handle: &EngineHandle, done: impl Fn(&SpillStats) -> b
 }
 
 /// Returns the files of the stored blocks.
-fn files(folder: &Path) -> Vec<PathBuf> {
+fn files(directory: &Path) -> Vec<PathBuf> {
     let entries = |path: &Path| -> Vec<PathBuf> {
-        let entries = fs::read_dir(path).expect("the folder can be listed");
-        entries.map(|entry| entry.expect("the folder can be listed").path()).collect()
+        let entries = fs::read_dir(path).expect("the directory can be listed");
+        entries.map(|entry| entry.expect("the directory can be listed").path()).collect()
     };
-    let folders = entries(folder).into_iter().filter(|path| path.is_dir());
-    folders.flat_map(|folder| entries(&folder)).collect()
+    let directories = entries(directory).into_iter().filter(|path| path.is_dir());
+    directories.flat_map(|directory| entries(&directory)).collect()
 }

@@ -20,7 +20,7 @@ mod images;
 mod mutated_spill;
 #[cfg(test)]
 #[path = "../../../fuzz/mutations.rs"]
-#[expect(dead_code, reason = "the seed is not in a folder")]
+#[expect(dead_code, reason = "the seed is not in a directory")]
 mod mutations;
 #[cfg(test)]
 mod scores;

@@ -25,9 +25,9 @@ const PROMPT_TOKENS: u32 = 100;
 /// The size of a file in bytes.
 const BLOCK_BYTES: u64 = 48 + 8 * 12;
 
-fn config(folder: &Path, model: &str) -> SpillConfig {
+fn config(directory: &Path, model: &str) -> SpillConfig {
     let identity = SpillIdentity { description: model.to_owned(), files: Vec::new(), adapters: Vec::new() };
-    SpillConfig { folder: folder.to_owned(), bytes_max: 1 << 20, identity }
+    SpillConfig { directory: directory.to_owned(), bytes_max: 1 << 20, identity }
 }
 
 fn start(config: &SpillConfig) -> Engine {
@@ -57,26 +57,29 @@ async fn fill(handle: &EngineHandle) {
     assert!(spill.written() >= 5 * 13 && spill.dropped() == 0, "{spill:?}");
 }
 
-/// Starts an engine, and fills its cache and the folder.
-async fn filled(folder: &Path) -> (Engine, EngineHandle) {
-    let engine = start(&config(folder, "a"));
+/// Starts an engine, and fills its cache and the directory.
+async fn filled(directory: &Path) -> (Engine, EngineHandle) {
+    let engine = start(&config(directory, "a"));
     let handle = engine.handle();
     fill(&handle).await;
     (engine, handle)
 }
 
 /// Returns the files of the stored blocks.
-fn files(folder: &Path) -> Vec<PathBuf> {
+fn files(directory: &Path) -> Vec<PathBuf> {
     let entries =
         |path: &Path| fs::read_dir(path).unwrap().map(|entry| entry.unwrap().path()).collect::<Vec<_>>();
-    let folders = entries(folder).into_iter().filter(|path| path.is_dir());
-    folders.flat_map(|folder| entries(&folder)).filter(|path| path.extension().unwrap() == "kv").collect()
+    let directories = entries(directory).into_iter().filter(|path| path.is_dir());
+    directories
+        .flat_map(|directory| entries(&directory))
+        .filter(|path| path.extension().unwrap() == "kv")
+        .collect()
 }
 
 #[tokio::test]
 async fn an_evicted_prefix_is_restored_instead_of_computed() {
-    let folder = tempfile::tempdir().unwrap();
-    let (engine, handle) = filled(folder.path()).await;
+    let directory = tempfile::tempdir().unwrap();
+    let (engine, handle) = filled(directory.path()).await;
     let outcome = ask(&handle, 0).await;
     assert_eq!(outcome.cached_tokens, Some(96));
     let spill = handle.spill_stats().unwrap();
@@ -87,8 +90,8 @@ async fn an_evicted_prefix_is_restored_instead_of_computed() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn concurrent_restores_return_the_right_blocks() {
-    let folder = tempfile::tempdir().unwrap();
-    let (engine, handle) = filled(folder.path()).await;
+    let directory = tempfile::tempdir().unwrap();
+    let (engine, handle) = filled(directory.path()).await;
     let mut rng = StdRng::seed_from_u64(5);
     for round in 0..10 {
         let mut tasks = JoinSet::new();
@@ -120,23 +123,23 @@ async fn concurrent_restores_return_the_right_blocks() {
 
 #[tokio::test]
 async fn stored_blocks_outlive_the_engine_but_not_the_model() {
-    let folder = tempfile::tempdir().unwrap();
-    let (engine, _) = filled(folder.path()).await;
+    let directory = tempfile::tempdir().unwrap();
+    let (engine, _) = filled(directory.path()).await;
     engine.shutdown().unwrap();
-    let num_files = files(folder.path()).len();
+    let num_files = files(directory.path()).len();
     assert!(num_files >= 5 * 13, "{num_files}");
 
-    let engine = start(&config(folder.path(), "a"));
+    let engine = start(&config(directory.path(), "a"));
     let handle = engine.handle();
     until(&handle, SpillStats::is_open).await;
     assert_eq!(handle.spill_stats().unwrap().blocks() as usize, num_files);
     assert_eq!(ask(&handle, 0).await.cached_tokens, Some(96));
     engine.shutdown().unwrap();
 
-    let engine = start(&config(folder.path(), "another"));
+    let engine = start(&config(directory.path(), "another"));
     let handle = engine.handle();
     until(&handle, SpillStats::is_open).await;
-    assert_eq!(files(folder.path()).len(), 0, "blocks of another model are removed");
+    assert_eq!(files(directory.path()).len(), 0, "blocks of another model are removed");
     assert_eq!(ask(&handle, 0).await.cached_tokens, Some(0));
     settled(&handle).await;
     assert_eq!(handle.spill_stats().unwrap().restored(), 0);
@@ -145,9 +148,9 @@ async fn stored_blocks_outlive_the_engine_but_not_the_model() {
 
 /// Stores blocks, damages them, sends the first prompt again, and checks that its answer is correct.
 async fn with_spoilt(spoil: impl Fn(&Path)) {
-    let folder = tempfile::tempdir().unwrap();
-    let (engine, handle) = filled(folder.path()).await;
-    files(folder.path()).iter().for_each(|file| spoil(file));
+    let directory = tempfile::tempdir().unwrap();
+    let (engine, handle) = filled(directory.path()).await;
+    files(directory.path()).iter().for_each(|file| spoil(file));
     let outcome = ask(&handle, 0).await;
     assert_eq!(outcome.cached_tokens, Some(0));
     let spill = handle.spill_stats().unwrap();
@@ -180,11 +183,11 @@ async fn a_block_under_the_name_of_another_is_computed() {
 /// The file of a block contains the valid content of another block.
 #[tokio::test]
 async fn the_content_of_one_block_in_the_file_of_another_is_computed() {
-    let folder = tempfile::tempdir().unwrap();
-    let (engine, handle) = filled(folder.path()).await;
+    let directory = tempfile::tempdir().unwrap();
+    let (engine, handle) = filled(directory.path()).await;
     // The file has the key of its name, followed by the checksum and the content of another block.
     const KEY_END: usize = 40;
-    let files = files(folder.path());
+    let files = files(directory.path());
     let contents: Vec<_> = files.iter().map(|file| fs::read(file).unwrap()).collect();
     for (number, file) in files.iter().enumerate() {
         let other = &contents[(number + 1) % contents.len()];
@@ -215,9 +218,9 @@ fn replace_with_pipe(file: &Path) {
 
 #[tokio::test]
 async fn an_overdue_block_is_computed() {
-    let folder = tempfile::tempdir().unwrap();
-    let (engine, handle) = filled(folder.path()).await;
-    let pipes = files(folder.path());
+    let directory = tempfile::tempdir().unwrap();
+    let (engine, handle) = filled(directory.path()).await;
+    let pipes = files(directory.path());
     for file in &pipes {
         replace_with_pipe(file);
     }
@@ -235,8 +238,8 @@ async fn an_overdue_block_is_computed() {
 /// A step takes longer than the restores of two prompts may take, and the reader waits for the engine meanwhile.
 #[tokio::test]
 async fn a_step_that_is_longer_than_a_restore_does_not_pause_restores() {
-    let folder = tempfile::tempdir().unwrap();
-    let config = config(folder.path(), "a");
+    let directory = tempfile::tempdir().unwrap();
+    let config = config(directory.path(), "a");
     let engine = start(&config);
     fill(&engine.handle()).await;
     engine.shutdown().unwrap();
@@ -249,7 +252,7 @@ async fn a_step_that_is_longer_than_a_restore_does_not_pause_restores() {
     let (engine, gate) = setup.start_gated_with(options);
     let handle = engine.handle();
     until(&handle, SpillStats::is_open).await;
-    let pipes = files(folder.path());
+    let pipes = files(directory.path());
     let (opened, reads) = mpsc::channel();
     let disk: Vec<_> = pipes
         .iter()
@@ -291,8 +294,8 @@ async fn a_step_that_is_longer_than_a_restore_does_not_pause_restores() {
 
 #[tokio::test]
 async fn a_directory_that_cannot_be_created_costs_only_the_stored_blocks() {
-    let folder = tempfile::tempdir().unwrap();
-    let file = folder.path().join("file");
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("file");
     fs::write(&file, "in the way").unwrap();
     let engine = start(&config(&file, "a"));
     let handle = engine.handle();
@@ -308,11 +311,11 @@ async fn a_directory_that_cannot_be_created_costs_only_the_stored_blocks() {
 
 #[tokio::test]
 async fn a_directory_that_cannot_be_written_costs_only_the_stored_blocks() {
-    let folder = tempfile::tempdir().unwrap();
-    let engine = start(&config(folder.path(), "a"));
+    let directory = tempfile::tempdir().unwrap();
+    let engine = start(&config(directory.path(), "a"));
     let handle = engine.handle();
     until(&handle, SpillStats::is_open).await;
-    for entry in fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().path()) {
+    for entry in fs::read_dir(directory.path()).unwrap().map(|entry| entry.unwrap().path()) {
         if entry.is_dir() {
             fs::remove_dir_all(&entry).unwrap();
             fs::write(&entry, "in the way").unwrap();
@@ -328,35 +331,35 @@ async fn a_directory_that_cannot_be_written_costs_only_the_stored_blocks() {
 }
 
 /// Returns the total size of all block files in bytes, including incomplete ones.
-fn bytes(folder: &Path) -> u64 {
+fn bytes(directory: &Path) -> u64 {
     let sizes = |path: PathBuf| fs::read_dir(path).unwrap().map(|entry| entry.unwrap().metadata());
-    let folders =
-        fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).filter(|path| path.is_dir());
+    let directories =
+        fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().path()).filter(|path| path.is_dir());
     // Files may be removed in the meantime.
-    folders.flat_map(sizes).filter_map(Result::ok).map(|metadata| metadata.len()).sum()
+    directories.flat_map(sizes).filter_map(Result::ok).map(|metadata| metadata.len()).sum()
 }
 
 #[tokio::test]
 async fn the_size_limit_is_not_exceeded() {
-    let folder = tempfile::tempdir().unwrap();
+    let directory = tempfile::tempdir().unwrap();
     let few = 20 * BLOCK_BYTES + 5;
     for bytes_max in [few, 60 * BLOCK_BYTES, few] {
         // In the last run, there are more bytes at the start than the limit allows.
-        let engine = start(&SpillConfig { bytes_max, ..config(folder.path(), "a") });
+        let engine = start(&SpillConfig { bytes_max, ..config(directory.path(), "a") });
         let handle = engine.handle();
         fill(&handle).await;
         for which in 0..8 {
             ask(&handle, which).await;
             assert!(handle.spill_stats().unwrap().bytes() <= bytes_max);
-            assert!(bytes(folder.path()) <= bytes_max);
+            assert!(bytes(directory.path()) <= bytes_max);
         }
         settled(&handle).await;
         until(&handle, |spill| spill.queued() == 0).await;
         // The last removal may not have been completed.
-        until(&handle, |spill| bytes(folder.path()) == spill.bytes()).await;
+        until(&handle, |spill| bytes(directory.path()) == spill.bytes()).await;
         engine.shutdown().unwrap();
         assert_eq!(
-            bytes(folder.path()),
+            bytes(directory.path()),
             bytes_max / BLOCK_BYTES * BLOCK_BYTES,
             "the directory is filled up to the limit"
         );
@@ -365,20 +368,20 @@ async fn the_size_limit_is_not_exceeded() {
 
 #[tokio::test]
 async fn a_limit_below_one_block_stores_nothing() {
-    let folder = tempfile::tempdir().unwrap();
-    let engine = start(&SpillConfig { bytes_max: BLOCK_BYTES - 1, ..config(folder.path(), "a") });
+    let directory = tempfile::tempdir().unwrap();
+    let engine = start(&SpillConfig { bytes_max: BLOCK_BYTES - 1, ..config(directory.path(), "a") });
     let handle = engine.handle();
     for which in 0..8 {
         ask(&handle, which).await;
     }
     engine.shutdown().unwrap();
-    assert_eq!(bytes(folder.path()), 0);
+    assert_eq!(bytes(directory.path()), 0);
 }
 
 #[tokio::test]
 async fn two_engines_do_not_share_a_directory() {
-    let folder = tempfile::tempdir().unwrap();
-    let config = config(folder.path(), "a");
+    let directory = tempfile::tempdir().unwrap();
+    let config = config(directory.path(), "a");
     let first = start(&config);
     fill(&first.handle()).await;
     let second = start(&config);
@@ -392,8 +395,8 @@ async fn two_engines_do_not_share_a_directory() {
 
 #[tokio::test]
 async fn blocks_with_different_salts_are_separate_on_disk() {
-    let folder = tempfile::tempdir().unwrap();
-    let (engine, handle) = filled(folder.path()).await;
+    let directory = tempfile::tempdir().unwrap();
+    let (engine, handle) = filled(directory.path()).await;
     let prompt: Vec<TokenId> = prompt(0, PROMPT_TOKENS);
     let mut salted = request(&prompt, 9);
     salted.cache_salt = 7;
@@ -403,9 +406,9 @@ async fn blocks_with_different_salts_are_separate_on_disk() {
 
 #[tokio::test]
 async fn cached_blocks_are_stored_when_the_engine_ends() {
-    let folder = tempfile::tempdir().unwrap();
+    let directory = tempfile::tempdir().unwrap();
     for cached in [0, 96] {
-        let engine = start(&config(folder.path(), "a"));
+        let engine = start(&config(directory.path(), "a"));
         let handle = engine.handle();
         until(&handle, SpillStats::is_open).await;
         assert_eq!(ask(&handle, 0).await.cached_tokens, Some(cached));
@@ -415,8 +418,8 @@ async fn cached_blocks_are_stored_when_the_engine_ends() {
 
 #[tokio::test]
 async fn cached_blocks_are_stored_when_the_engine_sleeps() {
-    let folder = tempfile::tempdir().unwrap();
-    let (engine, handle) = filled(folder.path()).await;
+    let directory = tempfile::tempdir().unwrap();
+    let (engine, handle) = filled(directory.path()).await;
     for level in [SleepLevel::Cache, SleepLevel::Model] {
         settled(&handle).await;
         handle.sleep(level).await.unwrap();
@@ -431,10 +434,10 @@ async fn cached_blocks_are_stored_when_the_engine_sleeps() {
 
 #[tokio::test]
 async fn blocks_are_not_used_if_the_model_changes_during_sleep() {
-    let folder = tempfile::tempdir().unwrap();
-    let model = folder.path().join("model");
+    let directory = tempfile::tempdir().unwrap();
+    let model = directory.path().join("model");
     fs::write(&model, "one").unwrap();
-    let spill = folder.path().join("spill");
+    let spill = directory.path().join("spill");
     let mut config = config(&spill, "a");
     config.identity.files = vec![model.clone()];
     let engine = start(&config);
@@ -458,8 +461,8 @@ async fn blocks_are_not_used_if_the_model_changes_during_sleep() {
     engine.shutdown().unwrap();
 }
 
-fn start_adapted(folder: &Path, adapters: &[u64]) -> Result<Engine, StartError> {
-    let mut spill = config(folder, "a");
+fn start_adapted(directory: &Path, adapters: &[u64]) -> Result<Engine, StartError> {
+    let mut spill = config(directory, "a");
     spill.identity.adapters = adapters.to_vec();
     let extras = EngineOptions { spill: Some(spill), ..EngineOptions::default() };
     Setup { adapters: 2, ..Setup::new(32) }.start_with(extras)
@@ -467,7 +470,7 @@ fn start_adapted(folder: &Path, adapters: &[u64]) -> Result<Engine, StartError> 
 
 #[tokio::test]
 async fn stored_blocks_identify_adapters_by_content_and_not_by_number() {
-    let folder = tempfile::tempdir().unwrap();
+    let directory = tempfile::tempdir().unwrap();
     // The adapters at each start, and the number of cached tokens for each adapter's request.
     let starts: [(&[u64], [u32; 3]); 4] = [
         (&[11, 22], [0, 0, 0]),
@@ -476,7 +479,7 @@ async fn stored_blocks_identify_adapters_by_content_and_not_by_number() {
         (&[44, 55], [96, 96, 0]),
     ];
     for (adapters, cached) in starts {
-        let engine = start_adapted(folder.path(), adapters).unwrap();
+        let engine = start_adapted(directory.path(), adapters).unwrap();
         let handle = engine.handle();
         until(&handle, SpillStats::is_open).await;
         for (adapter, cached) in (0..).zip(cached) {
@@ -488,19 +491,19 @@ async fn stored_blocks_identify_adapters_by_content_and_not_by_number() {
         engine.shutdown().unwrap();
     }
     assert!(matches!(
-        start_adapted(folder.path(), &[11]),
+        start_adapted(directory.path(), &[11]),
         Err(StartError::UnknownAdapters { known: 1, adapters: 2 })
     ));
 }
 
 #[tokio::test]
 async fn a_draft_model_proposes_after_restored_blocks() {
-    let folder = tempfile::tempdir().unwrap();
+    let directory = tempfile::tempdir().unwrap();
     let setup = Setup::new(32);
     let draft = DraftRunner { runner: Box::new(setup.runner()), max_model_len: u32::MAX };
     let extras = EngineOptions {
         draft: Some(draft),
-        spill: Some(config(folder.path(), "a")),
+        spill: Some(config(directory.path(), "a")),
         ..EngineOptions::default()
     };
     let engine = setup.start_with(extras).unwrap();
@@ -522,9 +525,9 @@ async fn a_draft_model_proposes_after_restored_blocks() {
 
 #[tokio::test]
 async fn spilling_requires_prefix_caching() {
-    let folder = tempfile::tempdir().unwrap();
+    let directory = tempfile::tempdir().unwrap();
     let mut setup = Setup::new(32);
     setup.engine.scheduler.prefix_caching = false;
-    let extras = EngineOptions { spill: Some(config(folder.path(), "a")), ..EngineOptions::default() };
+    let extras = EngineOptions { spill: Some(config(directory.path(), "a")), ..EngineOptions::default() };
     assert!(matches!(setup.start_with(extras), Err(StartError::NothingToSpill)));
 }

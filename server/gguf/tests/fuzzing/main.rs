@@ -11,6 +11,11 @@ const CASES: u64 = 20_000;
 
 #[test]
 fn any_file_opens_or_is_rejected_with_an_error_message() {
-    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../fuzz/seeds/gguf");
-    check_mutations(CASES, &seeds(folder), include_str!("../../../fuzz/dictionaries/gguf.dict"), file::check);
+    let directory = concat!(env!("CARGO_MANIFEST_DIR"), "/../fuzz/seeds/gguf");
+    check_mutations(
+        CASES,
+        &seeds(directory),
+        include_str!("../../../fuzz/dictionaries/gguf.dict"),
+        file::check,
+    );
 }

@@ -1,5 +1,6 @@
-//! Checks that an arbitrary form either compiles or is rejected with the path of the invalid part, and that any
-//! sequence of allowed tokens can be followed. `server/fuzz` runs this check for hours, `main.rs` for seconds.
+//! Checks that an arbitrary form either compiles or is rejected with the path of the invalid part. If it compiles, a
+//! token must be allowed at each position of a random output until the output may end. `server/fuzz` runs this check for
+//! hours, `main.rs` for seconds.
 
 use std::sync::LazyLock;
 
@@ -84,8 +85,8 @@ fn form(kind: u8, text: &str) -> Option<Form> {
     }
 }
 
-/// Samples a text, choosing tokens by `input`. Every allowed token can be committed, and unless the output may end,
-/// some token is allowed.
+/// Samples an output, choosing tokens by `input`, until it ends, an operation fails, or it has `TOKENS_MAX` tokens.
+/// Panics if no token is allowed where the output may not end.
 fn follow(guide: &Guide, input: &[u8]) {
     let vocabulary = COMPILER.vocabulary().len() as u32;
     let mut allowed = TokenSet::new(vocabulary);

@@ -11,6 +11,11 @@ const CASES: u64 = 15_000;
 
 #[test]
 fn any_form_can_be_followed_or_is_rejected_with_a_path() {
-    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../fuzz/seeds/form");
-    check_mutations(CASES, &seeds(folder), include_str!("../../../fuzz/dictionaries/form.dict"), form::check);
+    let directory = concat!(env!("CARGO_MANIFEST_DIR"), "/../fuzz/seeds/form");
+    check_mutations(
+        CASES,
+        &seeds(directory),
+        include_str!("../../../fuzz/dictionaries/form.dict"),
+        form::check,
+    );
 }

@@ -11,12 +11,12 @@ use server_images::{DecodeLimits, Detail, ImageHeader, ImageProcessor, ModelFami
 const LIMITS: DecodeLimits = DecodeLimits { file_bytes_max: 1 << 16, pixels_max: 60_000, side_max: 2000 };
 
 static PROCESSORS: LazyLock<Vec<ImageProcessor>> = LazyLock::new(|| {
-    let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
+    let directory = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
     // The fuzz target is another package.
-    let folder = [folder.join("tests/reference"), folder.join("../images/tests/reference")];
-    let folder = folder.into_iter().find(|folder| folder.is_dir()).expect("the folder exists");
+    let directory = [directory.join("tests/reference"), directory.join("../images/tests/reference")];
+    let directory = directory.into_iter().find(|directory| directory.is_dir()).expect("the directory exists");
     let processor = |family: ModelFamily| {
-        let text = fs::read_to_string(folder.join(format!("{family}.json"))).expect("the file exists");
+        let text = fs::read_to_string(directory.join(format!("{family}.json"))).expect("the file exists");
         let reference: Value = serde_json::from_str(&text).expect("the reference is JSON");
         ImageProcessor::from_values(reference["config"].clone(), reference["preprocessor_config"].clone())
             .expect("the configuration is valid")

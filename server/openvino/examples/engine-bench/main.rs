@@ -82,11 +82,11 @@ fn main() -> anyhow::Result<()> {
     let load_seconds = started.elapsed().as_secs_f64();
     let memory_loaded =
         json!({ "anon_bytes": status_bytes("RssAnon:"), "file_bytes": status_bytes("RssFile:") });
-    let folder = args.scenario.parent().unwrap_or(Path::new("."));
+    let directory = args.scenario.parent().unwrap_or(Path::new("."));
     let (kind, body) = match scenario {
         Scenario::Generate(work) => ("generate", generate::run(&args, runner, &work)?),
         Scenario::Floor(work) => ("floor", floor::run(&args, runner, &work)?),
-        Scenario::Score(work) => ("score", score::run(runner, &work, folder)?),
+        Scenario::Score(work) => ("score", score::run(runner, &work, directory)?),
     };
     let mut result = args.head(kind, &loaded);
     result["load_seconds"] = json!(load_seconds);

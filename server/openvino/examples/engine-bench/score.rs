@@ -14,7 +14,7 @@ use crate::scenario::Score;
 /// tokens.
 const CHUNK_TOKENS: usize = 512;
 
-pub(crate) fn run(mut runner: Runner, scenario: &Score, folder: &Path) -> anyhow::Result<Value> {
+pub(crate) fn run(mut runner: Runner, scenario: &Score, directory: &Path) -> anyhow::Result<Value> {
     let mut wanted = vec![Vec::new(); scenario.logits.as_ref().map_or(0, |logits| logits.rows.len())];
     let mut windows = Vec::new();
     for (index, window) in scenario.windows.iter().enumerate() {
@@ -32,7 +32,7 @@ pub(crate) fn run(mut runner: Runner, scenario: &Score, folder: &Path) -> anyhow
     }
     if let Some(logits) = &scenario.logits {
         let bytes: Vec<u8> = wanted.iter().flatten().flat_map(|value| value.to_le_bytes()).collect();
-        std::fs::write(folder.join(&logits.file), bytes)
+        std::fs::write(directory.join(&logits.file), bytes)
             .with_context(|| format!("failed to write {}", logits.file))?;
     }
     Ok(json!({ "vocabulary": runner.layout().vocabulary, "windows": windows }))

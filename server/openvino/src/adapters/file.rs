@@ -63,13 +63,13 @@ impl LoraMatrices {
 /// # Errors
 /// The adapter is invalid or not supported.
 pub(super) fn read(source: &AdapterSource) -> Result<Adapter, Error> {
-    read_folder(&source.path).map_err(|why| Error::Adapter { name: source.name.clone(), why })
+    read_directory(&source.path).map_err(|why| Error::Adapter { name: source.name.clone(), why })
 }
 
-fn read_folder(folder: &Path) -> Result<Adapter, String> {
-    let text = bytes(&folder.join("adapter_config.json"), CONFIG_BYTES_MAX)?;
+fn read_directory(directory: &Path) -> Result<Adapter, String> {
+    let text = bytes(&directory.join("adapter_config.json"), CONFIG_BYTES_MAX)?;
     let config = PeftConfig::read(&text)?;
-    let bytes = bytes(&folder.join("adapter_model.safetensors"), TENSORS_BYTES_MAX)?;
+    let bytes = bytes(&directory.join("adapter_model.safetensors"), TENSORS_BYTES_MAX)?;
     let mut digest = Xxh3Default::new();
     digest.update(&text);
     digest.update(&bytes);

@@ -13,18 +13,18 @@ use super::source::{ADAPTER_RANK_MAX, AdapterSource};
 const SEPARATOR: u8 = 0x1e;
 
 thread_local! {
-    static FOLDER: OnceCell<TempDir> = const { OnceCell::new() };
+    static DIRECTORY: OnceCell<TempDir> = const { OnceCell::new() };
 }
 
 /// Runs one input, and panics if a guarantee is violated.
 pub(crate) fn check(input: &[u8]) {
-    FOLDER.with(|folder| {
-        let folder = folder.get_or_init(|| TempDir::new().expect("a temporary folder")).path();
+    DIRECTORY.with(|directory| {
+        let directory = directory.get_or_init(|| TempDir::new().expect("a temporary directory")).path();
         let mut parts = input.splitn(2, |byte| *byte == SEPARATOR);
         for name in ["adapter_config.json", "adapter_model.safetensors"] {
-            fs::write(folder.join(name), parts.next().unwrap_or_default()).expect("room for a small file");
+            fs::write(directory.join(name), parts.next().unwrap_or_default()).expect("room for a small file");
         }
-        let source = AdapterSource { name: "a".to_owned(), path: folder.to_owned() };
+        let source = AdapterSource { name: "a".to_owned(), path: directory.to_owned() };
         let adapter = match file::read(&source) {
             Ok(adapter) => adapter,
             Err(error) => return assert!(error.to_string().len() > "cannot use the adapter".len()),
@@ -49,10 +49,10 @@ mod tests {
 
     #[test]
     fn any_adapter_is_read_completely_or_rejected_with_a_reason() {
-        let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../fuzz/seeds/adapter");
+        let directory = concat!(env!("CARGO_MANIFEST_DIR"), "/../fuzz/seeds/adapter");
         check_mutations(
             CASES,
-            &seeds(folder),
+            &seeds(directory),
             include_str!("../../../fuzz/dictionaries/adapter.dict"),
             check,
         );

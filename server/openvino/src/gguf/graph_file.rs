@@ -27,14 +27,14 @@ pub(super) const FUSED: &str = ".attn_qkv.";
 /// If exceeded: the server does not start.
 const VECTORS_BYTES_MAX: u64 = 1 << 30;
 
-/// A temporary file that is deleted when this value is dropped. If the process is killed, only a folder with a dangling
-/// link remains.
+/// A temporary file that is deleted when this value is dropped. If the process is killed, only a directory with a
+/// dangling link remains.
 #[derive(Debug)]
 pub(super) struct GraphFile {
     /// The link to the file. The front end requires a name with the suffix `.gguf`, but only a file without a name is
     /// deleted when the process is killed.
     link: PathBuf,
-    _folder: TempDir,
+    _directory: TempDir,
     _file: File,
 }
 
@@ -84,10 +84,10 @@ impl GraphFile {
         }
         // Extend the file, because the last tensor may be in the hole or end before its padding.
         file.set_len(data + end).map_err(failed)?;
-        let folder = tempfile::tempdir().map_err(failed)?;
-        let link = folder.path().join("graph.gguf");
+        let directory = tempfile::tempdir().map_err(failed)?;
+        let link = directory.path().join("graph.gguf");
         symlink(format!("/proc/self/fd/{}", file.as_raw_fd()), &link).map_err(failed)?;
-        Ok(Self { link, _folder: folder, _file: file })
+        Ok(Self { link, _directory: directory, _file: file })
     }
 
     pub(super) fn path(&self) -> &Path {

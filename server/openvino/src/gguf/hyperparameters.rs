@@ -89,8 +89,8 @@ mod tests {
     use super::*;
 
     fn checked(key: &str, value: impl Into<Value>) -> Result<(), String> {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("model.gguf");
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("model.gguf");
         let mut writer = GgufWriter::new("phi3");
         writer.metadata(&format!("phi3.{key}"), value);
         std::fs::write(&path, writer.to_bytes()).unwrap();

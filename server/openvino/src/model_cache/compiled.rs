@@ -7,7 +7,7 @@
 //! cannot read other operations back.
 //!
 //! A compiled model names native operations, so a separate core ([`shim::import_core`]) reads it: no other core knows
-//! these operations, and only files of the private folder (`folder.rs`) can name them.
+//! these operations, and only files of the private directory (`directory.rs`) can name them.
 
 use std::fs::{self, File};
 use std::io::{Read, Seek, SeekFrom, Write};
@@ -16,7 +16,7 @@ use std::sync::Arc;
 
 use xxhash_rust::xxh3::Xxh3Default;
 
-use super::folder::PrivateFolder;
+use super::directory::PrivateDirectory;
 use super::graph::GraphCacheEntry;
 use super::{fingerprint, probe};
 use crate::config::Config;
@@ -41,7 +41,7 @@ pub(crate) struct CacheableModel {
 
 /// The entry of one graph that is compiled for one device and one processor.
 pub(crate) struct CompiledCacheEntry {
-    folder: Arc<PrivateFolder>,
+    directory: Arc<PrivateDirectory>,
     name: String,
     device: String,
 }
@@ -68,11 +68,11 @@ impl CompiledCacheEntry {
             hash.update(word.as_bytes());
         }
         let name = format!("compiled-{:032x}", hash.digest128());
-        Some(Self { folder: Arc::clone(graph.folder()), name, device: device.clone() })
+        Some(Self { directory: Arc::clone(graph.directory()), name, device: device.clone() })
     }
 
-    pub(super) fn folder(&self) -> &Arc<PrivateFolder> {
-        &self.folder
+    pub(super) fn directory(&self) -> &Arc<PrivateDirectory> {
+        &self.directory
     }
 
     /// The compiled model and the core that has read it. `None` if the file does not exist or, with a warning, if it is
@@ -81,7 +81,7 @@ impl CompiledCacheEntry {
         &self,
         properties: impl FnOnce(GraphProperties) -> Result<Vec<(String, String)>, Error>,
     ) -> Option<(CompiledModel, GraphProperties, Arc<Core>)> {
-        let path = self.folder.file(&self.name);
+        let path = self.directory.file(&self.name);
         if !path.is_file() {
             return None;
         }
@@ -96,12 +96,12 @@ impl CompiledCacheEntry {
         };
         match read() {
             Ok(found) => {
-                self.folder.touch(&self.name);
+                self.directory.touch(&self.name);
                 Some(found)
             }
             Err(error) => {
                 let error: String = error;
-                let file = self.folder.shown(&self.name);
+                let file = self.directory.shown(&self.name);
                 tracing::warn!(error, file = %file.display(), "failed to read a cached compiled model");
                 None
             }
@@ -111,11 +111,11 @@ impl CompiledCacheEntry {
     /// Writes a compiled model, if the model that is read back computes the same logits. A failure, such as a full
     /// disk, is logged and leaves no files behind.
     pub(super) fn write(&self, model: CacheableModel) {
-        let part = self.folder.unfinished(&self.name);
+        let part = self.directory.unfinished(&self.name);
         if let Err(error) = self.try_write(&part, model) {
             // A file that cannot be removed now is evicted later.
-            let _ = fs::remove_file(self.folder.file(&part));
-            let file = self.folder.shown(&self.name);
+            let _ = fs::remove_file(self.directory.file(&part));
+            let file = self.directory.shown(&self.name);
             tracing::warn!(error, file = %file.display(), "failed to cache the compiled model");
         }
     }
@@ -124,7 +124,7 @@ impl CompiledCacheEntry {
         let CacheableModel { compiled, graph, properties } = model;
         let io = |error: std::io::Error| error.to_string();
         let runtime = |error: Error| error.chain();
-        let path = self.folder.file(part);
+        let path = self.directory.file(part);
         shim::export(&compiled, &path).map_err(runtime)?;
         let bytes = seal(&path, &self.name, graph).map_err(io)?;
         if memory::available_bytes().is_none_or(|free| free < VERIFICATION_FACTOR * bytes as u64) {
@@ -137,7 +137,7 @@ impl CompiledCacheEntry {
         if found != probe::logits(core, compiled).map_err(runtime)? {
             return Err("the model that was read back computes different logits".to_owned());
         }
-        self.folder.finish(part, &self.name).map_err(io)
+        self.directory.finish(part, &self.name).map_err(io)
     }
 }
 
@@ -194,8 +194,8 @@ mod tests {
 
     #[test]
     fn damaged_and_renamed_files_are_rejected() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("one");
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("one");
         let content: Vec<u8> = (0..3_000_000u32).map(|number| (number % 251) as u8).collect();
         fs::write(&path, &content).unwrap();
         assert!(check(&path, NAME).is_err(), "without a tail");

@@ -1,10 +1,10 @@
 //! Fingerprints of model files, which depend on their whole content.
 //!
-//! A model of several gigabytes takes seconds to hash, so the result is stored in the cache folder under the attributes
-//! that identify this version of the file: its path, inode, size, modification time and change time. User space can set
-//! the modification time (`cp --preserve`, `rsync --times`), but not the change time, which every write, rename or
-//! change of metadata advances. Only changes within the clock's granularity could remain undetected, so a file that
-//! changed recently is hashed each time.
+//! A model of several gigabytes takes seconds to hash, so the result is stored in the cache directory under the
+//! attributes that identify this version of the file: its path, inode, size, modification time and change time. User
+//! space can set the modification time (`cp --preserve`, `rsync --times`), but not the change time, which every write,
+//! rename or change of metadata advances. Only changes within the clock's granularity could remain undetected, so a
+//! file that changed recently is hashed each time.
 
 use std::fs::{self, File};
 use std::io::{self, Read, Seek, SeekFrom};
@@ -14,26 +14,26 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use xxhash_rust::xxh3::{Xxh3Default, xxh3_128};
 
-use super::folder::PrivateFolder;
+use super::directory::PrivateDirectory;
 
 /// Seconds since a file's last change after which its fingerprint is stored. This time is longer than the clock
 /// granularity of any file system, and than the difference between the clocks of machines that share a volume.
 const SETTLED_SECONDS: i64 = 30;
 
-/// Returns the hash of a file's content, which is computed or read from the folder.
+/// Returns the hash of a file's content, which is computed or read from the directory.
 ///
 /// # Errors
 /// The file cannot be read, or changes while it is being read.
-pub(super) fn of_file(folder: &PrivateFolder, path: &Path) -> io::Result<u128> {
-    of_file_at(folder, path, seconds_now())
+pub(super) fn of_file(directory: &PrivateDirectory, path: &Path) -> io::Result<u128> {
+    of_file_at(directory, path, seconds_now())
 }
 
-fn of_file_at(folder: &PrivateFolder, path: &Path, now: i64) -> io::Result<u128> {
+fn of_file_at(directory: &PrivateDirectory, path: &Path, now: i64) -> io::Result<u128> {
     let mut file = File::open(path)?;
     let version = version(path, &file)?;
     let name = format!("fingerprint-{:032x}", xxh3_128(version.as_bytes()));
-    if let Some(stored) = stored(folder, &name) {
-        folder.touch(&name);
+    if let Some(stored) = stored(directory, &name) {
+        directory.touch(&name);
         return Ok(stored);
     }
     let size = file.metadata()?.len();
@@ -42,18 +42,18 @@ fn of_file_at(folder: &PrivateFolder, path: &Path, now: i64) -> io::Result<u128>
         return Err(io::Error::other("the file changed while it was read"));
     }
     if now - file.metadata()?.ctime() > SETTLED_SECONDS {
-        let unfinished = folder.unfinished(&name);
-        let stored = fs::write(folder.file(&unfinished), format!("{hash:032x}"))
-            .and_then(|()| folder.finish(&unfinished, &name));
+        let unfinished = directory.unfinished(&name);
+        let stored = fs::write(directory.file(&unfinished), format!("{hash:032x}"))
+            .and_then(|()| directory.finish(&unfinished, &name));
         if let Err(error) = stored {
-            tracing::warn!(%error, file = %folder.shown(&name).display(), "failed to store a model's fingerprint");
+            tracing::warn!(%error, file = %directory.shown(&name).display(), "failed to store a model's fingerprint");
         }
     }
     Ok(hash)
 }
 
-fn stored(folder: &PrivateFolder, name: &str) -> Option<u128> {
-    let text = fs::read_to_string(folder.file(name)).ok()?;
+fn stored(directory: &PrivateDirectory, name: &str) -> Option<u128> {
+    let text = fs::read_to_string(directory.file(name)).ok()?;
     if text.len() == 32 { u128::from_str_radix(&text, 16).ok() } else { None }
 }
 
@@ -101,40 +101,40 @@ mod tests {
     #[test]
     fn replaced_content_has_another_fingerprint_even_with_the_same_size_and_time() {
         let parent = tempfile::tempdir().unwrap();
-        let folder = PrivateFolder::open(parent.path()).unwrap();
+        let directory = PrivateDirectory::open(parent.path()).unwrap();
         let path = parent.path().join("model.gguf");
         // The contents differ only after the first megabytes.
         let mut content = vec![7; 6 << 20];
         fs::write(&path, &content).unwrap();
         let modified = fs::metadata(&path).unwrap().modified().unwrap();
-        let before = of_file(&folder, &path).unwrap();
+        let before = of_file(&directory, &path).unwrap();
         content[5 << 20] = 8;
         fs::write(&path, &content).unwrap();
         File::options().append(true).open(&path).unwrap().set_modified(modified).unwrap();
-        assert_ne!(of_file(&folder, &path).unwrap(), before);
+        assert_ne!(of_file(&directory, &path).unwrap(), before);
     }
 
     #[test]
     fn the_fingerprint_of_a_settled_file_is_stored_and_used_again() {
         let parent = tempfile::tempdir().unwrap();
-        let folder = PrivateFolder::open(parent.path()).unwrap();
+        let directory = PrivateDirectory::open(parent.path()).unwrap();
         let path = parent.path().join("model.gguf");
         fs::write(&path, b"weights").unwrap();
-        let records = || fs::read_dir(folder.file("")).unwrap().count();
-        let fresh = of_file(&folder, &path).unwrap();
+        let records = || fs::read_dir(directory.file("")).unwrap().count();
+        let fresh = of_file(&directory, &path).unwrap();
         assert_eq!(
             records(),
             0,
             "a file that changed recently may change again within the clock's granularity"
         );
         let later = seconds_now() + 2 * SETTLED_SECONDS;
-        assert_eq!(of_file_at(&folder, &path, later).unwrap(), fresh);
+        assert_eq!(of_file_at(&directory, &path, later).unwrap(), fresh);
         assert_eq!(records(), 1);
         // From then on, the record is read instead of the file.
-        let record = fs::read_dir(folder.file("")).unwrap().next().unwrap().unwrap().path();
+        let record = fs::read_dir(directory.file("")).unwrap().next().unwrap().unwrap().path();
         fs::write(&record, format!("{:032x}", 5)).unwrap();
-        assert_eq!(of_file_at(&folder, &path, later).unwrap(), 5);
+        assert_eq!(of_file_at(&directory, &path, later).unwrap(), 5);
         fs::write(&record, "half").unwrap();
-        assert_eq!(of_file_at(&folder, &path, later).unwrap(), fresh);
+        assert_eq!(of_file_at(&directory, &path, later).unwrap(), fresh);
     }
 }

@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use xxhash_rust::xxh3::Xxh3Default;
 
+use super::directory::PrivateDirectory;
 use super::fingerprint;
-use super::folder::PrivateFolder;
 use crate::runtime::{Core, Model};
 use crate::{Error, shim};
 
@@ -25,7 +25,7 @@ pub(crate) struct GraphOptions {
 /// The entry of one graph in the cache. Its name is also part of the names of the models that are compiled from the
 /// graph.
 pub(crate) struct GraphCacheEntry {
-    folder: Arc<PrivateFolder>,
+    directory: Arc<PrivateDirectory>,
     name: String,
 }
 
@@ -36,21 +36,23 @@ impl GraphCacheEntry {
         let unusable = |path: &Path, error: std::io::Error| {
             tracing::warn!(%error, path = %path.display(), "models are not cached");
         };
-        let folder = PrivateFolder::open(cache_dir).map_err(|error| unusable(cache_dir, error)).ok()?;
-        let name =
-            Self::hashed_name(&folder, files, options).map_err(|(file, error)| unusable(file, error)).ok()?;
-        Some(Self { folder: Arc::new(folder), name })
+        let directory = PrivateDirectory::open(cache_dir).map_err(|error| unusable(cache_dir, error)).ok()?;
+        let name = Self::hashed_name(&directory, files, options)
+            .map_err(|(file, error)| unusable(file, error))
+            .ok()?;
+        Some(Self { directory: Arc::new(directory), name })
     }
 
     fn hashed_name<'a>(
-        folder: &PrivateFolder,
+        directory: &PrivateDirectory,
         files: &'a [PathBuf],
         options: GraphOptions,
     ) -> Result<String, (&'a Path, std::io::Error)> {
         let GraphOptions { max_model_len, is_merged } = options;
         let mut hash = Xxh3Default::new();
         for file in files {
-            let fingerprint = fingerprint::of_file(folder, file).map_err(|error| (file.as_path(), error))?;
+            let fingerprint =
+                fingerprint::of_file(directory, file).map_err(|error| (file.as_path(), error))?;
             hash.update(&fingerprint.to_le_bytes());
         }
         for number in [VERSION, u64::from(max_model_len.unwrap_or(0))] {
@@ -62,8 +64,8 @@ impl GraphCacheEntry {
         Ok(format!("graph-{:032x}", hash.digest128()))
     }
 
-    pub(super) fn folder(&self) -> &Arc<PrivateFolder> {
-        &self.folder
+    pub(super) fn directory(&self) -> &Arc<PrivateDirectory> {
+        &self.directory
     }
 
     pub(super) fn name(&self) -> &str {
@@ -73,17 +75,17 @@ impl GraphCacheEntry {
     /// Reads the cached graph. `None` if it does not exist or, with a warning, if it cannot be read.
     pub(crate) fn read(&self, core: &Core) -> Option<Model> {
         let name = format!("{}.xml", self.name);
-        let xml = self.folder.file(&name);
+        let xml = self.directory.file(&name);
         if !xml.is_file() {
             return None;
         }
         match shim::read_ir(core, &xml) {
             Ok(model) => {
-                self.folder.touch(&name);
+                self.directory.touch(&name);
                 Some(model)
             }
             Err(error) => {
-                let file = self.folder.shown(&name);
+                let file = self.directory.shown(&name);
                 tracing::warn!(error = error.chain(), file = %file.display(), "failed to read a cached graph");
                 None
             }
@@ -93,10 +95,10 @@ impl GraphCacheEntry {
     /// Writes the graph, and reads it back. `None` if it cannot be written, which is logged and leaves no files behind.
     pub(crate) fn write(&self, core: &Core, model: &mut Model) -> Option<Model> {
         let written = self.try_write(core, model);
-        self.folder.evict_old_files();
+        self.directory.evict_old_files();
         written
             .inspect_err(|error| {
-                let file = self.folder.shown(&self.name);
+                let file = self.directory.shown(&self.name);
                 tracing::warn!(error, file = %file.display(), "failed to cache the rewritten graph");
             })
             .ok()
@@ -106,15 +108,15 @@ impl GraphCacheEntry {
     /// graph.
     fn try_write(&self, core: &Core, model: &mut Model) -> Result<Model, String> {
         // The reader derives the name of the weights from that of the graph, so the unfinished files also share a name.
-        let part = self.folder.unfinished(&self.name);
+        let part = self.directory.unfinished(&self.name);
         let [xml, bin] = ["xml", "bin"].map(|ending| format!("{part}.{ending}"));
         let finish = |part: &str, ending: &str| {
             let name = format!("{}.{ending}", self.name);
-            self.folder.finish(part, &name).map_err(|error| error.to_string())
+            self.directory.finish(part, &name).map_err(|error| error.to_string())
         };
-        let written = shim::save(model, &self.folder.file(&xml), &self.folder.file(&bin))
+        let written = shim::save(model, &self.directory.file(&xml), &self.directory.file(&bin))
             // The serializer does not report a full disk, but a graph that can be read is complete.
-            .and_then(|()| shim::read_ir(core, &self.folder.file(&xml)))
+            .and_then(|()| shim::read_ir(core, &self.directory.file(&xml)))
             .map_err(|error: Error| error.chain())
             .and_then(|model| {
                 finish(&bin, "bin")?;
@@ -123,8 +125,8 @@ impl GraphCacheEntry {
             });
         if written.is_err() {
             // Files that cannot be removed now are evicted later.
-            let _ = fs::remove_file(self.folder.file(&xml));
-            let _ = fs::remove_file(self.folder.file(&bin));
+            let _ = fs::remove_file(self.directory.file(&xml));
+            let _ = fs::remove_file(self.directory.file(&bin));
         }
         written
     }

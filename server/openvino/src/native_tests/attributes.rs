@@ -34,10 +34,10 @@ fn is_accepted(input: &[u8]) -> bool {
         .map(|(key, value)| format!("{key}=\"{}\" ", escape(value)))
         .collect();
     let inputs = values.get("inputs").and_then(|count| count.parse().ok()).unwrap_or(INPUTS_MAX);
-    let is_read = READER.with(|(core, folder)| {
+    let is_read = READER.with(|(core, directory)| {
         let operation = Operation { name: &name, opset: "ovfleet", attributes: &attributes };
-        ir(&operation, inputs.min(INPUTS_MAX)).write(folder.path());
-        let read = shim::read_ir(core, &folder.path().join("openvino_model.xml"));
+        ir(&operation, inputs.min(INPUTS_MAX)).write(directory.path());
+        let read = shim::read_ir(core, &directory.path().join("openvino_model.xml"));
         if let Err(error) = &read {
             assert!(error.chain().len() > "failed to read the model: ".len());
         }

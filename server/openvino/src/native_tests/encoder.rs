@@ -77,10 +77,10 @@ fn run(graph: &mut CompiledGraph, source: &[f32]) -> Vec<f32> {
 
 #[test]
 fn native_projections_of_an_image_encoder_have_the_results_of_the_plugin() {
-    let folder = tempfile::tempdir().unwrap();
+    let directory = tempfile::tempdir().unwrap();
     let mut random = Random(1);
-    encoder(&mut random).write(folder.path());
-    let path = folder.path().join("openvino_model.xml");
+    encoder(&mut random).write(directory.path());
+    let path = directory.path().join("openvino_model.xml");
     let (mut plugin, _) = compiled(&path, None);
     let cpu = CpuFeatures::detect();
     for isa in PROJECTION_ISAS.into_iter().filter(|isa| cpu.has(*isa)) {
@@ -112,7 +112,7 @@ fn convolutions_of_patches_become_products_of_matrices() {
     // pads, and the last one has no outputs.
     let cases = [("2,5,4,4", "0,0", 1), ("2,5,2,4", "0,0", 0), ("2,5,4,4", "1,1", 0), ("0,5,4,4", "0,0", 0)];
     for (kernel, padding, expected) in cases {
-        let folder = tempfile::tempdir().unwrap();
+        let directory = tempfile::tempdir().unwrap();
         let mut random = Random(1);
         let mut ir = Ir::default();
         let source = ir.input("source", "f32", "?,5,4,4");
@@ -124,8 +124,8 @@ fn convolutions_of_patches_become_products_of_matrices() {
         );
         let output = ir.operation(&operation("Convolution", &attributes), &[source, weights]);
         ir.operation(&operation("Result", ""), &[output]);
-        ir.write(folder.path());
-        let path = folder.path().join("openvino_model.xml");
+        ir.write(directory.path());
+        let path = directory.path().join("openvino_model.xml");
         let core = Arc::new(Core::new().unwrap());
         let mut model = shim::read_ir(&core, &path).unwrap();
         let unchanged = (size > 0).then(|| compiled_in_f32(Arc::clone(&core), &model));
@@ -153,7 +153,13 @@ const INPUTS: [&str; 3] = ["query", "key", "value"];
 
 /// Compiles an attention with `heads` heads of `size` numbers for the kernels of `isa`, or for those of the plugin.
 /// With tiles, only the tokens of the same tile attend to each other.
-fn attention(folder: &Path, isa: Option<Isa>, heads: usize, size: usize, has_tiles: bool) -> CompiledGraph {
+fn attention(
+    directory: &Path,
+    isa: Option<Isa>,
+    heads: usize,
+    size: usize,
+    has_tiles: bool,
+) -> CompiledGraph {
     let mut ir = Ir::default();
     let tiles = if has_tiles { "?," } else { "" };
     let inputs = INPUTS.map(|name| ir.input(name, "f32", &format!("{tiles}{heads},?,{size}")));
@@ -161,9 +167,9 @@ fn attention(folder: &Path, isa: Option<Isa>, heads: usize, size: usize, has_til
         Operation { name: "ScaledDotProductAttention", opset: "opset13", attributes: "causal=\"false\"" };
     let output = ir.operation(&attention, &inputs);
     ir.operation(&operation("Result", ""), &[output]);
-    ir.write(folder);
+    ir.write(directory);
     let core = Arc::new(Core::new().unwrap());
-    let mut model = shim::read_ir(&core, &folder.join("openvino_model.xml")).unwrap();
+    let mut model = shim::read_ir(&core, &directory.join("openvino_model.xml")).unwrap();
     let replaced = shim::replace_encoder_attention(&mut model, isa).unwrap();
     assert_eq!(replaced, usize::from(isa.is_some()));
     compiled_in_f32(core, &model)
@@ -171,14 +177,14 @@ fn attention(folder: &Path, isa: Option<Isa>, heads: usize, size: usize, has_til
 
 #[test]
 fn the_native_attention_of_an_image_encoder_has_the_results_of_the_plugin() {
-    let folder = tempfile::tempdir().unwrap();
+    let directory = tempfile::tempdir().unwrap();
     let mut random = Random(1);
     let cpu = CpuFeatures::detect();
     // Kernels pad heads whose size is not a multiple of 32.
     for (heads, size, has_tiles) in [(2, 64, true), (3, 72, false), (1, 80, true), (4, 80, false)] {
-        let mut plugin = attention(folder.path(), None, heads, size, has_tiles);
+        let mut plugin = attention(directory.path(), None, heads, size, has_tiles);
         for isa in ATTENTION_ISAS.into_iter().filter(|isa| cpu.has(*isa)) {
-            let mut native = attention(folder.path(), Some(isa), heads, size, has_tiles);
+            let mut native = attention(directory.path(), Some(isa), heads, size, has_tiles);
             let tolerance = if BF16_ATTENTION_ISAS.contains(&isa) { 1e-2 } else { 1e-5 };
             // If the first inference had a single token, the plugin's attention would return wrong results for more
             // tokens.

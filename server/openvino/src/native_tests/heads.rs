@@ -44,9 +44,9 @@ fn ir(heads: &Heads) -> Ir {
 
 /// Returns the message of the error with which a model is rejected.
 fn rejection(heads: &Heads) -> String {
-    let folder = tempfile::tempdir().unwrap();
-    ir(heads).write(folder.path());
-    load(&config(folder.path()), &mut |_| {}).err().unwrap().chain()
+    let directory = tempfile::tempdir().unwrap();
+    ir(heads).write(directory.path());
+    load(&config(directory.path()), &mut |_| {}).err().unwrap().chain()
 }
 
 #[test]

@@ -78,20 +78,20 @@ impl Ir {
         id
     }
 
-    /// Writes the files of the IR to the folder of a model.
-    pub(super) fn write(&self, folder: &Path) {
+    /// Writes the files of the IR to the directory of a model.
+    pub(super) fn write(&self, directory: &Path) {
         let Self { layers, edges, constants, .. } = self;
         let text = format!(
             "<?xml version=\"1.0\"?>\n<net name=\"model\" version=\"11\">\n<layers>\n{layers}</layers>\n\
              <edges>\n{edges}</edges>\n</net>\n"
         );
-        let path = folder.join("openvino_model.xml");
+        let path = directory.join("openvino_model.xml");
         std::fs::write(path.with_extension("bin"), constants).unwrap();
         std::fs::write(path, text).unwrap();
     }
 }
 
-/// The configuration of a model in a folder.
-pub(super) fn config(folder: &Path) -> Config {
-    Config { kv_cache_bytes: Some(1 << 20), ..Config::new(folder.to_owned()) }
+/// The configuration of a model in a directory.
+pub(super) fn config(directory: &Path) -> Config {
+    Config { kv_cache_bytes: Some(1 << 20), ..Config::new(directory.to_owned()) }
 }

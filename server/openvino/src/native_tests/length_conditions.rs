@@ -290,11 +290,11 @@ fn ir(factors: Factors) -> Ir {
 
 /// Loads a model with a context of `max_model_len` tokens.
 fn load_model(factors: Factors, max_model_len: Option<u32>) -> Result<OpenVinoRunner, Error> {
-    let folder = tempfile::tempdir().unwrap();
-    ir(factors).write(folder.path());
+    let directory = tempfile::tempdir().unwrap();
+    ir(factors).write(directory.path());
     let properties = [("INFERENCE_PRECISION_HINT", "f32"), ("KV_CACHE_PRECISION", "f32")];
     let plugin_config = properties.map(|(key, value)| (key.to_owned(), value.to_owned())).into();
-    let config = Config { plugin_config, max_model_len, ..config(folder.path()) };
+    let config = Config { plugin_config, max_model_len, ..config(directory.path()) };
     Ok(load(&config, &mut |_| {})?.0)
 }
 

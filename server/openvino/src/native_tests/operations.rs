@@ -21,10 +21,10 @@ fn ir(operation: &Operation<'_>) -> Ir {
 
 #[test]
 fn a_users_model_that_names_a_native_operation_is_rejected_by_name() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("openvino_model.xml");
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("openvino_model.xml");
     let native =
-        |name, attributes| ir(&Operation { name, opset: "ovfleet", attributes }).write(folder.path());
+        |name, attributes| ir(&Operation { name, opset: "ovfleet", attributes }).write(directory.path());
     let scale_bits = 1.0_f32.to_bits();
     let attributes = format!(
         "isa=\"1\" heads=\"1\" kv_heads=\"1\" key_size=\"64\" value_size=\"64\" precision=\"0\" scale_bits=\"{scale_bits}\" \

@@ -33,10 +33,10 @@ fn assert_only_a_table(object: &Path) {
 fn an_object_of_kernels_defines_only_its_table() {
     let mut archives = 0;
     for entry in std::fs::read_dir(env!("OVFLEET_SHIM")).unwrap() {
-        let folder = entry.unwrap().path();
-        let name = folder.file_name().unwrap().to_str().unwrap();
+        let directory = entry.unwrap().path();
+        let name = directory.file_name().unwrap().to_str().unwrap();
         if ["ovfleet_attention_", "ovfleet_projection_"].iter().any(|it| name.starts_with(it)) {
-            assert_only_a_table(&folder.join(format!("lib{name}.a")));
+            assert_only_a_table(&directory.join(format!("lib{name}.a")));
             archives += 1;
         }
     }
@@ -46,7 +46,7 @@ fn an_object_of_kernels_defines_only_its_table() {
 /// Without optimization, each inline function is in the object. The optimizer inlines most of them.
 #[test]
 fn an_unoptimized_object_of_kernels_defines_only_its_table() {
-    let folder = tempfile::tempdir().unwrap();
+    let directory = tempfile::tempdir().unwrap();
     for (kernels, tiles) in [
         ("attention/kernels/kernels", None),
         ("attention/kernels/kernels", Some("HardwareTiles")),
@@ -58,7 +58,7 @@ fn an_unoptimized_object_of_kernels_defines_only_its_table() {
         if tiles == Some("HardwareTiles") && !cfg!(target_arch = "x86_64") {
             continue;
         }
-        let object = folder.path().join("kernels.o");
+        let object = directory.path().join("kernels.o");
         let status = Command::new(option_env!("CXX").unwrap_or("c++"))
             .args(["-std=c++17", "-O0", "-w", "-fno-exceptions", "-c", "-DOVFLEET_KERNELS=kernels_portable"])
             .args(tiles.map(|tiles| format!("-DOVFLEET_TILES={tiles}")))

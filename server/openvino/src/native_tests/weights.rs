@@ -93,9 +93,9 @@ fn assert_unchanged(scales: &[Scales<'_>], changed: usize, rewrite: impl Fn(&mut
 
 /// Asserts that the rewrite does not change the `count` outputs of a model.
 fn assert_same_outputs(model: &Ir, count: usize, rewrite: impl FnOnce(&mut Model)) {
-    let folder = tempfile::tempdir().unwrap();
-    model.write(folder.path());
-    let path = folder.path().join("openvino_model.xml");
+    let directory = tempfile::tempdir().unwrap();
+    model.write(directory.path());
+    let path = directory.path().join("openvino_model.xml");
     let expected = outputs(&path, count, |_| {});
     let found = outputs(&path, count, rewrite);
     for (found, expected) in found.iter().zip(&expected) {
@@ -108,11 +108,12 @@ fn assert_same_outputs(model: &Ir, count: usize, rewrite: impl FnOnce(&mut Model
 
 #[test]
 fn merged_projections_have_the_results_of_separate_ones() {
-    let folder = tempfile::tempdir().unwrap();
+    let directory = tempfile::tempdir().unwrap();
     let merge = |model: &mut Model| {
         let merged = shim::merge_projections(model).unwrap();
         // Computes the content of the merged constants.
-        shim::save(model, &folder.path().join("merged.xml"), &folder.path().join("merged.bin")).unwrap();
+        shim::save(model, &directory.path().join("merged.xml"), &directory.path().join("merged.bin"))
+            .unwrap();
         merged
     };
     // A scale for each row, and one for the whole weight.
@@ -167,8 +168,8 @@ fn model_of_block(activation: &Operation<'_>, parameter: Option<f32>) -> Ir {
 
 #[test]
 fn native_projections_compute_the_biases_activations_and_residuals_around_them() {
-    let folder = tempfile::tempdir().unwrap();
-    let [xml, bin] = ["xml", "bin"].map(|ending| folder.path().join("replaced").with_extension(ending));
+    let directory = tempfile::tempdir().unwrap();
+    let [xml, bin] = ["xml", "bin"].map(|ending| directory.path().join("replaced").with_extension(ending));
     let gelu = |mode| Operation { name: "Gelu", opset: "opset7", attributes: mode };
     let swish = Operation { name: "Swish", opset: "opset4", attributes: "" };
     let cpu = CpuFeatures::detect();
@@ -194,7 +195,7 @@ fn native_projections_compute_the_biases_activations_and_residuals_around_them()
 
 #[test]
 fn a_chain_of_operations_that_read_their_input_twice_takes_no_time() {
-    let folder = tempfile::tempdir().unwrap();
+    let directory = tempfile::tempdir().unwrap();
     let mut ir = Ir::default();
     let source = ir.input("source", "f32", "?,64");
     let mut weight = ir.constants("f32", "64,64", &vec![0; SIZE * SIZE * 4]);
@@ -203,7 +204,8 @@ fn a_chain_of_operations_that_read_their_input_twice_takes_no_time() {
     }
     let projected = ir.operation(&MATMUL, &[source, weight]);
     ir.operation(&operation("Result", ""), &[projected]);
-    ir.write(folder.path());
-    let mut model = shim::read_ir(&Core::new().unwrap(), &folder.path().join("openvino_model.xml")).unwrap();
+    ir.write(directory.path());
+    let mut model =
+        shim::read_ir(&Core::new().unwrap(), &directory.path().join("openvino_model.xml")).unwrap();
     assert_eq!(shim::merge_projections(&mut model).unwrap(), 0);
 }

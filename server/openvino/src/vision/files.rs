@@ -13,25 +13,25 @@ const CONFIG_BYTES_MAX: u64 = 64 << 20;
 /// The directory of a vision-language model.
 #[derive(Clone, Debug)]
 pub(crate) struct VisionFiles {
-    folder: PathBuf,
+    directory: PathBuf,
     pub(crate) family: ModelFamily,
     /// Number of layers of the language model, counted from the first, that read rows of images (Qwen3-VL).
     pub(crate) deepstack_layers: usize,
 }
 
 impl VisionFiles {
-    /// Finds the vision-language model in a folder. `None` if the folder has none.
+    /// Finds the vision-language model in a directory. `None` if the directory has none.
     ///
     /// # Errors
     /// The family of the model is not supported, or a file is missing.
-    pub(crate) fn find(folder: &Path) -> Result<Option<Self>, Error> {
-        if !folder.join("openvino_language_model.xml").is_file() {
+    pub(crate) fn find(directory: &Path) -> Result<Option<Self>, Error> {
+        if !directory.join("openvino_language_model.xml").is_file() {
             return Ok(None);
         }
-        let config = read_config(folder)?;
+        let config = read_config(directory)?;
         let family = family(&config)?;
         let deepstack_layers = if family == ModelFamily::Qwen3Vl { deepstack_layers(&config)? } else { 0 };
-        let files = Self { folder: folder.to_owned(), family, deepstack_layers };
+        let files = Self { directory: directory.to_owned(), family, deepstack_layers };
         if let Some(missing) = files.paths().iter().find(|path| !path.is_file()) {
             let name = missing.file_name().unwrap_or_default().to_string_lossy();
             return Err(Error::Unsupported(format!("it is a vision-language model without {name}")));
@@ -41,37 +41,37 @@ impl VisionFiles {
 
     /// The model that reads embeddings and returns logits.
     pub(crate) fn language_model(&self) -> PathBuf {
-        self.folder.join("openvino_language_model.xml")
+        self.directory.join("openvino_language_model.xml")
     }
 
     /// The model that returns the embeddings of tokens.
     pub(crate) fn text_embeddings(&self) -> PathBuf {
-        self.folder.join("openvino_text_embeddings_model.xml")
+        self.directory.join("openvino_text_embeddings_model.xml")
     }
 
     /// The model that reads pixels.
     pub(crate) fn vision_embeddings(&self) -> PathBuf {
-        self.folder.join("openvino_vision_embeddings_model.xml")
+        self.directory.join("openvino_vision_embeddings_model.xml")
     }
 
     /// The model that merges the patches of Qwen's encoder.
     pub(crate) fn merger(&self) -> PathBuf {
-        self.folder.join("openvino_vision_embeddings_merger_model.xml")
+        self.directory.join("openvino_vision_embeddings_merger_model.xml")
     }
 
     /// The model that returns the position embeddings of patches (Qwen3-VL).
     pub(crate) fn patch_positions(&self) -> PathBuf {
-        self.folder.join("openvino_vision_embeddings_pos_model.xml")
+        self.directory.join("openvino_vision_embeddings_pos_model.xml")
     }
 
     /// The model that resamples the features of a slice (MiniCPM-V).
     pub(crate) fn resampler(&self) -> PathBuf {
-        self.folder.join("openvino_resampler_model.xml")
+        self.directory.join("openvino_resampler_model.xml")
     }
 
     /// The model that projects features and learned rows to embeddings (Phi-4-multimodal).
     pub(crate) fn projection(&self) -> PathBuf {
-        self.folder.join("openvino_vision_projection_model.xml")
+        self.directory.join("openvino_vision_projection_model.xml")
     }
 
     /// The learned rows between those of the encoder.
@@ -82,7 +82,7 @@ impl VisionFiles {
         if !matches!(self.family, ModelFamily::LlavaNext | ModelFamily::Phi4Multimodal) {
             return Ok(LearnedRows::default());
         }
-        let processor = ImageProcessor::load(&self.folder);
+        let processor = ImageProcessor::load(&self.directory);
         let processor = processor
             .map_err(|error| Error::Unsupported(format!("its image processor cannot be loaded: {error}")))?;
         Ok(processor.learned_rows().clone())
@@ -108,8 +108,8 @@ impl VisionFiles {
     }
 }
 
-fn read_config(folder: &Path) -> Result<Value, Error> {
-    let path = folder.join("config.json");
+fn read_config(directory: &Path) -> Result<Value, Error> {
+    let path = directory.join("config.json");
     let unusable = |why: String| Error::Unsupported(format!("its config.json {why}"));
     let bytes = std::fs::metadata(&path).map(|metadata| metadata.len());
     if bytes.is_ok_and(|bytes| bytes > CONFIG_BYTES_MAX) {
@@ -143,35 +143,36 @@ fn deepstack_layers(config: &Value) -> Result<usize, Error> {
 mod tests {
     use super::*;
 
-    fn folder(config: &str, files: &[&str]) -> tempfile::TempDir {
-        let folder = tempfile::tempdir().unwrap();
-        std::fs::write(folder.path().join("config.json"), config).unwrap();
+    fn directory(config: &str, files: &[&str]) -> tempfile::TempDir {
+        let directory = tempfile::tempdir().unwrap();
+        std::fs::write(directory.path().join("config.json"), config).unwrap();
         for file in files {
             for extension in ["xml", "bin"] {
-                std::fs::write(folder.path().join(format!("openvino_{file}_model.{extension}")), "").unwrap();
+                std::fs::write(directory.path().join(format!("openvino_{file}_model.{extension}")), "")
+                    .unwrap();
             }
         }
-        folder
+        directory
     }
 
     const TILES: [&str; 3] = ["language", "text_embeddings", "vision_embeddings"];
 
     #[test]
-    fn a_folder_is_recognized_by_its_language_model() {
-        let llava = folder(r#"{"model_type": "llava"}"#, &TILES);
+    fn a_directory_is_recognized_by_its_language_model() {
+        let llava = directory(r#"{"model_type": "llava"}"#, &TILES);
         let found = VisionFiles::find(llava.path()).unwrap().unwrap();
         assert_eq!((found.family, found.first_position()), (ModelFamily::Llava, 0));
         assert_eq!(found.paths().len(), 6);
-        let gemma = folder(r#"{"model_type": "gemma3"}"#, &TILES);
+        let gemma = directory(r#"{"model_type": "gemma3"}"#, &TILES);
         assert_eq!(VisionFiles::find(gemma.path()).unwrap().unwrap().first_position(), 1);
-        let text = folder(r#"{"model_type": "gemma3"}"#, &[]);
+        let text = directory(r#"{"model_type": "gemma3"}"#, &[]);
         assert!(VisionFiles::find(text.path()).unwrap().is_none());
     }
 
     #[test]
     fn an_incomplete_or_unsupported_model_is_refused_by_name() {
         let refusal = |config: &str, files: &[&str]| {
-            VisionFiles::find(folder(config, files).path()).unwrap_err().to_string()
+            VisionFiles::find(directory(config, files).path()).unwrap_err().to_string()
         };
         let message = refusal(r#"{"model_type": "qwen2_vl"}"#, &TILES);
         assert!(message.contains("openvino_vision_embeddings_merger_model.bin"), "{message}");
@@ -181,7 +182,7 @@ mod tests {
         for (family, file) in [("minicpmv", "resampler"), ("phi4_multimodal", "vision_projection")] {
             let config = format!(r#"{{"model_type": "{family}"}}"#);
             assert!(refusal(&config, &TILES).contains(&format!("openvino_{file}_model.bin")));
-            let complete = folder(&config, &[&TILES[..], &[file]].concat());
+            let complete = directory(&config, &[&TILES[..], &[file]].concat());
             assert_eq!(VisionFiles::find(complete.path()).unwrap().unwrap().paths().len(), 8);
         }
         let qwen3 = r#"{"model_type": "qwen3_vl"}"#;
@@ -190,7 +191,7 @@ mod tests {
         let with_merger = ["language", "text_embeddings", "vision_embeddings", "vision_embeddings_merger"];
         assert!(refusal(qwen3, &with_merger).contains("openvino_vision_embeddings_pos_model.bin"));
         let complete = [&with_merger[..], &["vision_embeddings_pos"]].concat();
-        let complete = VisionFiles::find(folder(qwen3, &complete).path()).unwrap().unwrap();
+        let complete = VisionFiles::find(directory(qwen3, &complete).path()).unwrap().unwrap();
         assert_eq!((complete.deepstack_layers, complete.paths().len()), (2, 10));
     }
 }

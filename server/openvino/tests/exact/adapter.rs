@@ -52,7 +52,7 @@ impl AdapterRecipe {
     }
 
     /// Writes the directory, and changes the weights of the model accordingly.
-    pub(crate) fn write(&self, folder: &Path, model: &mut Reference, scale: f32) -> PathBuf {
+    pub(crate) fn write(&self, directory: &Path, model: &mut Reference, scale: f32) -> PathBuf {
         let mut random = Random(self.seed);
         let mut tensors = Vec::new();
         for layer in 0..model.layers() {
@@ -83,7 +83,7 @@ impl AdapterRecipe {
             "target_modules": ["q_proj"], "task_type": "CAUSAL_LM", "base_model_name_or_path": "someone/some-model",
         });
         config.as_object_mut().unwrap().extend(self.config.as_object().unwrap().clone());
-        write_folder(folder, &config, &tensors, self.dtype)
+        write_directory(directory, &config, &tensors, self.dtype)
     }
 
     fn rounded(&self, values: Vec<f32>) -> Vec<f32> {
@@ -106,19 +106,19 @@ impl AdapterRecipe {
 }
 
 /// Writes a directory with these tensors.
-pub(crate) fn write_folder(
-    folder: &Path,
+pub(crate) fn write_directory(
+    directory: &Path,
     config: &Value,
     tensors: &[(String, Vec<usize>, Vec<u8>)],
     dtype: Dtype,
 ) -> PathBuf {
-    std::fs::create_dir_all(folder).unwrap();
-    std::fs::write(folder.join("adapter_config.json"), config.to_string()).unwrap();
+    std::fs::create_dir_all(directory).unwrap();
+    std::fs::write(directory.join("adapter_config.json"), config.to_string()).unwrap();
     let views = tensors
         .iter()
         .map(|(name, shape, bytes)| (name.as_str(), TensorView::new(dtype, shape.clone(), bytes).unwrap()));
-    safetensors::serialize_to_file(views, None, &folder.join("adapter_model.safetensors")).unwrap();
-    folder.to_owned()
+    safetensors::serialize_to_file(views, None, &directory.join("adapter_model.safetensors")).unwrap();
+    directory.to_owned()
 }
 
 /// Computes `scale * up * down`, in row-major order.

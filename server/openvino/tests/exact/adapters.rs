@@ -9,10 +9,10 @@ use server_engine::ModelRunner as _;
 use server_gguf::TensorType;
 use server_openvino::{ADAPTER_RANK_MAX, AdapterSource, Config, load};
 
-use crate::adapter::{AdapterRecipe, write_folder};
+use crate::adapter::{AdapterRecipe, write_directory};
 use crate::reference::{
     CONTEXT, EXACT, LENGTH, ROUNDED, ROUNDED_DIFFERENCE_MAX, Recipe, Reference, config, deviation,
-    difference_allowed, load_file, private_folder, recipe, worst_difference_with,
+    difference_allowed, load_file, private_directory, recipe, worst_difference_with,
 };
 
 /// The scale of the product of the matrices, with which the product is as large as the weights.
@@ -20,7 +20,7 @@ const SCALE: f32 = 2.0;
 
 /// A file, its adapters, and the logits of the same tokens with each adapter and without an adapter.
 struct AdapterCase {
-    folder: tempfile::TempDir,
+    directory: tempfile::TempDir,
     tokens: Vec<u32>,
     /// The logits without an adapter, with the first adapter, and with the second adapter.
     logits: Vec<Vec<Vec<f32>>>,
@@ -29,8 +29,8 @@ struct AdapterCase {
 
 impl AdapterCase {
     fn new(recipe: &Recipe, adapters: &[(AdapterRecipe, f32)]) -> Self {
-        let folder = tempfile::tempdir().unwrap();
-        let file = folder.path().join("model.gguf");
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join("model.gguf");
         recipe.write(&file);
         let tokens = recipe.tokens(LENGTH);
         let mut logits = vec![Reference::open(&file, CONTEXT).logits(&tokens)];
@@ -38,15 +38,15 @@ impl AdapterCase {
         for (number, (adapter, scale)) in adapters.iter().enumerate() {
             let mut model = Reference::open(&file, CONTEXT);
             let name = format!("adapter-{number}");
-            let path = adapter.write(&folder.path().join(&name), &mut model, *scale);
+            let path = adapter.write(&directory.path().join(&name), &mut model, *scale);
             logits.push(model.logits(&tokens));
             sources.push(AdapterSource { name, path });
         }
-        Self { folder, tokens, logits, sources }
+        Self { directory, tokens, logits, sources }
     }
 
     fn file(&self) -> PathBuf {
-        self.folder.path().join("model.gguf")
+        self.directory.path().join("model.gguf")
     }
 
     fn config(&self) -> Config {
@@ -233,10 +233,10 @@ fn a_cached_graph_can_be_used_with_other_adapters() {
 #[test]
 fn adapters_find_the_projections_of_an_ir_by_module_names() {
     let case = AdapterCase::new(&recipe("qwen3", TensorType::F16), &[(AdapterRecipe::of("qwen3", 7), SCALE)]);
-    let folder = tempfile::tempdir().unwrap();
-    let config = Config { cache_dir: Some(folder.path().to_owned()), ..case.config() };
+    let directory = tempfile::tempdir().unwrap();
+    let config = Config { cache_dir: Some(directory.path().to_owned()), ..case.config() };
     drop(load(&config, &mut |_| {}).unwrap());
-    let cached = private_folder(folder.path());
+    let cached = private_directory(directory.path());
     as_ir(&cached);
     let config = Config { model: cached, cache_dir: None, ..config };
     let difference = case.difference(&config, [1, 0, 1, 0]);
@@ -244,13 +244,13 @@ fn adapters_find_the_projections_of_an_ir_by_module_names() {
 }
 
 /// Turns the cached graph of a directory into an IR with the names that exporters use.
-fn as_ir(folder: &Path) {
-    let entries = || std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+fn as_ir(directory: &Path) {
+    let entries = || std::fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().path());
     for ending in ["xml", "bin"] {
         let from = entries().find(|path| path.extension().is_some_and(|known| known == ending)).unwrap();
-        std::fs::rename(from, folder.join(format!("openvino_model.{ending}"))).unwrap();
+        std::fs::rename(from, directory.join(format!("openvino_model.{ending}"))).unwrap();
     }
-    let path = folder.join("openvino_model.xml");
+    let path = directory.join("openvino_model.xml");
     let mut text = std::fs::read_to_string(&path).unwrap();
     let attribute = |line: &str, name: &str| {
         let (_, rest) = line.split_once(&format!(" {name}=\""))?;
@@ -293,8 +293,8 @@ fn as_ir(folder: &Path) {
 
 /// The error for an adapter with these tensors.
 fn refused(config: &Value, tensors: &[(&str, &[usize])], dtype: Dtype, value: f32) -> String {
-    let folder = tempfile::tempdir().unwrap();
-    let file = folder.path().join("model.gguf");
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("model.gguf");
     recipe("llama", TensorType::F16).write(&file);
     let width = if dtype == Dtype::F64 { 8 } else { 4 };
     let tensors: Vec<_> = tensors
@@ -305,7 +305,7 @@ fn refused(config: &Value, tensors: &[(&str, &[usize])], dtype: Dtype, value: f3
             (format!("base_model.model.{name}.weight"), shape.to_vec(), bytes)
         })
         .collect();
-    let path = write_folder(&folder.path().join("adapter"), config, &tensors, dtype);
+    let path = write_directory(&directory.path().join("adapter"), config, &tensors, dtype);
     let source = AdapterSource { name: "mine".to_owned(), path };
     let config = Config { adapters: vec![source], ..self::config(&file, &EXACT) };
     let refused = load(&config, &mut |_| {}).err().expect("the adapter is rejected").chain();
@@ -383,8 +383,8 @@ fn duplicate_names_are_rejected() {
 
 #[test]
 fn a_model_without_adapters_reports_none() {
-    let folder = tempfile::tempdir().unwrap();
-    let file = folder.path().join("model.gguf");
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("model.gguf");
     recipe("llama", TensorType::F16).write(&file);
     let (runner, loaded) = load_file(&file, &EXACT).unwrap();
     assert_eq!((runner.adapters(), loaded.adapter_digests), (0, Vec::new()));

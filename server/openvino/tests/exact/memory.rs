@@ -16,7 +16,7 @@ const KV_HEADS: u64 = 4;
 const LAYERS: u64 = 10;
 const VOCABULARY: u64 = 4096;
 
-/// The environment variables with which the test below passes the file and the cache folder to its process.
+/// The environment variables with which the test below passes the file and the cache directory to its process.
 const FILE: &str = "OVFLEET_TEST_LOADED_FILE";
 const CACHE: &str = "OVFLEET_TEST_LOADED_CACHE";
 
@@ -108,8 +108,8 @@ fn peak(path: &Path, cache_dir: Option<&Path>) -> u64 {
 
 #[test]
 fn weights_are_in_memory_once_while_a_model_is_loaded() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("model.gguf");
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("model.gguf");
     write(&path);
     let bytes = std::fs::metadata(&path).unwrap().len();
     let once = peak(&path, None) as f64 / bytes as f64;

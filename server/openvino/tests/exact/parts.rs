@@ -29,17 +29,17 @@ fn every_architecture_computes_the_same_in_one_file_and_in_parts() {
 
 #[test]
 fn a_cached_model_is_not_used_for_another_part() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("whole.gguf");
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("whole.gguf");
     recipe("llama", TensorType::Q8_0).write(&path);
-    let first = write_parts(&GgufFile::open(path).unwrap(), folder.path(), "model", 3).unwrap();
+    let first = write_parts(&GgufFile::open(path).unwrap(), directory.path(), "model", 3).unwrap();
     let is_cached = || {
-        let cache_dir = Some(folder.path().join("cache"));
+        let cache_dir = Some(directory.path().join("cache"));
         load(&Config { cache_dir, ..config(&first, &EXACT) }, &mut |_| {}).unwrap().1.from_cache
     };
     assert_eq!([is_cached(), is_cached()], [false, true]);
     for part in ["model-00002-of-00003.gguf", "model-00003-of-00003.gguf"] {
-        let part = folder.path().join(part);
+        let part = directory.path().join(part);
         let mut bytes = fs::read(&part).unwrap();
         *bytes.last_mut().unwrap() ^= 1;
         fs::write(&part, bytes).unwrap();
@@ -49,18 +49,18 @@ fn a_cached_model_is_not_used_for_another_part() {
 
 #[test]
 fn the_error_names_the_part_that_is_the_reason() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("whole.gguf");
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("whole.gguf");
     recipe("llama", TensorType::Q8_0).write(&path);
-    let first = write_parts(&GgufFile::open(path).unwrap(), folder.path(), "model", 3).unwrap();
+    let first = write_parts(&GgufFile::open(path).unwrap(), directory.path(), "model", 3).unwrap();
     let refused = |name: &str| {
-        let error = load_file(&folder.path().join(name), &[]).err().unwrap().chain();
+        let error = load_file(&directory.path().join(name), &[]).err().unwrap().chain();
         assert!(error.contains("failed to read the model file"), "{error}");
         error
     };
     let second = "model-00002-of-00003.gguf";
     assert!(refused(second).contains("part 2 of 3"), "{}", refused(second));
-    fs::remove_file(folder.path().join(second)).unwrap();
+    fs::remove_file(directory.path().join(second)).unwrap();
     let error = refused(first.file_name().unwrap().to_str().unwrap());
     assert!(error.contains(second), "{error}");
 }

@@ -46,8 +46,8 @@ fn the_default_cache_precision_changes_little() {
 
 #[test]
 fn invalid_files_are_rejected_with_a_reason() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("model.gguf");
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("model.gguf");
     let refused = || load_file(&path, &[]).err().unwrap().chain();
     assert!(refused().contains("there is no model at"));
     std::fs::write(&path, [7u8; 4096]).unwrap();

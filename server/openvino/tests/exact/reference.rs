@@ -16,9 +16,9 @@ pub(crate) use forward::Reference;
 pub(crate) use steps::{deviation, is_independent_of_the_batch, worst_difference, worst_difference_with};
 
 /// The directory in `cache_dir` in which the current user caches models.
-pub(crate) fn private_folder(cache_dir: &Path) -> PathBuf {
-    let mut folders = std::fs::read_dir(cache_dir).unwrap().map(|entry| entry.unwrap().path());
-    folders.find(|path| path.is_dir()).expect("loading a model creates the folder")
+pub(crate) fn private_directory(cache_dir: &Path) -> PathBuf {
+    let mut directories = std::fs::read_dir(cache_dir).unwrap().map(|entry| entry.unwrap().path());
+    directories.find(|path| path.is_dir()).expect("loading a model creates the directory")
 }
 
 /// Number of tokens of a test's sequence: more than two blocks of 32 tokens, and more than twice gemma's window.
@@ -83,9 +83,9 @@ impl Case {
 
     /// The difference for a model with the same weights in three files.
     pub(crate) fn difference_in_parts(&self, properties: &[(&str, &str)]) -> f64 {
-        let folder = tempfile::tempdir().unwrap();
+        let directory = tempfile::tempdir().unwrap();
         let whole = GgufFile::open(self.path()).unwrap();
-        let first = write_parts(&whole, folder.path(), "model", 3).unwrap();
+        let first = write_parts(&whole, directory.path(), "model", 3).unwrap();
         self.loaded_difference(config(&first, properties)).0
     }
 
@@ -97,17 +97,18 @@ impl Case {
         cached: CacheContent,
     ) -> [f64; 3] {
         let is_compiled_cached = cached != CacheContent::Nothing;
-        let folder = tempfile::tempdir().unwrap();
+        let directory = tempfile::tempdir().unwrap();
         let compiled = || {
-            let files =
-                std::fs::read_dir(private_folder(folder.path())).unwrap().map(|entry| entry.unwrap().path());
+            let files = std::fs::read_dir(private_directory(directory.path()))
+                .unwrap()
+                .map(|entry| entry.unwrap().path());
             files.filter(|path| path.to_str().unwrap().contains("compiled-")).collect::<Vec<_>>()
         };
         ["cold", "compiled", "removed"].map(|source| {
             if source == "removed" {
                 compiled().iter().for_each(|path| std::fs::remove_file(path).unwrap());
             }
-            let cache_dir = Some(folder.path().to_owned());
+            let cache_dir = Some(directory.path().to_owned());
             let config = Config { cache_dir, ..config(self.path(), properties) };
             let (difference, from_cache, stages) = self.loaded_difference(config);
             assert_eq!(compiled().len(), usize::from(is_compiled_cached));

@@ -175,7 +175,7 @@ fn garbage_is_parsed_the_same_however_it_is_split() {
         for seed in 0..60 {
             let mut random = StdRng::seed_from_u64(seed);
             for text in [garbage(&mut random), likely(case.formats.tool, &mut random)] {
-                let _told = PrintOnPanic(format!("seed {seed}, {:?}: {text:?}", case.formats));
+                let _print = PrintOnPanic(format!("seed {seed}, {:?}: {text:?}", case.formats));
                 let whole = case.read([text.as_str()]);
                 let letters: Vec<String> = text.chars().map(String::from).collect();
                 assert_eq!(case.read(letters.iter().map(String::as_str)), whole);
@@ -196,7 +196,7 @@ fn short_garbage_is_parsed_the_same_at_every_split() {
         for seed in 1000..1008 {
             let mut random = StdRng::seed_from_u64(seed);
             let text = likely(case.formats.tool, &mut random);
-            let _told = PrintOnPanic(format!("seed {seed}, {:?}: {text:?}", case.formats));
+            let _print = PrintOnPanic(format!("seed {seed}, {:?}: {text:?}", case.formats));
             let whole = case.read([text.as_str()]);
             case.splits(&text, &whole);
         }
@@ -213,7 +213,7 @@ fn text_without_calls_is_not_changed() {
         for seed in 0..300 {
             let mut random = StdRng::seed_from_u64(seed);
             let text = garbage(&mut random).replace("<turn|>", "") + "x";
-            let _told = PrintOnPanic(format!("seed {seed}, {:?}: {text:?}", case.formats));
+            let _print = PrintOnPanic(format!("seed {seed}, {:?}: {text:?}", case.formats));
             let deltas = case.read([text.as_str()]);
             if !deltas.iter().any(|delta| matches!(delta, Delta::ToolCallBegin { .. })) {
                 assert_eq!(deltas, [Delta::Content(text.clone())]);
@@ -231,7 +231,7 @@ fn content_never_ends_with_a_prefix_of_a_marker() {
         for seed in 0..60 {
             let mut random = StdRng::seed_from_u64(seed);
             let text = format!("{}{}", garbage(&mut random), likely(case.formats.tool, &mut random));
-            let _told = PrintOnPanic(format!("seed {seed}, {:?}: {text:?}", case.formats));
+            let _print = PrintOnPanic(format!("seed {seed}, {:?}: {text:?}", case.formats));
             let mut parser = case.parser();
             for (at, letter) in text.char_indices() {
                 let deltas = parser.push(letter.encode_utf8(&mut [0; 4]));
@@ -265,7 +265,7 @@ fn random_characters_are_parsed_the_same_however_they_are_split() {
             let mut random = StdRng::seed_from_u64(seed);
             let tail: String = (0..200).map(|_| LETTERS[random.random_range(0..LETTERS.len())]).collect();
             let text = format!("{}{tail}", likely(case.formats.tool, &mut random));
-            let _told = PrintOnPanic(format!("seed {seed}, {:?}: {text:?}", case.formats));
+            let _print = PrintOnPanic(format!("seed {seed}, {:?}: {text:?}", case.formats));
             let letters: Vec<String> = text.chars().map(String::from).collect();
             assert_eq!(case.read(letters.iter().map(String::as_str)), case.read([text.as_str()]));
         }
@@ -409,7 +409,7 @@ fn no_text_is_lost() {
             }
             let ends: Vec<usize> = text.char_indices().map(|(at, _)| at).collect();
             let (head, tail) = text.split_at(ends[random.random_range(0..ends.len())]);
-            let _told = PrintOnPanic(format!("seed {seed}, {:?}: {head:?} {tail:?}", case.formats));
+            let _print = PrintOnPanic(format!("seed {seed}, {:?}: {head:?} {tail:?}", case.formats));
             let deltas = case.read([head, "§", tail]);
             let found = deltas.iter().any(|delta| match delta {
                 Delta::Content(text) | Delta::Reasoning(text) | Delta::ToolCallArguments { text, .. } => {

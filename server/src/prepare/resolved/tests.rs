@@ -104,8 +104,9 @@ fn an_error_about_the_number_of_tokens_names_the_parameter_that_limits_it() {
     ] {
         let chat = |tokens: u32| preparation.chat(with(json!({"max_tokens": tokens}), parameters.clone()));
         assert_eq!(chat(16_384), Ok(16_384), "{cause}");
-        let problem =
-            format!("16385 tokens exceed the limit of 2097152 tokens over all choices with {cause} ");
+        let problem = format!(
+            "with {cause}, 16385 tokens per choice exceed the limit of 2097152 tokens over all choices"
+        );
         assert_rejected_with(&chat(16_385), "max_tokens", &problem);
     }
 }

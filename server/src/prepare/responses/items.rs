@@ -109,7 +109,11 @@ fn message(item: InputItem, at: &str, ids: &mut ItemIds) -> Result<Item, Error> 
         Some(TextOrList::List(parts)) => read_parts(parts, &at, part)?,
     };
     if role != "user" {
-        refuse_images(&content, &at, &format!("messages of the role {role:?} cannot have images"))?;
+        refuse_images(
+            &content,
+            &at,
+            &format!("messages with the role {role:?} cannot contain images; only those of the user can"),
+        )?;
     }
     Ok(Item::Message(Message {
         id: item_id(item.id, "msg", ids),

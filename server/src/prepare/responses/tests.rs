@@ -153,7 +153,9 @@ fn an_error_names_the_path_of_a_malformed_item() {
     let image = json!({"type": "input_image", "image_url": "data:,"});
     refused(
         &json!([{"role": "assistant", "content": [{"type": "output_text", "text": "x"}, image]}]),
-        &expect![[r#"input[0].content[1].type: messages of the role "assistant" cannot have images"#]],
+        &expect![[
+            r#"input[0].content[1].type: messages with the role "assistant" cannot contain images; only those of the user can"#
+        ]],
     );
     refused(
         &json!([{"role": "user", "content": [{"type": "input_image", "image_url": "data:,", "detail": "huge"}]}]),

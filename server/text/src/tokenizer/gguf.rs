@@ -268,7 +268,7 @@ impl<'a> Metadata<'a> {
             let id = self.optional(key, Value::u32, "is not a token id")?;
             match id {
                 Some(id) if (id as usize) < tokens.len() => Ok(Some(id)),
-                // Programs that write GGUF files store `u32::MAX` if the model has no such token.
+                // Some programs, such as llama.cpp, write `u32::MAX` if the model has no such token.
                 Some(u32::MAX) => Ok(None),
                 Some(id) => Err(self.fault(key, format!("is {id}, but there are {} tokens", tokens.len()))),
                 None => Ok(default.filter(|&id| (id as usize) < tokens.len())),

@@ -1,4 +1,4 @@
-//! The tokenizer of a model folder, as `transformers` would use it: `tokenizer.json`, supplemented by
+//! The tokenizer of a model directory, as `transformers` would use it: `tokenizer.json`, supplemented by
 //! `tokenizer_config.json` and `special_tokens_map.json`.
 
 use std::path::Path;
@@ -26,11 +26,11 @@ const TOKEN_ID_MAX: u32 = 1 << 24;
 
 const FILE: &str = "tokenizer.json";
 
-/// Loads the tokenizer of `folder`.
-pub(crate) fn from_folder(folder: &Path, config: &JsonFile) -> Result<Tokenizer, LoadError> {
-    let path = folder.join(FILE);
-    let text =
-        json_file::read_text(&path)?.ok_or(LoadError::NoFile { folder: folder.to_owned(), file: FILE })?;
+/// Loads the tokenizer of `directory`.
+pub(crate) fn from_directory(directory: &Path, config: &JsonFile) -> Result<Tokenizer, LoadError> {
+    let path = directory.join(FILE);
+    let text = json_file::read_text(&path)?
+        .ok_or(LoadError::NoFile { directory: directory.to_owned(), file: FILE })?;
     let json = |source| LoadError::Json { path: path.clone(), source };
     let fault = |field: &str, problem: String| LoadError::Field {
         path: path.clone(),
@@ -43,7 +43,7 @@ pub(crate) fn from_folder(folder: &Path, config: &JsonFile) -> Result<Tokenizer,
         built(|| text.parse()).map_err(|error| fault("the tokenizer", format!("cannot be used: {error}")))?;
     add_tokens_of_config(&mut inner, config)?;
     let decoder = Decoder::parse(&outline.decoder).map_err(|problem| fault("decoder", problem))?;
-    let special_tokens_map = JsonFile::read(folder, "special_tokens_map.json")?;
+    let special_tokens_map = JsonFile::read(directory, "special_tokens_map.json")?;
     let named = |field: &str| -> Result<Option<u32>, LoadError> {
         let text = match config.token(field)? {
             Some(text) => Some(text),

@@ -102,8 +102,8 @@ impl Model for SharedModel {
         self.0.get_vocab_size()
     }
 
-    fn save(&self, folder: &Path, prefix: Option<&str>) -> tokenizers::Result<Vec<PathBuf>> {
-        self.0.save(folder, prefix)
+    fn save(&self, directory: &Path, prefix: Option<&str>) -> tokenizers::Result<Vec<PathBuf>> {
+        self.0.save(directory, prefix)
     }
 
     fn get_trainer(&self) -> Self::Trainer {

@@ -13,8 +13,8 @@ const CASES: u64 = 20_000;
 
 /// The templates of model families and small templates, each followed by the other parts of an input.
 fn template_seeds() -> Vec<Vec<u8>> {
-    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/templates");
-    let paths = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+    let directory = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/templates");
+    let paths = std::fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().path());
     let mut paths: Vec<_> = paths.filter(|path| path.extension().is_some_and(|end| end == "jinja")).collect();
     paths.sort();
     let mut seeds: Vec<Vec<u8>> = paths.iter().map(|path| std::fs::read(path).unwrap()).collect();
@@ -47,10 +47,10 @@ const TOKENIZER_CASES: u64 = 3_000;
 
 #[test]
 fn a_tokenizer_loads_or_is_refused_with_a_reason() {
-    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../fuzz/seeds/tokenizer");
+    let directory = concat!(env!("CARGO_MANIFEST_DIR"), "/../fuzz/seeds/tokenizer");
     check_mutations(
         TOKENIZER_CASES,
-        &seeds(folder),
+        &seeds(directory),
         include_str!("../../../fuzz/dictionaries/tokenizer.dict"),
         tokenizer::check,
     );

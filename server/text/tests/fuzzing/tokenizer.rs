@@ -15,23 +15,23 @@ const TEXTS: [&str; 4] =
     ["", "a b  c\n\u{301}é 12345 <s></s>", "\u{feff}日本語🙂\0", "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa"];
 
 thread_local! {
-    static FOLDER: OnceCell<TempDir> = const { OnceCell::new() };
+    static DIRECTORY: OnceCell<TempDir> = const { OnceCell::new() };
 }
 
 /// Runs one input, and panics if a guarantee is violated.
 pub(crate) fn check(input: &[u8]) {
-    FOLDER.with(|folder| {
-        let folder = folder.get_or_init(|| TempDir::new().expect("a temporary folder")).path();
+    DIRECTORY.with(|directory| {
+        let directory = directory.get_or_init(|| TempDir::new().expect("a temporary directory")).path();
         let write =
-            |name: &str, bytes: &[u8]| fs::write(folder.join(name), bytes).expect("room for a small file");
+            |name: &str, bytes: &[u8]| fs::write(directory.join(name), bytes).expect("room for a small file");
         let (path, text) = if input.starts_with(b"GGUF") {
             write("model.gguf", input);
-            (folder.join("model.gguf"), None)
+            (directory.join("model.gguf"), None)
         } else {
             let mut parts = input.split(|byte| *byte == SEPARATOR);
             write("tokenizer.json", parts.next().unwrap_or_default());
             write("tokenizer_config.json", parts.next().unwrap_or(b"{}"));
-            (folder.to_owned(), parts.next())
+            (directory.to_owned(), parts.next())
         };
         match ModelText::load(&path) {
             Ok(model) => use_all(&model, &text.map(String::from_utf8_lossy).unwrap_or_default()),

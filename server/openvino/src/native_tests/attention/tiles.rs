@@ -41,7 +41,8 @@ fn the_noise_of_attention_in_tiles_is_at_most_that_of_bf16_inference() {
         let bits = (number as f32).to_bits();
         f64::from(f32::from_bits((bits + 0x7fff + (bits >> 16 & 1)) & 0xffff_0000))
     };
-    // The spread of scores: nearly equal weights, those of an ordinary layer, and a few large ones.
+    // The standard deviation of the scores. The attention weights are nearly equal, spread like those of an ordinary
+    // layer, or dominated by a few keys.
     for spread in [0.3, 1.0, 4.0] {
         let mut random = Random(11);
         let layer = Layer::random(&mut random, Precision::F32, FloatType::F32);

@@ -25,8 +25,8 @@ pub(crate) fn worst_difference_with(
     run(runner, tokens, &sequences, |sequence, position, row| {
         let difference = |(a, b): (&f32, &f32)| (a - b).abs();
         for one in row.iter().zip(&expected[sequence].1[position]).map(difference) {
-            // A NaN must not get lost in a maximum.
-            worst = if one <= worst { worst } else { one };
+            // `f32::max` would ignore a NaN.
+            worst = if worst.is_nan() || one <= worst { worst } else { one };
         }
     });
     f64::from(worst) / deviation(expected[0].1)

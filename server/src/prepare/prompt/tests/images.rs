@@ -170,7 +170,7 @@ fn errors_name_the_part() {
         ]],
     );
     let system = json!([{"role": "system", "content": [image(IMAGES[0])]}]);
-    expect![[r#"messages[0].content[0].type: messages of the role "system" cannot have images"#]]
+    expect![[r#"messages[0].content[0].type: messages with the role "system" cannot contain images; only those of the user can"#]]
         .assert_eq(&rendered(TEMPLATE, &system).err().unwrap().to_string());
     let many = json!([{"role": "user", "content": vec![image(IMAGES[0]); 33]}]);
     expect!["messages: has more than 32 images"]

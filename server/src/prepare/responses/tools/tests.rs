@@ -27,7 +27,7 @@ fn codex() -> Value {
         {"type": "web_search", "external_web_access": true},
         {"type": "namespace", "name": "mcp__files", "description": "Files of the project.", "tools": [
             {"type": "function", "name": "read", "strict": false, "parameters": {"type": "object", "properties": {}}},
-            {"type": "function", "name": "list", "description": "Lists a folder.", "defer_loading": true},
+            {"type": "function", "name": "list", "description": "Lists a directory.", "defer_loading": true},
         ]},
         {"type": "namespace", "name": "mcp__web__", "description": "The web.", "tools": [
             {"type": "custom", "name": "fetch"},
@@ -53,7 +53,7 @@ fn the_tools_of_codex_are_offered_or_ignored_with_a_warning() {
     assert_eq!(description(1), "Edits files.\n\nThe input matches this Lark grammar:\nstart: \"x\"");
     assert_eq!(
         (description(2), description(3)),
-        ("Files of the project.".to_owned(), "Lists a folder.".to_owned())
+        ("Files of the project.".to_owned(), "Lists a directory.".to_owned())
     );
     assert_eq!(tools.offered[1].parameters.as_ref().unwrap()["required"], json!(["input"]));
     let warnings: Vec<(&str, &str)> =

@@ -1,4 +1,4 @@
-//! Tests loading models from folders: the effect of each file.
+//! Tests loading models from directories: the effect of each file.
 
 #![expect(clippy::unwrap_used, reason = "a failed precondition fails the test")]
 
@@ -12,12 +12,12 @@ use server_gguf::{
 use server_text::{ModelText, RenderInput};
 use tempfile::TempDir;
 
-struct Folder(TempDir);
+struct Directory(TempDir);
 
-impl Folder {
-    /// Creates a folder whose tokenizer has bytes, a special token and a user-defined token.
+impl Directory {
+    /// Creates a directory whose tokenizer has bytes, a special token and a user-defined token.
     fn new() -> Self {
-        let folder = Self(TempDir::new().unwrap());
+        let directory = Self(TempDir::new().unwrap());
         let mut vocab = serde_json::Map::new();
         for (id, byte) in (0x21..=0x7e).map(char::from).chain(['Ġ', 'Ċ']).enumerate() {
             vocab.insert(byte.to_string(), json!(id));
@@ -27,7 +27,7 @@ impl Folder {
             json!({"id": id, "content": content, "special": special, "single_word": false, "lstrip": false,
                 "rstrip": false, "normalized": false})
         };
-        folder.write("tokenizer.json", &json!({
+        directory.write("tokenizer.json", &json!({
             "version": "1.0",
             "truncation": {"max_length": 2, "strategy": "LongestFirst", "stride": 0, "direction": "Right"},
             "padding": null,
@@ -43,12 +43,13 @@ impl Folder {
                 "end_of_word_suffix": null, "fuse_unk": false, "byte_fallback": false, "ignore_merges": false,
                 "vocab": vocab, "merges": [["Ġ", "a"]]},
         }));
-        folder.write("tokenizer_config.json", &json!({"bos_token": "<s>", "eos_token": {"content": "</s>"}}));
-        folder.write(
+        directory
+            .write("tokenizer_config.json", &json!({"bos_token": "<s>", "eos_token": {"content": "</s>"}}));
+        directory.write(
             "config.json",
             &json!({"vocab_size": 128, "text_config": {"max_position_embeddings": 4096}}),
         );
-        folder
+        directory
     }
 
     fn write(&self, name: &str, value: &Json) {
@@ -77,8 +78,8 @@ impl Folder {
 }
 
 #[test]
-fn the_tokenizer_of_a_folder_works_as_it_describes_itself() {
-    let model = Folder::new().load();
+fn the_tokenizer_of_a_directory_works_as_it_describes_itself() {
+    let model = Directory::new().load();
     let tokenizer = &model.tokenizer;
     let text = "b a<s><t> a";
     let show =
@@ -96,19 +97,19 @@ fn the_tokenizer_of_a_folder_works_as_it_describes_itself() {
 /// Without this check, every prompt would begin with this token, and every request would be rejected.
 #[test]
 fn a_post_processor_that_adds_an_unknown_token_is_refused() {
-    let folder = Folder::new();
-    let text = fs::read_to_string(folder.0.path().join("tokenizer.json")).unwrap();
+    let directory = Directory::new();
+    let text = fs::read_to_string(directory.0.path().join("tokenizer.json")).unwrap();
     let mut file: Json = serde_json::from_str(&text).unwrap();
     file["post_processor"]["special_tokens"]["<s>"]["ids"] = json!([100]);
-    folder.write("tokenizer.json", &file);
-    folder.refused(&["tokenizer.json", "post_processor adds token 100", "has 100 tokens"]);
+    directory.write("tokenizer.json", &file);
+    directory.refused(&["tokenizer.json", "post_processor adds token 100", "has 100 tokens"]);
 }
 
 /// Without this check, the `tokenizers` library would panic at the first text.
 #[test]
 fn a_template_that_names_an_undefined_special_token_is_refused() {
-    let folder = Folder::new();
-    let text = fs::read_to_string(folder.0.path().join("tokenizer.json")).unwrap();
+    let directory = Directory::new();
+    let text = fs::read_to_string(directory.0.path().join("tokenizer.json")).unwrap();
     let sound: Json = serde_json::from_str(&text).unwrap();
     let template = |name: &str| {
         let mut template = sound["post_processor"].clone();
@@ -119,20 +120,20 @@ fn a_template_that_names_an_undefined_special_token_is_refused() {
     {
         let mut file = sound.clone();
         file["post_processor"] = post_processor;
-        folder.write("tokenizer.json", &file);
-        folder.refused(&["tokenizer.json", "post_processor names the special token \"<unknown>\""]);
+        directory.write("tokenizer.json", &file);
+        directory.refused(&["tokenizer.json", "post_processor names the special token \"<unknown>\""]);
     }
 }
 
 #[test]
 fn flags_of_llama_tokenizers_win_over_the_post_processor() {
-    let folder = Folder::new();
+    let directory = Directory::new();
     let config = |flags: Json| {
         let mut config =
             json!({"bos_token": "<s>", "eos_token": "</s>", "tokenizer_class": "LlamaTokenizerFast"});
         config.as_object_mut().unwrap().extend(flags.as_object().unwrap().clone());
-        folder.write("tokenizer_config.json", &config);
-        folder.load().tokenizer.encode("a", true, true).unwrap()
+        directory.write("tokenizer_config.json", &config);
+        directory.load().tokenizer.encode("a", true, true).unwrap()
     };
     assert_eq!(config(json!({"add_bos_token": false})).len(), 1);
     assert_eq!(config(json!({"add_bos_token": true, "add_eos_token": true})).len(), 3);
@@ -141,25 +142,25 @@ fn flags_of_llama_tokenizers_win_over_the_post_processor() {
 
 #[test]
 fn tokens_that_only_the_configuration_knows_are_added() {
-    let folder = Folder::new();
+    let directory = Directory::new();
     let token = json!({"content": "<x>", "special": true, "single_word": false, "lstrip": false,
         "rstrip": false, "normalized": false});
-    folder.write("tokenizer_config.json", &json!({"added_tokens_decoder": {"100": token}}));
-    assert_eq!(folder.load().tokenizer.encode("<x>", false, true).unwrap(), [100]);
-    folder.write("tokenizer_config.json", &json!({"added_tokens_decoder": {"105": token}}));
-    folder.refused(&["tokenizer_config.json", "added_tokens_decoder"]);
+    directory.write("tokenizer_config.json", &json!({"added_tokens_decoder": {"100": token}}));
+    assert_eq!(directory.load().tokenizer.encode("<x>", false, true).unwrap(), [100]);
+    directory.write("tokenizer_config.json", &json!({"added_tokens_decoder": {"105": token}}));
+    directory.refused(&["tokenizer_config.json", "added_tokens_decoder"]);
 }
 
 #[test]
 fn generation_config_sets_the_defaults() {
-    let folder = Folder::new();
-    folder.write(
+    let directory = Directory::new();
+    directory.write(
         "generation_config.json",
         &json!({"temperature": 0.6, "top_p": 0.9, "top_k": 20, "min_p": 0.05,
         "repetition_penalty": 1.1, "frequency_penalty": 0.5, "presence_penalty": -0.5, "max_new_tokens": 100, "eos_token_id": [99, 98], "bos_token_id": 97,
         "do_sample": true, "stop_strings": ["END"]}),
     );
-    let defaults = folder.load().defaults;
+    let defaults = directory.load().defaults;
     assert_eq!((defaults.temperature, defaults.top_p, defaults.top_k), (Some(0.6), Some(0.9), Some(20)));
     assert_eq!((defaults.min_p, defaults.repetition_penalty), (Some(0.05), Some(1.1)));
     assert_eq!((defaults.frequency_penalty, defaults.presence_penalty), (Some(0.5), Some(-0.5)));
@@ -168,57 +169,60 @@ fn generation_config_sets_the_defaults() {
         (defaults.eos.as_slice(), defaults.stop.as_slice()),
         ([98, 99].as_slice(), ["END".to_owned()].as_slice())
     );
-    folder.write(
+    directory.write(
         "generation_config.json",
         &json!({"temperature": 0.6, "do_sample": false, "eos_token_id": 99}),
     );
-    let defaults = folder.load().defaults;
+    let defaults = directory.load().defaults;
     assert_eq!((defaults.temperature, defaults.eos.as_slice()), (Some(0.0), [99].as_slice()));
-    folder.write("generation_config.json", &json!({"top_p": "much"}));
-    folder.refused(&["generation_config.json", "top_p is not a number"]);
+    directory.write("generation_config.json", &json!({"top_p": "much"}));
+    directory.refused(&["generation_config.json", "top_p is not a number"]);
 }
 
 #[test]
 fn templates_come_from_their_own_file_before_the_configuration() {
-    let folder = Folder::new();
+    let directory = Directory::new();
     let config = |template: Json| json!({"bos_token": "<s>", "chat_template": template});
-    folder.write("tokenizer_config.json", &config(json!("config {{ bos_token }}")));
-    assert_eq!(folder.rendered(None), "config <s>");
+    directory.write("tokenizer_config.json", &config(json!("config {{ bos_token }}")));
+    assert_eq!(directory.rendered(None), "config <s>");
     let named = json!([{"name": "default", "template": "d"}, {"name": "tool_use", "template": "t"}]);
-    folder.write("tokenizer_config.json", &config(named));
-    assert_eq!((folder.rendered(None), folder.rendered(Some("tool_use"))), ("d".to_owned(), "t".to_owned()));
-    folder.write_text("chat_template.jinja", "file {{ bos_token }}");
-    folder.write_text("additional_chat_templates/rag.jinja", "rag");
+    directory.write("tokenizer_config.json", &config(named));
     assert_eq!(
-        (folder.rendered(None), folder.rendered(Some("rag"))),
+        (directory.rendered(None), directory.rendered(Some("tool_use"))),
+        ("d".to_owned(), "t".to_owned())
+    );
+    directory.write_text("chat_template.jinja", "file {{ bos_token }}");
+    directory.write_text("additional_chat_templates/rag.jinja", "rag");
+    assert_eq!(
+        (directory.rendered(None), directory.rendered(Some("rag"))),
         ("file <s>".to_owned(), "rag".to_owned())
     );
-    folder.write_text("chat_template.jinja", "{% endif %}");
-    folder.refused(&["chat_template.jinja", "cannot be parsed"]);
+    directory.write_text("chat_template.jinja", "{% endif %}");
+    directory.refused(&["chat_template.jinja", "cannot be parsed"]);
 }
 
 #[test]
-fn faulty_folders_are_refused_with_file_and_field() {
-    let folder = Folder::new();
-    folder.write_text("config.json", "{");
-    folder.refused(&["config.json is not valid JSON"]);
-    folder.write_text("config.json", "{}");
-    folder.write("tokenizer_config.json", &json!({"chat_template": 3}));
-    folder.refused(&["tokenizer_config.json", "chat_template is neither"]);
-    folder.write("tokenizer_config.json", &json!({"eos_token": 3}));
-    folder.refused(&["tokenizer_config.json", "eos_token is neither"]);
-    folder.write("tokenizer.json", &json!({"model": {"type": "Unheard"}}));
-    folder.refused(&["tokenizer.json", "cannot be used"]);
-    fs::remove_file(folder.0.path().join("tokenizer.json")).unwrap();
-    folder.refused(&["has no tokenizer.json"]);
-    let missing = ModelText::load(folder.0.path().join("missing")).unwrap_err().to_string();
+fn faulty_directories_are_refused_with_file_and_field() {
+    let directory = Directory::new();
+    directory.write_text("config.json", "{");
+    directory.refused(&["config.json is not valid JSON"]);
+    directory.write_text("config.json", "{}");
+    directory.write("tokenizer_config.json", &json!({"chat_template": 3}));
+    directory.refused(&["tokenizer_config.json", "chat_template is neither"]);
+    directory.write("tokenizer_config.json", &json!({"eos_token": 3}));
+    directory.refused(&["tokenizer_config.json", "eos_token is neither"]);
+    directory.write("tokenizer.json", &json!({"model": {"type": "Unheard"}}));
+    directory.refused(&["tokenizer.json", "cannot be used"]);
+    fs::remove_file(directory.0.path().join("tokenizer.json")).unwrap();
+    directory.refused(&["has no tokenizer.json"]);
+    let missing = ModelText::load(directory.0.path().join("missing")).unwrap_err().to_string();
     assert!(missing.starts_with("failed to read ") && missing.contains("missing"), "{missing}");
 }
 
 #[test]
 fn a_gguf_file_gives_templates_defaults_and_names() {
-    let folder = TempDir::new().unwrap();
-    let path = folder.path().join("small.gguf");
+    let directory = TempDir::new().unwrap();
+    let path = directory.path().join("small.gguf");
     let tokens: Vec<String> = ["<s>", "a", "<|im_end|>", "<|eot_id|>"].map(str::to_owned).to_vec();
     let mut writer = GgufWriter::new("qwen2");
     writer
@@ -240,7 +244,7 @@ fn a_gguf_file_gives_templates_defaults_and_names() {
         (model.name.as_str(), model.context_tokens_max, model.vocabulary_size),
         ("small", Some(512), 4)
     );
-    let parts = write_parts(&GgufFile::open(&path).unwrap(), folder.path(), "split", 2).unwrap();
+    let parts = write_parts(&GgufFile::open(&path).unwrap(), directory.path(), "split", 2).unwrap();
     let split = ModelText::load(parts).unwrap();
     assert_eq!((split.name.as_str(), split.vocabulary_size), ("split", 4));
     // The last token looks like an end, but is not a special token.

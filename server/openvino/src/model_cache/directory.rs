@@ -1,10 +1,10 @@
-//! The private folder in which rewritten graphs and compiled models are cached.
+//! The private directory in which rewritten graphs and compiled models are cached.
 //!
 //! A cache directory is often on a volume that other pods can write to. However, a compiled model is trusted input: it
 //! names native operations and the memory that they read. This crate therefore stores its files in a subdirectory that
 //! it creates with mode 0700, and uses an existing one only if the current user (or root) owns it and no other user
-//! can write to it. The folder is opened once, and every later path leads through that descriptor, so a user who can
-//! rename the folder cannot replace it.
+//! can write to it. The directory is opened once, and every later path leads through that descriptor, so a user who can
+//! rename the directory cannot replace it.
 
 use std::fs::{self, DirBuilder, File};
 use std::hash::{BuildHasher, Hasher, RandomState};
@@ -48,32 +48,32 @@ const KINDS: [(&str, usize); 4] = [
     (UNFINISHED, UNFINISHED_MAX),
 ];
 
-/// A folder that only the current user and root can write to.
+/// A directory that only the current user and root can write to.
 #[derive(Debug)]
-pub(crate) struct PrivateFolder {
-    directory: File,
+pub(crate) struct PrivateDirectory {
+    descriptor: File,
     /// The path for messages. File accesses use the descriptor.
     shown: PathBuf,
 }
 
-impl PrivateFolder {
-    /// Opens the folder of the current user in `cache_dir`, creates it if it does not exist, and removes old files,
+impl PrivateDirectory {
+    /// Opens the directory of the current user in `cache_dir`, creates it if it does not exist, and removes old files,
     /// because a process that is killed while it writes leaves an unfinished file.
     ///
     /// # Errors
-    /// The folder cannot be created, or another user owns it or can write to it.
+    /// The directory cannot be created, or another user owns it or can write to it.
     pub(crate) fn open(cache_dir: &Path) -> io::Result<Self> {
         let user = rustix::process::geteuid().as_raw();
-        // Each user of a shared volume has a separate folder.
+        // Each user of a shared volume has a separate directory.
         let shown = cache_dir.join(format!("models-{user}"));
         fs::create_dir_all(cache_dir)?;
         match DirBuilder::new().mode(0o700).create(&shown) {
             Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
             _ => {}
         }
-        let directory =
+        let descriptor =
             File::options().read(true).custom_flags(libc::O_DIRECTORY | libc::O_NOFOLLOW).open(&shown)?;
-        let metadata = directory.metadata()?;
+        let metadata = descriptor.metadata()?;
         if metadata.uid() != user && metadata.uid() != 0 {
             return Err(io::Error::other(format!("it belongs to user {} instead of {user}", metadata.uid())));
         }
@@ -83,12 +83,12 @@ impl PrivateFolder {
                 metadata.mode() & 0o777
             )));
         }
-        let folder = Self { directory, shown };
-        folder.evict_old_files();
-        Ok(folder)
+        let directory = Self { descriptor, shown };
+        directory.evict_old_files();
+        Ok(directory)
     }
 
-    /// The path of a file, which no other user can redirect while this folder is open.
+    /// The path of a file, which no other user can redirect while this directory is open.
     pub(super) fn file(&self, name: &str) -> PathBuf {
         self.root().join(name)
     }
@@ -99,7 +99,7 @@ impl PrivateFolder {
     }
 
     fn root(&self) -> PathBuf {
-        PathBuf::from(format!("/proc/self/fd/{}", self.directory.as_raw_fd()))
+        PathBuf::from(format!("/proc/self/fd/{}", self.descriptor.as_raw_fd()))
     }
 
     /// A random name for an unfinished file. The process ID would not be unique, because a process on another machine
@@ -125,8 +125,8 @@ impl PrivateFolder {
     /// logged.
     pub(super) fn evict_old_files(&self) {
         if let Err(error) = evict(&self.root(), SystemTime::now()) {
-            let folder = self.shown("");
-            tracing::warn!(%error, folder = %folder.display(), "failed to remove old files of the model cache");
+            let directory = self.shown("");
+            tracing::warn!(%error, directory = %directory.display(), "failed to remove old files of the model cache");
         }
     }
 }
@@ -138,9 +138,9 @@ struct Entry {
     files: Vec<PathBuf>,
 }
 
-fn evict(folder: &Path, now: SystemTime) -> io::Result<()> {
+fn evict(directory: &Path, now: SystemTime) -> io::Result<()> {
     let mut entries: Vec<Entry> = Vec::new();
-    for file in fs::read_dir(folder)? {
+    for file in fs::read_dir(directory)? {
         let file = file?;
         let name = file.file_name().to_string_lossy().into_owned();
         let modified = match file.metadata().and_then(|metadata| metadata.modified()) {
@@ -188,44 +188,44 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_folder_that_others_can_write_to_is_refused() {
+    fn a_directory_that_others_can_write_to_is_refused() {
         let parent = tempfile::tempdir().unwrap();
-        let folder = PrivateFolder::open(parent.path()).unwrap();
-        let mode = fs::metadata(&folder.shown).unwrap().mode() & 0o777;
+        let directory = PrivateDirectory::open(parent.path()).unwrap();
+        let mode = fs::metadata(&directory.shown).unwrap().mode() & 0o777;
         assert_eq!(mode, 0o700);
         for (mode, accepted) in [(0o777, false), (0o770, false), (0o702, false), (0o755, true), (0o700, true)]
         {
-            fs::set_permissions(&folder.shown, fs::Permissions::from_mode(mode)).unwrap();
-            assert_eq!(PrivateFolder::open(parent.path()).is_ok(), accepted, "{mode:o}");
+            fs::set_permissions(&directory.shown, fs::Permissions::from_mode(mode)).unwrap();
+            assert_eq!(PrivateDirectory::open(parent.path()).is_ok(), accepted, "{mode:o}");
         }
     }
 
     #[test]
-    fn a_link_in_place_of_the_folder_is_refused() {
+    fn a_link_in_place_of_the_directory_is_refused() {
         let (parent, elsewhere) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
-        let shown = PrivateFolder::open(parent.path()).unwrap().shown;
+        let shown = PrivateDirectory::open(parent.path()).unwrap().shown;
         fs::remove_dir(&shown).unwrap();
         std::os::unix::fs::symlink(elsewhere.path(), &shown).unwrap();
-        assert!(PrivateFolder::open(parent.path()).is_err());
+        assert!(PrivateDirectory::open(parent.path()).is_err());
     }
 
     #[test]
-    fn a_folder_that_is_replaced_while_it_is_open_is_not_followed() {
+    fn a_directory_that_is_replaced_while_it_is_open_is_not_followed() {
         let parent = tempfile::tempdir().unwrap();
-        let folder = PrivateFolder::open(parent.path()).unwrap();
-        fs::write(folder.file("graph-1.xml"), "ours").unwrap();
-        fs::rename(&folder.shown, parent.path().join("moved")).unwrap();
-        fs::create_dir(&folder.shown).unwrap();
-        fs::write(folder.shown.join("graph-1.xml"), "another's").unwrap();
-        assert_eq!(fs::read_to_string(folder.file("graph-1.xml")).unwrap(), "ours");
+        let directory = PrivateDirectory::open(parent.path()).unwrap();
+        fs::write(directory.file("graph-1.xml"), "ours").unwrap();
+        fs::rename(&directory.shown, parent.path().join("moved")).unwrap();
+        fs::create_dir(&directory.shown).unwrap();
+        fs::write(directory.shown.join("graph-1.xml"), "another's").unwrap();
+        assert_eq!(fs::read_to_string(directory.file("graph-1.xml")).unwrap(), "ours");
     }
 
     #[test]
     fn the_least_recently_used_entries_are_evicted_with_all_their_files() {
-        let folder = tempfile::tempdir().unwrap();
+        let directory = tempfile::tempdir().unwrap();
         let now = SystemTime::now();
         let put = |name: String, age: u64| {
-            let file = File::create(folder.path().join(name)).unwrap();
+            let file = File::create(directory.path().join(name)).unwrap();
             file.set_modified(now - Duration::from_secs(age)).unwrap();
         };
         for age in 0..12 {
@@ -240,8 +240,8 @@ mod tests {
             put(format!("part-2{age:02}-compiled-1"), age);
         }
         put("notes".to_owned(), 1_000_000);
-        evict(folder.path(), now).unwrap();
-        let mut left: Vec<String> = fs::read_dir(folder.path())
+        evict(directory.path(), now).unwrap();
+        let mut left: Vec<String> = fs::read_dir(directory.path())
             .unwrap()
             .map(|entry| entry.unwrap().file_name().into_string().unwrap())
             .collect();
