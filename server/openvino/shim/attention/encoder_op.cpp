@@ -86,7 +86,8 @@ public:
         std::vector<Sequence> sequences;
         for (size_t tile = 0; tile < tiles; ++tile)
             sequences.push_back({tile * tokens, tokens, 0, blocks.data() + tile * tile_blocks, tile * tile_blocks});
-        Buffer<uint8_t> key_cache, value_cache;
+        // Reused by all layers, because the operating system takes long to provide new memory.
+        thread_local Buffer<uint8_t> key_cache, value_cache;
         StepTensors tensors{};
         tensors.queries = inputs[QUERY].data();
         tensors.keys = inputs[KEY].data();

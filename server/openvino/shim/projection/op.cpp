@@ -50,7 +50,8 @@ void Projection::check_attributes() const {
     }
     check(!gives_residual_ || residual > 0, "no stage adds the residual that is an output");
     check(!to_bf16_ || !ends_with_residual(), "the residual must be f32");
-    check(!to_bf16_ || !is_activation(stages_.back().matmul.epilogue), "the destination of an activation must be f32");
+    check(!to_bf16_ || isa_ == Isa::amx || !is_activation(stages_.back().matmul.epilogue),
+          "the destination of an activation must be f32");
     check(get_input_size() == MEMORY + 1 + (residual > 0) + has_adapters(), "the number of inputs is wrong");
 }
 

@@ -255,6 +255,27 @@ void replace(const Candidate& candidate, const GraphWeight& weight, const Target
     end.replace(native->output(0));
 }
 
+// Lets each projection with an activation store its destination in bf16 if only other projections on AMX read it. They would
+// round it in the same way, and read and write twice as many bytes.
+void store_activations_in_bf16(ov::Model& model) {
+    const auto is_on_amx = [](const ov::Node* node) {
+        const auto* projection = dynamic_cast<const Projection*>(node);
+        return projection && projection->isa() == Isa::amx;
+    };
+    for (const auto& node : model.get_ordered_ops()) {
+        if (!is_on_amx(node.get())) continue;
+        const auto& stages = static_cast<const Projection&>(*node).stages();
+        const auto readers = node->output(0).get_target_inputs();
+        const bool are_on_amx = std::all_of(readers.begin(), readers.end(), [&](const ov::Input<ov::Node>& reader) {
+            return reader.get_index() == SRC && is_on_amx(reader.get_node());
+        });
+        if (!is_activation(stages.back().matmul.epilogue) || !are_on_amx) continue;
+        const auto stored = std::make_shared<Projection>(node->input_values(), Isa::amx, stages, Outputs{true, false});
+        stored->set_friendly_name(node->get_friendly_name());
+        node->output(0).replace(stored->output(0));
+    }
+}
+
 }  // namespace
 
 bool supports_all(const ov::Model& model, const std::set<const ov::Node*>& others) {
@@ -282,6 +303,7 @@ size_t replace_projections(ov::Model& model, const Target& target) {
         candidate.matmul = nullptr;
     }
     const auto expected = lora_parts(model);
+    store_activations_in_bf16(model);
     OPENVINO_ASSERT(parts == expected, "only ", parts, " of ", expected, " parts of adapters are in the native projections");
     model.validate_nodes_and_infer_types();
     return replaced;

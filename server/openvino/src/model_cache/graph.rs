@@ -11,8 +11,9 @@ use super::fingerprint;
 use crate::runtime::{Core, Model};
 use crate::{Error, shim};
 
-/// The version of the graph rewriting. Graphs and compiled models of other versions are not read.
-pub(crate) const VERSION: u64 = 21;
+/// The version of the graph rewriting and of the formats of native operations. Graphs, compiled models and blocks on disk
+/// of other versions are not read.
+pub(crate) const VERSION: u64 = 22;
 
 /// The inputs on which a rewritten graph depends besides the content of the model's files.
 #[derive(Clone, Copy, Debug)]

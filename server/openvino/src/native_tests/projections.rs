@@ -676,6 +676,33 @@ fn tiles_of_the_processor_and_their_model_agree() {
     }
 }
 
+/// A destination in bf16 contains the rounded numbers of a destination in f32, so that the next projection reads the same
+/// numbers from both.
+#[test]
+fn amx_rounds_activations_to_nearest_for_a_destination_in_bf16() {
+    const ROWS: usize = 37;
+    let rounded = |number: f32| {
+        let bits = number.to_bits();
+        f32::from_bits((bits + 0x7fff + (bits >> 16 & 1)) & 0xffff_0000)
+    };
+    for variant in KernelVariant::all().filter(|variant| variant.rounds_to_bf16()) {
+        for epilogue in [Epilogue::Gelu, Epilogue::GeluTanh, Epilogue::Silu, Epilogue::QuickGelu] {
+            let mut random = Random(epilogue as u64);
+            let plain = Projection::of_size(&mut random, 64, 50);
+            let mut projection = Projection { epilogue, loras: Vec::new(), ..plain };
+            // bf16 represents small integers exactly.
+            let src: Vec<f32> = (0..ROWS * 64).map(|_| random.below(17) as f32 - 8.0).collect();
+            let mut output = |activations| {
+                projection.activations = activations;
+                projection.compute(variant, &src, &[0; ROWS], &[])
+            };
+            let Some(exact) = output(FloatType::F32) else { continue };
+            let expected: Vec<f32> = exact.into_iter().map(rounded).collect();
+            assert!(output(FloatType::Bf16) == Some(expected), "{variant:?}, {epilogue:?}");
+        }
+    }
+}
+
 #[test]
 fn the_noise_of_amx_is_that_of_bf16() {
     let mut random = Random(7);

@@ -50,6 +50,8 @@ constexpr size_t U4_KEY_WORD = 6, U4_KEY_GROUP = 4, U4_VALUE_GROUP = 16;
 // - keys `[key_size][token]`, then, if they are u8, `[group][scale, minimum][token]` in f32. The tokens are the innermost
 //   dimension, so that a vector contains the scores of consecutive tokens;
 // - values `[token][value_size]`, then, if they are u8, `[scale, minimum][token]` in f32.
+// If they are bf16, it contains pairs as products in bf16 multiply them: keys `[key_size / 2][token][2]` and values
+// `[token / 2][value_size][2]`.
 // If they are u4, one head of a block contains, with scales in bf16,
 // - keys of five bits, in words `[element / U4_KEY_WORD][token]`, then `[word / U4_KEY_GROUP][token]` scales, then the key of
 //   the first token in f16, from which the others are differences;

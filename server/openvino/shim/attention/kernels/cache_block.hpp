@@ -13,6 +13,15 @@ struct u4 {
     uint8_t byte;
 };
 
+// Whether blocks contain pairs of numbers.
+template <typename T>
+constexpr bool IS_PAIRED = false;
+template <>
+constexpr bool IS_PAIRED<bf16> = true;
+
+// Returns the first or the second number of each pair of bf16. The first is in the lower half of a word.
+inline Floats number_of_pairs(Words pairs, size_t i) { return (Floats)(pairs << uint32_t(16 - i * 16) & 0xffff0000); }
+
 // The keys of one head of a block.
 template <typename T>
 struct Keys {
@@ -45,7 +54,7 @@ struct KeyGroup {
     Floats scale[V], minimum[V];
 
     KeyGroup(const Layer& layer, const uint8_t* block, size_t group, size_t first = 0)
-        : at(Keys<T>{block}.of(group * KEY_GROUP) + first * LANES) {
+        : at(Keys<T>{block}.of(group * KEY_GROUP) + first * LANES * (IS_PAIRED<T> ? 2 : 1)) {
         if constexpr (sizeof(T) == 1) {
             const float* scales = Keys<T>{block}.scales(layer, group) + first * LANES;
             for (size_t v = 0; v < V; ++v) {
@@ -54,27 +63,37 @@ struct KeyGroup {
             }
         }
     }
+    // Returns dimensions `i` and `i + 1` of the group for the keys in vector `v`, as pairs of bf16. `i` is even.
+    Words pairs(size_t i, size_t v) const { return read<Words>(at + i * BLOCK_TOKENS + v * LANES * 2); }
     // Returns dimension `i` of the group for the keys in vector `v`.
     Floats key(size_t i, size_t v) const {
+        if constexpr (IS_PAIRED<T>) return number_of_pairs(pairs(i / 2 * 2, v), i % 2);
         const Floats number = load(at + i * BLOCK_TOKENS + v * LANES);
         if constexpr (sizeof(T) > 1) return number;
         return fused_multiply_add(number, scale[v], minimum[v]);
     }
 };
 
-// Reads the value of one token in a block as floats. The value has `size` elements, the first of which is at `at`.
+// Reads the value of one token in a block as floats.
 template <typename T>
 struct TokenValue {
     const T* at;
+    size_t token;
     Floats scale, minimum;
 
-    TokenValue(const T* values, const float* scales, size_t size, size_t token) : at(values + token * size) {
+    TokenValue(const Layer& layer, const uint8_t* block, size_t token)
+        : at((const T*)block + (IS_PAIRED<T> ? token / 2 * 2 : token) * layer.value_size), token(token) {
         if constexpr (sizeof(T) == 1) {
+            const float* scales = value_scales(layer, block);
             scale = broadcast(scales[token]);
             minimum = broadcast(scales[BLOCK_TOKENS + token]);
         }
     }
+    // Returns the elements of this token and the next one, starting at `i`, as pairs of bf16. `token` is even.
+    Words pairs(size_t i) const { return read<Words>(at + 2 * i); }
+    // Returns the elements starting at `i`.
     Floats value(size_t i) const {
+        if constexpr (IS_PAIRED<T>) return number_of_pairs(pairs(i), token % 2);
         const Floats number = load(at + i);
         if constexpr (sizeof(T) > 1) return number;
         return fused_multiply_add(number, scale, minimum);
@@ -109,8 +128,10 @@ inline void read_floats(const Layer& layer, const void* from, size_t stride, siz
     const size_t count = size - padding, index = token * stride + head * count;
     if (layer.is_bf16)
         for (size_t i = 0; i < count; i += LANES) ::store(to + i, load((const bf16*)from + index + i));
+    else if (count % LANES == 0)
+        for (size_t i = 0; i < count; i += LANES) ::store(to + i, load((const float*)from + index + i));
     else std::memcpy(to, (const float*)from + index, count * sizeof(float));
-    std::memset(to + count, 0, padding * sizeof(float));
+    for (size_t i = count; i < size; ++i) to[i] = 0;
 }
 
 // Applies the rotary embedding of a token to a query or key.
@@ -156,6 +177,17 @@ void store_token<uint8_t>(const Layer& layer, const float* key, const float* val
 }
 
 template <>
+void store_token<bf16>(const Layer& layer, const float* key, const float* value, uint8_t* keys, uint8_t* values, size_t slot) {
+    bf16 rounded[HEAD_SIZE_MAX];
+    for (size_t i = 0; i < layer.key_size; i += LANES) ::store(rounded + i, load(key + i));
+    for (size_t i = 0; i < layer.key_size; i += 2)
+        std::memcpy((bf16*)keys + i * BLOCK_TOKENS + slot * 2, rounded + i, 2 * sizeof(bf16));
+    for (size_t i = 0; i < layer.value_size; i += LANES) ::store(rounded + i, load(value + i));
+    bf16* to = (bf16*)values + slot / 2 * 2 * layer.value_size + slot % 2;
+    for (size_t i = 0; i < layer.value_size; ++i) to[2 * i] = rounded[i];
+}
+
+template <>
 void store_token<u4>(const Layer& layer, const float* key, const float* value, uint8_t* keys, uint8_t* values, size_t slot);
 
 void store_new_tokens(const Layer& layer, const Sequence& sequence, const StepTensors& tensors, size_t kv_head) {
@@ -174,7 +206,7 @@ void store_new_tokens(const Layer& layer, const Sequence& sequence, const StepTe
         const int32_t block = sequence.blocks[position / BLOCK_TOKENS];
         uint8_t* values = value_block(layer, tensors, block, kv_head);
         // The values after the last token are multiplied by a weight of 0, so they must be finite.
-        if (position % BLOCK_TOKENS == 0) std::memset(values, 0, layer.value_bytes);
+        if (position % BLOCK_TOKENS == 0 && sequence.count - token < BLOCK_TOKENS) std::memset(values, 0, layer.value_bytes);
         float key[HEAD_SIZE_MAX], value[HEAD_SIZE_MAX];
         read_floats(layer, tensors.keys, tensors.key_stride, in_step, kv_head, layer.key_size, layer.key_padding, key);
         read_floats(layer, tensors.values, tensors.value_stride, in_step, kv_head, layer.value_size, layer.value_padding,

@@ -186,12 +186,31 @@ struct OutsideTileRegisters {
     static void finish_chunk(const Layer&, const Tile&, size_t) {}
 };
 
-// Stores the softmax weights in f32, in place of the scores.
+// The softmax weights of one query for the keys of a block.
+typedef Floats BlockWeights[BLOCK_VECTORS];
+
+// Stores softmax weights in f32, in place of the scores.
+inline void store_floats(const Tile& tile, size_t query, size_t key, const BlockWeights& weights) {
+    for (size_t v = 0; v < BLOCK_VECTORS; ++v) ::store(tile.scores + query * CHUNK_KEYS + key + v * LANES, weights[v]);
+}
+
+// Softmax weights in f32.
 struct FloatWeights : OutsideTileRegisters {
     static void prepare(const Layer&, const Tile&) {}
-    static Floats store(const Tile& tile, size_t query, size_t key, Floats weights) {
-        ::store(tile.scores + query * CHUNK_KEYS + key, weights);
-        return weights;
+    // Returns the weights of keys relative to the weight of a key with the score `maximum`.
+    static Floats weights_of(Floats scores, float scale, float maximum) {
+        return exponential(fused_multiply_add(scores, broadcast(scale), broadcast(-maximum)));
+    }
+    static void store(const Tile& tile, size_t query, size_t key, BlockWeights& weights) {
+        store_floats(tile, query, key, weights);
+    }
+};
+
+// Softmax weights that are rounded to bf16. The total of a query adds up the rounded weights, so that the rounding does not
+// scale the output.
+struct Bf16Weights : OutsideTileRegisters {
+    static Floats weights_of(Floats scores, float scale, float maximum) {
+        return power_of_two(fused_multiply_add(scores, broadcast(scale * LOG2_E), broadcast(-maximum * LOG2_E)));
     }
 };
 
@@ -203,8 +222,7 @@ struct FloatBlocks : FloatWeights {
                  {ref.next, layer.value_bytes / layer.key_size});
     }
     static void accumulate_block(const Layer& layer, const Tile& tile, const BlockRef& ref) {
-        accumulate_values<T>((const T*)ref.block, value_scales(layer, ref.block), layer.value_size,
-                             tile.scores + ref.at * BLOCK_TOKENS, tile.part.values, tile.count,
+        accumulate_values<T>(layer, ref.block, tile.scores + ref.at * BLOCK_TOKENS, tile.part.values, tile.count,
                              {ref.next, layer.key_bytes / BLOCK_TOKENS});
     }
 };
@@ -219,30 +237,28 @@ void round_queries(const Layer& layer, const Tile& tile) {
     }
 }
 
-// Small tiles read blocks in the format of the cache, and multiply in vectors. The total of a query adds up the rounded
-// weights, so that the rounding does not scale the output.
+// Small tiles read blocks in the format of the cache, and multiply in vectors.
 template <typename T>
-struct CacheBlocks : OutsideTileRegisters {
+struct CacheBlocks : Bf16Weights {
     static void prepare(const Layer& layer, const Tile& tile) { round_queries(layer, tile); }
-    static Floats store(const Tile& tile, size_t query, size_t key, Floats weights) {
-        const Floats rounded = rounded_to_bf16(weights);
-        ::store(tile.scores + query * CHUNK_KEYS + key, rounded);
-        return rounded;
+    // Rounds the weights, and stores them.
+    static void store(const Tile& tile, size_t query, size_t key, BlockWeights& weights) {
+        for (Floats& vector : weights) vector = rounded_to_bf16(vector);
+        store_floats(tile, query, key, weights);
     }
     static void score_block(const Layer& layer, const Tile& tile, const BlockRef& ref) {
         score_in_tile_order<T>(layer, ref.block, tile.queries, tile.scores + ref.at * BLOCK_TOKENS, tile.count,
                                {ref.next, layer.value_bytes / layer.key_size});
     }
     static void accumulate_block(const Layer& layer, const Tile& tile, const BlockRef& ref) {
-        accumulate_in_tile_order<T>((const T*)ref.block, value_scales(layer, ref.block), layer.value_size,
-                                    tile.scores + ref.at * BLOCK_TOKENS, tile.part.values, tile.count,
+        accumulate_in_tile_order<T>(layer, ref.block, tile.scores + ref.at * BLOCK_TOKENS, tile.part.values, tile.count,
                                     {ref.next, layer.key_bytes / BLOCK_TOKENS});
     }
 };
 
-// Large tiles convert each block to columns of tile registers once.
+// Large tiles convert each block to pairs of bf16 once, unless it contains them already.
 template <typename T>
-class UnpackedBlocks {
+class UnpackedBlocks : public Bf16Weights {
 public:
     UnpackedBlocks() : registers_(attention_config()) {}
 
@@ -256,37 +272,48 @@ public:
             for (size_t at = 0; at < CHUNK_BLOCKS; ++at)
                 std::memset(packed_row(tile.weight_pairs, CHUNK_BLOCKS, row, at), 0, TILE_ROW_BYTES);
     }
-    static Floats store(const Tile& tile, size_t query, size_t key, Floats weights) {
-        const Floats rounded = rounded_to_bf16(weights);
-        const auto halves = __builtin_convertvector((Words)rounded >> 16, Halves);
-        uint32_t* row = packed_row(tile.weight_pairs, CHUNK_BLOCKS, query, key / BLOCK_TOKENS);
-        std::memcpy((bf16*)row + key % BLOCK_TOKENS, &halves, sizeof(halves));
-        if (tile.block_masses) ::store(tile.scores + query * CHUNK_KEYS + key, rounded);
-        return rounded;
+    // Rounds the weights, and stores them.
+    static void store(const Tile& tile, size_t query, size_t key, BlockWeights& weights) {
+        for (Floats& vector : weights) vector = rounded_to_bf16(vector);
+        store_high_halves(packed_row(tile.weight_pairs, CHUNK_BLOCKS, query, key / BLOCK_TOKENS), weights);
+        if (tile.block_masses) store_floats(tile, query, key, weights);
     }
     void score_block(const Layer& layer, const Tile& tile, const BlockRef& ref) {
-        auto* keys = (uint32_t*)tile.unpacked;
+        constexpr size_t group_pairs = KEY_GROUP / 2 * BLOCK_TOKENS;
         const size_t groups = layer.key_size / KEY_GROUP;
-        pack_keys<T>(layer, ref.block, keys, {ref.next, layer.value_bytes / layer.key_size});
+        auto* pairs = (const uint32_t*)ref.block;
+        if constexpr (!IS_PAIRED<T>) {
+            pack_keys<T>(layer, ref.block, (uint32_t*)tile.unpacked, {ref.next, layer.value_bytes / layer.key_size});
+            pairs = (const uint32_t*)tile.unpacked;
+        }
+        Columns keys;
+        keys.count = BLOCK_TOKENS;
+        for (size_t group = 0; group < groups; ++group) keys.steps[group] = pairs + group * group_pairs;
         multiply(registers_, {{tile.query_pairs, whole_tiles(tile.count) / TILE_ROWS, groups},
-                              {keys, BLOCK_TOKENS / TILE_COLUMNS, groups},
+                              keys,
                               groups,
                               InitialSums::zero,
                               tile.scores + ref.at * BLOCK_TOKENS,
                               CHUNK_KEYS});
     }
     void finish_query(size_t query) {
-        // The softmax takes about 0.25 ns for each score, so 8 queries with 128 scores each take a quarter of a microsecond.
+        // The softmax takes about 0.2 ns for each score, so 8 queries with 128 scores each take a fifth of a microsecond.
         if (query % 8 == 7) registers_.keep_storing();
     }
     void accumulate_block(const Layer& layer, const Tile& tile, const BlockRef& ref) {
-        pack_values<T>(layer, ref.block, ref.at, (uint32_t*)tile.unpacked, {ref.next, layer.key_bytes / BLOCK_TOKENS});
-        registers_.keep_storing();
+        values_.steps[ref.at] = (const uint32_t*)ref.block;
+        if constexpr (!IS_PAIRED<T>) {
+            uint32_t* pairs = (uint32_t*)tile.unpacked + ref.at * (BLOCK_TOKENS / 2 * layer.value_size);
+            pack_values<T>(layer, ref.block, pairs, {ref.next, layer.key_bytes / BLOCK_TOKENS});
+            values_.steps[ref.at] = pairs;
+            registers_.keep_storing();
+        }
     }
     // Multiplies all blocks of a chunk together, so that the sums are loaded and stored only once.
     void finish_chunk(const Layer& layer, const Tile& tile, size_t count) {
+        values_.count = layer.value_size;
         multiply(registers_, {{tile.weight_pairs, whole_tiles(tile.count) / TILE_ROWS, CHUNK_BLOCKS},
-                              {(const uint32_t*)tile.unpacked, layer.value_size / TILE_COLUMNS, CHUNK_BLOCKS},
+                              values_,
                               count,
                               InitialSums::stored,
                               tile.part.values,
@@ -295,20 +322,21 @@ public:
 
 private:
     TileRegisters registers_;
+    Columns values_;
 };
 
 #elif defined(__AVX512BF16__)
 
-// In bf16, pairs of dimensions or of tokens are multiplied and added by one instruction. The total of a query adds up the
-// rounded weights, so that the rounding does not scale the output.
-struct Weights : OutsideTileRegisters {
+// In bf16, pairs of dimensions or of tokens are multiplied and added by one instruction.
+struct Weights : Bf16Weights {
     static void prepare(const Layer& layer, const Tile& tile) {
         convert_to_bf16(tile.queries, tile.count * layer.key_size, tile.query_pairs);
     }
-    static Floats store(const Tile& tile, size_t query, size_t key, Floats weights) {
-        const Floats rounded = store_bf16(weights, tile.weight_pairs + query * CHUNK_PAIRS + key / 2);
-        if (tile.block_masses) ::store(tile.scores + query * CHUNK_KEYS + key, rounded);
-        return rounded;
+    // Rounds the weights, and stores them.
+    static void store(const Tile& tile, size_t query, size_t key, BlockWeights& weights) {
+        for (size_t v = 0; v < BLOCK_VECTORS; ++v)
+            weights[v] = store_bf16(weights[v], tile.weight_pairs + query * CHUNK_PAIRS + (key + v * LANES) / 2);
+        if (tile.block_masses) store_floats(tile, query, key, weights);
     }
 };
 
@@ -320,35 +348,36 @@ struct CacheBlocks : Weights {
                       {ref.next, layer.value_bytes / layer.key_size});
     }
     static void accumulate_block(const Layer& layer, const Tile& tile, const BlockRef& ref) {
-        accumulate_values_bf16<T>((const T*)ref.block, value_scales(layer, ref.block), layer.value_size,
-                                  tile.weight_pairs + ref.at * BLOCK_TOKENS / 2, tile.part.values, tile.count,
+        accumulate_values_bf16<T>(layer, ref.block, tile.weight_pairs + ref.at * BLOCK_TOKENS / 2, tile.part.values, tile.count,
                                   {ref.next, layer.key_bytes / BLOCK_TOKENS});
     }
 };
 
-// Large tiles convert each block to pairs once.
+// Large tiles convert each block to pairs once, unless it contains them already.
 template <typename T>
 struct UnpackedBlocks : Weights {
     static void score_block(const Layer& layer, const Tile& tile, const BlockRef& ref) {
-        auto* pairs = (uint32_t*)tile.unpacked;
-        for (size_t group = 0; group < layer.key_size / KEY_GROUP; ++group) {
-            const KeyGroup<T> keys(layer, ref.block, group);
-            for (size_t i = 0; i < KEY_GROUP; i += 2)
-                for (size_t v = 0; v < BLOCK_VECTORS; ++v)
-                    _mm512_storeu_si512(pairs + (group * KEY_GROUP + i) / 2 * BLOCK_TOKENS + v * LANES, key_pair(keys, i, v));
+        auto* pairs = (uint32_t*)ref.block;
+        if constexpr (!IS_PAIRED<T>) {
+            pairs = (uint32_t*)tile.unpacked;
+            for (size_t group = 0; group < layer.key_size / KEY_GROUP; ++group) {
+                const KeyGroup<T> keys(layer, ref.block, group);
+                for (size_t i = 0; i < KEY_GROUP; i += 2)
+                    for (size_t v = 0; v < BLOCK_VECTORS; ++v)
+                        _mm512_storeu_si512(pairs + (group * KEY_GROUP + i) / 2 * BLOCK_TOKENS + v * LANES,
+                                            key_pair(keys, i, v));
+            }
         }
         multiply_bf16<2, 8>(tile.query_pairs, layer.key_size / 2, layer.key_size / 2, pairs, BLOCK_TOKENS,
                             tile.scores + ref.at * BLOCK_TOKENS, CHUNK_KEYS, false, tile.count);
     }
     static void accumulate_block(const Layer& layer, const Tile& tile, const BlockRef& ref) {
-        auto* pairs = (uint32_t*)tile.unpacked;
-        for (size_t token = 0; token < BLOCK_TOKENS; token += 2) {
-            const auto value_of = [&](size_t token) {
-                return TokenValue<T>((const T*)ref.block, value_scales(layer, ref.block), layer.value_size, token);
-            };
-            const auto first = value_of(token), second = value_of(token + 1);
-            for (size_t i = 0; i < layer.value_size; i += LANES)
-                _mm512_storeu_si512(pairs + token / 2 * layer.value_size + i, interleave_bf16(first.value(i), second.value(i)));
+        auto* pairs = (uint32_t*)ref.block;
+        if constexpr (!IS_PAIRED<T>) {
+            pairs = (uint32_t*)tile.unpacked;
+            for (size_t token = 0; token < BLOCK_TOKENS; token += 2)
+                for (size_t i = 0; i < layer.value_size; i += LANES)
+                    _mm512_storeu_si512(pairs + token / 2 * layer.value_size + i, value_pair<T>(layer, ref.block, token, i));
         }
         multiply_bf16<4, 4>(tile.weight_pairs + ref.at * BLOCK_TOKENS / 2, CHUNK_PAIRS, BLOCK_TOKENS / 2, pairs,
                             layer.value_size, tile.part.values, layer.value_size, true, tile.count);
@@ -378,12 +407,12 @@ struct UnpackedBlocks : Weights {
     }
     static void accumulate_block(const Layer& layer, const Tile& tile, const BlockRef& ref) {
         for (size_t token = 0; token < BLOCK_TOKENS; ++token) {
-            const TokenValue<T> value((const T*)ref.block, value_scales(layer, ref.block), layer.value_size, token);
+            const TokenValue<T> value(layer, ref.block, token);
             for (size_t i = 0; i < layer.value_size; i += LANES)
                 ::store(tile.unpacked + token * layer.value_size + i, value.value(i));
         }
-        accumulate_values<float>(tile.unpacked, nullptr, layer.value_size, tile.scores + ref.at * BLOCK_TOKENS,
-                                 tile.part.values, tile.count, {(const uint8_t*)tile.unpacked, 0});
+        const auto* values = (const uint8_t*)tile.unpacked;
+        accumulate_values<float>(layer, values, tile.scores + ref.at * BLOCK_TOKENS, tile.part.values, tile.count, {values, 0});
     }
 };
 
@@ -414,13 +443,17 @@ inline void online_softmax(const Layer& layer, const Tile& tile, size_t query, K
     if (maximum > now) now = maximum;
     // The query attends to no key of the chunk, nor of the part before it.
     if (now == MASKED) {
-        for (size_t key = 0; key < keys; key += LANES) Blocks::store(tile, query, key, Floats{});
+        BlockWeights zeros = {};
+        for (size_t key = 0; key < keys; key += BLOCK_TOKENS) Blocks::store(tile, query, key, zeros);
         return;
     }
     Floats sum = {};
-    for (size_t key = 0; key < keys; key += LANES) {
-        const Floats score = fused_multiply_add(load(scores + key), broadcast(layer.scale), broadcast(-now));
-        sum += Blocks::store(tile, query, key, exponential(score));
+    for (size_t key = 0; key < keys; key += BLOCK_TOKENS) {
+        BlockWeights weights;
+        for (size_t v = 0; v < BLOCK_VECTORS; ++v)
+            weights[v] = Blocks::weights_of(load(scores + key + v * LANES), layer.scale, now);
+        Blocks::store(tile, query, key, weights);
+        for (const Floats& vector : weights) sum += vector;
     }
     if (now != maximum) {
         const float factor = maximum == MASKED ? 0 : exponential(broadcast(maximum - now))[0];

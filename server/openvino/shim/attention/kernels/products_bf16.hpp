@@ -24,7 +24,16 @@ inline Floats store_bf16(Floats numbers, uint32_t* to) {
 // Returns dimensions `i` and `i + 1` of a group as pairs of bf16, for the keys in vector `v`.
 template <typename T>
 inline __m512i key_pair(const KeyGroup<T>& keys, size_t i, size_t v) {
+    if constexpr (IS_PAIRED<T>) return (__m512i)keys.pairs(i, v);
     return interleave_bf16(keys.key(i, v), keys.key(i + 1, v));
+}
+
+// Returns the values of tokens `token` and `token + 1` as pairs of bf16, starting at element `i`.
+template <typename T>
+inline __m512i value_pair(const Layer& layer, const uint8_t* block, size_t token, size_t i) {
+    const TokenValue<T> first(layer, block, token), second(layer, block, token + 1);
+    if constexpr (IS_PAIRED<T>) return (__m512i)first.pairs(i);
+    return interleave_bf16(first.value(i), second.value(i));
 }
 
 // Converts `count` floats to bf16, and stores two of them in each word of `to`.
@@ -110,19 +119,21 @@ inline void score_bf16(const Layer& layer, const uint8_t* block, const uint32_t*
         if (count) score_bf16<T, R - 1>(layer, block, queries, scores, count, prefetch);
 }
 
-// Adds the weighted values of a block of the cache to the sums of `R` queries, two tokens at a time.
+// Adds the weighted values of a block of the cache to the sums of `R` queries, two tokens at a time, for the elements in `V`
+// vectors, starting at element `begin`.
 template <typename T, size_t R, size_t V>
-inline void accumulate_bf16_tile(const T* values, const float* scales, size_t size, const uint32_t* weights, float* sums,
+inline void accumulate_bf16_tile(const Layer& layer, const uint8_t* block, size_t begin, const uint32_t* weights, float* sums,
                                  Prefetch& prefetch) {
+    const size_t size = layer.value_size;
+    sums += begin;
     __m512 sum[R][V];
     for (size_t r = 0; r < R; ++r)
         for (size_t v = 0; v < V; ++v) sum[r][v] = _mm512_loadu_ps(sums + r * size + v * LANES);
     for (size_t token = 0; token < BLOCK_TOKENS; token += 2) {
         prefetch.next();
         prefetch.next();
-        const TokenValue<T> first(values, scales, size, token), second(values, scales, size, token + 1);
         __m512i value[V];
-        for (size_t v = 0; v < V; ++v) value[v] = interleave_bf16(first.value(v * LANES), second.value(v * LANES));
+        for (size_t v = 0; v < V; ++v) value[v] = value_pair<T>(layer, block, token, begin + v * LANES);
         for (size_t r = 0; r < R; ++r) {
             const __m512i weight = _mm512_set1_epi32(int(weights[r * CHUNK_PAIRS + token / 2]));
             for (size_t v = 0; v < V; ++v) sum[r][v] = _mm512_dpbf16_ps(sum[r][v], (__m512bh)weight, (__m512bh)value[v]);
@@ -133,18 +144,19 @@ inline void accumulate_bf16_tile(const T* values, const float* scales, size_t si
 }
 
 template <typename T, size_t R = VALUE_QUERIES>
-inline void accumulate_values_bf16(const T* values, const float* scales, size_t size, const uint32_t* weights, float* sums,
-                                   size_t count, Prefetch prefetch) {
+inline void accumulate_values_bf16(const Layer& layer, const uint8_t* block, const uint32_t* weights, float* sums, size_t count,
+                                   Prefetch prefetch) {
+    const size_t size = layer.value_size;
     for (; count >= R; count -= R) {
         size_t at = 0;
         for (; at + VALUE_VECTORS * LANES <= size; at += VALUE_VECTORS * LANES)
-            accumulate_bf16_tile<T, R, VALUE_VECTORS>(values + at, scales, size, weights, sums + at, prefetch);
-        for (; at < size; at += LANES) accumulate_bf16_tile<T, R, 1>(values + at, scales, size, weights, sums + at, prefetch);
+            accumulate_bf16_tile<T, R, VALUE_VECTORS>(layer, block, at, weights, sums, prefetch);
+        for (; at < size; at += LANES) accumulate_bf16_tile<T, R, 1>(layer, block, at, weights, sums, prefetch);
         weights += R * CHUNK_PAIRS;
         sums += R * size;
     }
     if constexpr (R > 1)
-        if (count) accumulate_values_bf16<T, R - 1>(values, scales, size, weights, sums, count, prefetch);
+        if (count) accumulate_values_bf16<T, R - 1>(layer, block, weights, sums, count, prefetch);
 }
 
 }  // namespace

@@ -68,18 +68,21 @@ inline void score(const Layer& layer, const uint8_t* block, const float* queries
         if (count) score<T, R - 1>(layer, block, queries, scores, count, prefetch);
 }
 
-// Adds the weighted values of a block to the sums of `R` queries, token by token.
+// Adds the weighted values of a block to the sums of `R` queries, token by token, for the elements in `V` vectors, starting at
+// element `first`.
 template <typename T, size_t R, size_t V>
-inline void accumulate_tile(const T* values, const float* scales, size_t size, const float* weights, float* sums,
+inline void accumulate_tile(const Layer& layer, const uint8_t* block, size_t first, const float* weights, float* sums,
                             Prefetch& prefetch) {
+    const size_t size = layer.value_size;
+    sums += first;
     Floats sum[R][V];
     for (size_t r = 0; r < R; ++r)
         for (size_t v = 0; v < V; ++v) sum[r][v] = load(sums + r * size + v * LANES);
     for (size_t token = 0; token < BLOCK_TOKENS; ++token) {
         prefetch.next();
-        const TokenValue<T> of_token(values, scales, size, token);
+        const TokenValue<T> of_token(layer, block, token);
         Floats value[V];
-        for (size_t v = 0; v < V; ++v) value[v] = of_token.value(v * LANES);
+        for (size_t v = 0; v < V; ++v) value[v] = of_token.value(first + v * LANES);
         for (size_t r = 0; r < R; ++r) {
             const Floats weight = broadcast(weights[r * CHUNK_KEYS + token]);
             for (size_t v = 0; v < V; ++v) sum[r][v] = fused_multiply_add(value[v], weight, sum[r][v]);
@@ -90,21 +93,22 @@ inline void accumulate_tile(const T* values, const float* scales, size_t size, c
 }
 
 template <typename T, size_t R = VALUE_QUERIES>
-inline void accumulate_values(const T* values, const float* scales, size_t size, const float* weights, float* sums,
-                              size_t count, Prefetch prefetch) {
+inline void accumulate_values(const Layer& layer, const uint8_t* block, const float* weights, float* sums, size_t count,
+                              Prefetch prefetch) {
+    const size_t size = layer.value_size;
     for (; count >= R; count -= R) {
         Prefetch next = prefetch;
         size_t at = 0;
         for (; at + VALUE_VECTORS * LANES <= size; at += VALUE_VECTORS * LANES) {
-            accumulate_tile<T, R, VALUE_VECTORS>(values + at, scales, size, weights, sums + at, next);
+            accumulate_tile<T, R, VALUE_VECTORS>(layer, block, at, weights, sums, next);
             next = prefetch.without_progress();
         }
-        for (; at < size; at += LANES) accumulate_tile<T, R, 1>(values + at, scales, size, weights, sums + at, next);
+        for (; at < size; at += LANES) accumulate_tile<T, R, 1>(layer, block, at, weights, sums, next);
         weights += R * CHUNK_KEYS;
         sums += R * size;
     }
     if constexpr (R > 1)
-        if (count) accumulate_values<T, R - 1>(values, scales, size, weights, sums, count, prefetch);
+        if (count) accumulate_values<T, R - 1>(layer, block, weights, sums, count, prefetch);
 }
 
 }  // namespace

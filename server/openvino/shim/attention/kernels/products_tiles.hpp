@@ -56,12 +56,21 @@ struct TileRounding {
 
 // ---- In tile registers ----
 
-// A packed matrix, which consists of `count` tiles of 16 rows or columns. A tile has the content of one tile register for each
-// of `capacity` steps, whose products are added to the same sums.
-struct PackedTiles {
+// Packed rows, which consist of `count` tiles of 16 rows. A tile has the content of one tile register for each of `capacity`
+// steps, whose products are added to the same sums.
+struct PackedRows {
     const uint32_t* data;
     size_t count, capacity;
     const uint32_t* at(size_t tile, size_t step) const { return data + (tile * capacity + step) * REGISTER_PAIRS; }
+};
+
+// The columns of each step, `[pair][column]`, which is the format of keys and values in a block in bf16.
+struct Columns {
+    const uint32_t* steps[CHUNK_BLOCKS > HEAD_SIZE_MAX / KEY_GROUP ? CHUNK_BLOCKS : HEAD_SIZE_MAX / KEY_GROUP];
+    // The number of columns, which is a multiple of `TILE_COLUMNS`.
+    size_t count;
+    const uint32_t* at(size_t tile, size_t step) const { return steps[step] + tile * TILE_COLUMNS; }
+    size_t stride_bytes() const { return count * sizeof(uint32_t); }
 };
 
 enum class InitialSums { zero, stored };
@@ -69,7 +78,8 @@ enum class InitialSums { zero, stored };
 // A multiplication of rows by columns: `steps` products of tile registers are added to each register of sums. The rows of
 // `sums` are `stride` floats apart.
 struct TileProduct {
-    PackedTiles rows, columns;
+    PackedRows rows;
+    const Columns& columns;
     size_t steps;
     InitialSums initial;
     float* sums;
@@ -102,8 +112,8 @@ inline void multiply_registers(TileRegisters& registers, const TileProduct& prod
     }
     for (size_t step = 0; step < product.steps; ++step) {
         tiles.load<ROWS_0>(product.rows.at(row, step), TILE_ROW_BYTES);
-        tiles.load<COLUMNS_0>(product.columns.at(column, step), TILE_ROW_BYTES);
-        if constexpr (C == 2) tiles.load<COLUMNS_1>(product.columns.at(column + 1, step), TILE_ROW_BYTES);
+        tiles.load<COLUMNS_0>(product.columns.at(column, step), product.columns.stride_bytes());
+        if constexpr (C == 2) tiles.load<COLUMNS_1>(product.columns.at(column + 1, step), product.columns.stride_bytes());
         if constexpr (R == 2) tiles.load<ROWS_1>(product.rows.at(row + 1, step), TILE_ROW_BYTES);
         tiles.multiply<SUMS_00, ROWS_0, COLUMNS_0>();
         if constexpr (C == 2) tiles.multiply<SUMS_01, ROWS_0, COLUMNS_1>();
@@ -117,7 +127,7 @@ inline void multiply_registers(TileRegisters& registers, const TileProduct& prod
 }
 
 inline void multiply(TileRegisters& registers, const TileProduct& product) {
-    const size_t rows = product.rows.count, columns = product.columns.count;
+    const size_t rows = product.rows.count, columns = product.columns.count / TILE_COLUMNS;
     for (size_t column = 0; column < columns; column += 2)
         for (size_t row = 0; row < rows; row += 2) {
             auto* two_columns = row + 1 < rows ? multiply_registers<2, 2> : multiply_registers<1, 2>;
@@ -134,6 +144,21 @@ inline uint32_t* packed_row(uint32_t* tiles, size_t capacity, size_t row, size_t
     return tiles + ((row / TILE_ROWS * capacity + step) * TILE_ROWS + row % TILE_ROWS) * TILE_COLUMNS;
 }
 
+// Stores numbers that are exact in bf16.
+inline void store_high_halves(uint32_t* to, const Floats (&numbers)[BLOCK_VECTORS]) {
+#if defined(__AVX512F__)
+    static_assert(BLOCK_VECTORS == 2);
+    const __m512i high = _mm512_set_epi16(63, 61, 59, 57, 55, 53, 51, 49, 47, 45, 43, 41, 39, 37, 35, 33, 31, 29, 27, 25, 23,
+                                          21, 19, 17, 15, 13, 11, 9, 7, 5, 3, 1);
+    _mm512_storeu_si512(to, _mm512_permutex2var_epi16((__m512i)numbers[0], high, (__m512i)numbers[1]));
+#else
+    for (size_t v = 0; v < BLOCK_VECTORS; ++v) {
+        const auto halves = __builtin_convertvector((Words)numbers[v] >> 16, Halves);
+        std::memcpy((bf16*)to + v * LANES, &halves, sizeof(halves));
+    }
+#endif
+}
+
 // Packs queries whose numbers are bf16. The padding rows after them are zeros.
 inline void pack_queries(const Layer& layer, const float* queries, size_t count, uint32_t* to) {
     const size_t groups = layer.key_size / KEY_GROUP;
@@ -146,40 +171,32 @@ inline void pack_queries(const Layer& layer, const float* queries, size_t count,
         }
 }
 
-// Packs the keys of a block as columns, with a step for each group of dimensions.
+// Converts the keys of a block to the format of a block in bf16.
 template <typename T>
 inline void pack_keys(const Layer& layer, const uint8_t* block, uint32_t* to, Prefetch prefetch) {
-    const size_t groups = layer.key_size / KEY_GROUP;
-    for (size_t group = 0; group < groups; ++group) {
+    for (size_t group = 0; group < layer.key_size / KEY_GROUP; ++group) {
         const KeyGroup<T> keys(layer, block, group);
-        for (size_t i = 0; i < KEY_GROUP; i += 2) {
+        for (size_t i = 0; i < KEY_GROUP; i += 2, to += BLOCK_TOKENS) {
             prefetch.next();
             prefetch.next();
             for (size_t v = 0; v < BLOCK_VECTORS; ++v) {
-                const size_t token = v * LANES, column = token % TILE_COLUMNS;
                 const Words pairs = bf16_pairs(keys.key(i, v), keys.key(i + 1, v));
-                std::memcpy(to + (token / TILE_COLUMNS * groups + group) * REGISTER_PAIRS + i / 2 * TILE_COLUMNS + column,
-                            &pairs, sizeof(pairs));
+                std::memcpy(to + v * LANES, &pairs, sizeof(pairs));
             }
         }
     }
 }
 
-// Packs the values of the block at a position in its chunk as columns, with a step for each block.
+// Converts the values of a block to the format of a block in bf16.
 template <typename T>
-inline void pack_values(const Layer& layer, const uint8_t* block, size_t at, uint32_t* to, Prefetch prefetch) {
-    const auto value_of = [&](size_t token) {
-        return TokenValue<T>((const T*)block, value_scales(layer, block), layer.value_size, token);
-    };
-    for (size_t token = 0; token < BLOCK_TOKENS; token += 2) {
+inline void pack_values(const Layer& layer, const uint8_t* block, uint32_t* to, Prefetch prefetch) {
+    for (size_t token = 0; token < BLOCK_TOKENS; token += 2, to += layer.value_size) {
         prefetch.next();
         prefetch.next();
-        const auto first = value_of(token), second = value_of(token + 1);
+        const TokenValue<T> first(layer, block, token), second(layer, block, token + 1);
         for (size_t i = 0; i < layer.value_size; i += LANES) {
             const Words pairs = bf16_pairs(first.value(i), second.value(i));
-            std::memcpy(
-                to + (i / TILE_COLUMNS * CHUNK_BLOCKS + at) * REGISTER_PAIRS + token / 2 * TILE_COLUMNS + i % TILE_COLUMNS,
-                &pairs, sizeof(pairs));
+            std::memcpy(to + i, &pairs, sizeof(pairs));
         }
     }
 }
@@ -233,10 +250,11 @@ inline void score_in_tile_order(const Layer& layer, const uint8_t* block, const 
         if (count) score_in_tile_order<T, R - 1>(layer, block, queries, scores, count, prefetch);
 }
 
-// Adds the weighted values of a block to the sums of `R` queries.
+// Adds the weighted values of a block to the sums of `R` queries, for the elements in `V` vectors, starting at element `begin`.
 template <typename T, size_t R, size_t V>
-inline void accumulate_rows(const T* values, const float* scales, size_t size, const float* weights, float* sums,
+inline void accumulate_rows(const Layer& layer, const uint8_t* block, size_t begin, const float* weights, float* sums,
                             Prefetch& prefetch) {
+    const size_t size = layer.value_size;
     constexpr size_t CHAINS = chains_at_once(R);
     Floats totals[2][R][V];
     for (size_t first = 0; first < 2; first += CHAINS) {
@@ -244,9 +262,9 @@ inline void accumulate_rows(const T* values, const float* scales, size_t size, c
         for (size_t token = first; token < BLOCK_TOKENS; token += 2)
             for (size_t c = 0; c < CHAINS; ++c) {
                 prefetch.next();
-                const TokenValue<T> of_token(values, scales, size, token + c);
+                const TokenValue<T> of_token(layer, block, token + c);
                 Floats value[V];
-                for (size_t v = 0; v < V; ++v) value[v] = rounded_to_bf16(of_token.value(v * LANES));
+                for (size_t v = 0; v < V; ++v) value[v] = rounded_to_bf16(of_token.value(begin + v * LANES));
                 for (size_t r = 0; r < R; ++r) {
                     const Floats weight = broadcast(weights[r * CHUNK_KEYS + token + c]);
                     for (size_t v = 0; v < V; ++v) chains[c][r][v] = fused_multiply_add(value[v], weight, chains[c][r][v]);
@@ -256,25 +274,25 @@ inline void accumulate_rows(const T* values, const float* scales, size_t size, c
     }
     for (size_t r = 0; r < R; ++r)
         for (size_t v = 0; v < V; ++v) {
-            float* to = sums + r * size + v * LANES;
+            float* to = sums + r * size + begin + v * LANES;
             ::store(to, load(to) + (totals[0][r][v] + totals[1][r][v]));
         }
 }
 
 template <typename T, size_t R = VALUE_QUERIES>
-inline void accumulate_in_tile_order(const T* values, const float* scales, size_t size, const float* weights, float* sums,
-                                     size_t count, Prefetch prefetch) {
+inline void accumulate_in_tile_order(const Layer& layer, const uint8_t* block, const float* weights, float* sums, size_t count,
+                                     Prefetch prefetch) {
     constexpr size_t V = VALUE_VECTORS;
+    const size_t size = layer.value_size;
     for (; count >= R; count -= R) {
         size_t at = 0;
-        for (; at + V * LANES <= size; at += V * LANES)
-            accumulate_rows<T, R, V>(values + at, scales, size, weights, sums + at, prefetch);
-        for (; at < size; at += LANES) accumulate_rows<T, R, 1>(values + at, scales, size, weights, sums + at, prefetch);
+        for (; at + V * LANES <= size; at += V * LANES) accumulate_rows<T, R, V>(layer, block, at, weights, sums, prefetch);
+        for (; at < size; at += LANES) accumulate_rows<T, R, 1>(layer, block, at, weights, sums, prefetch);
         weights += R * CHUNK_KEYS;
         sums += R * size;
     }
     if constexpr (R > 1)
-        if (count) accumulate_in_tile_order<T, R - 1>(values, scales, size, weights, sums, count, prefetch);
+        if (count) accumulate_in_tile_order<T, R - 1>(layer, block, weights, sums, count, prefetch);
 }
 
 }  // namespace

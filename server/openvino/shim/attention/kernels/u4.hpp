@@ -386,8 +386,7 @@ inline void accumulate_u4(const u4* values, size_t size, const typename Products
         if (count) accumulate_u4<Products, R - 1>(values, size, weights, sums, count, prefetch);
 }
 
-// Specializations of the functions that tiles call for every precision. They ignore the separate scales, because a u4 block
-// contains its own.
+// Specializations of the functions that tiles call for every precision.
 
 template <>
 inline void score<u4>(const Layer& layer, const uint8_t* block, const float* queries, float* scores, size_t count,
@@ -396,9 +395,9 @@ inline void score<u4>(const Layer& layer, const uint8_t* block, const float* que
 }
 
 template <>
-inline void accumulate_values<u4>(const u4* values, const float*, size_t size, const float* weights, float* sums, size_t count,
+inline void accumulate_values<u4>(const Layer& layer, const uint8_t* block, const float* weights, float* sums, size_t count,
                                   Prefetch prefetch) {
-    accumulate_u4<FloatProducts>(values, size, weights, sums, count, prefetch);
+    accumulate_u4<FloatProducts>((const u4*)block, layer.value_size, weights, sums, count, prefetch);
 }
 
 #if defined(__AVX512BF16__)
@@ -410,9 +409,9 @@ inline void score_bf16<u4>(const Layer& layer, const uint8_t* block, const uint3
 }
 
 template <>
-inline void accumulate_values_bf16<u4>(const u4* values, const float*, size_t size, const uint32_t* weights, float* sums,
+inline void accumulate_values_bf16<u4>(const Layer& layer, const uint8_t* block, const uint32_t* weights, float* sums,
                                        size_t count, Prefetch prefetch) {
-    accumulate_u4<Bf16Products>(values, size, weights, sums, count, prefetch);
+    accumulate_u4<Bf16Products>((const u4*)block, layer.value_size, weights, sums, count, prefetch);
 }
 
 #endif

@@ -284,7 +284,15 @@ inline void finish_rows(const Matmul& matmul, const float* sums, size_t block, s
             for (size_t v = 0; v < 2; ++v)
                 total[r][v] = load(sums + r * N_BLOCK + v * (N_BLOCK / 2) + pair * LANES) * scales[v];
         if (lora) add_adapters<R>(matmul, block, pair, lora + row, total);
-        for (size_t r = 0; r < R; ++r) store_dst(matmul, total[r], block, pair, row + r, residual, dst);
+        for (size_t r = 0; r < R; ++r) add_bias(matmul, block, pair, total[r]);
+        if (is_activation(matmul.epilogue)) {
+            // A copy, so that the sums of other matrices remain in registers.
+            Floats activations[R][2];
+            std::memcpy(activations, total, sizeof(total));
+            activate(matmul.epilogue, activations[0], R * 2);
+            std::memcpy(total, activations, sizeof(total));
+        }
+        for (size_t r = 0; r < R; ++r) store_row(matmul, total[r], block, pair, row + r, residual, dst);
     }
 }
 
@@ -296,8 +304,6 @@ void finish_tile(const Matmul& matmul, const PackedSrc& src, size_t tile, size_t
     for (; r + at_once <= rows; r += at_once)
         finish_rows<at_once>(matmul, sums + r * N_BLOCK, block, first + r, src.lora, residual, dst);
     for (; r < rows; ++r) finish_rows<1>(matmul, sums + r * N_BLOCK, block, first + r, src.lora, residual, dst);
-    // The destination of the tile is still in the first-level cache.
-    activate(matmul, src, {tile, tile + 1, block, block + 1, block}, dst);
 }
 
 // Multiplies the only tile of a range by a block of columns. The weights of a step are dequantized while the processor computes

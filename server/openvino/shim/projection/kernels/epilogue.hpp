@@ -25,27 +25,15 @@ inline void store_up_to(float* to, Floats values, size_t count) {
     for (size_t i = 0; i < count; ++i) to[i] = values[i];
 }
 
-// Rounds to nearest, ties to even.
-inline void store(bf16* to, Floats values) {
-#if defined(__AVX512F__)
-    const Words bits = (Words)values, rounded = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
-    const auto is_nan = values != values;
-    const Words result = is_nan ? (bits | 0x400000) >> 16 : rounded;
-    _mm256_storeu_si256((__m256i*)to, _mm512_cvtepi32_epi16((__m512i)result));
-#else
-    for (size_t i = 0; i < LANES; ++i) convert(values[i], to[i]);
-#endif
-}
-
 inline void store_up_to(bf16* to, Floats values, size_t count) {
     if (count >= LANES) return store(to, values);
     for (size_t i = 0; i < count; ++i) convert(values[i], to[i]);
 }
 
-// Computes sigmoid(x).
+// Computes sigmoid(x) with a relative error of up to 3e-6.
 inline Floats sigmoid(Floats x) {
-    const Floats e = exponential(x < 0 ? x : -x), one = Floats{} + 1.0f;
-    return (x < 0 ? e : one) / (one + e);
+    const Floats exponent = x * -LOG2_E, most = broadcast(126.0f);
+    return inverse(1.0f + power_of_two(exponent < most ? exponent : most));
 }
 
 // Computes erf(x) with an error of up to 1.5e-7: Abramowitz and Stegun, "Handbook of Mathematical Functions", 7.1.26.
@@ -67,6 +55,19 @@ inline Floats activated(Epilogue epilogue, Floats x) {
         case Epilogue::gelu_tanh: return x * sigmoid(sqrt_8_over_pi * (x + 0.044715f * x * x * x));
         case Epilogue::silu: return x * sigmoid(x);
         default: return x * sigmoid(QUICK_GELU_ALPHA * x);
+    }
+}
+
+// Applies an activation to `count` vectors.
+__attribute__((noinline)) inline void activate(Epilogue epilogue, Floats* vectors, size_t count) {
+    const auto each = [&](Epilogue constant) {
+        for (size_t i = 0; i < count; ++i) vectors[i] = activated(constant, vectors[i]);
+    };
+    switch (epilogue) {
+        case Epilogue::gelu: return each(Epilogue::gelu);
+        case Epilogue::gelu_tanh: return each(Epilogue::gelu_tanh);
+        case Epilogue::silu: return each(Epilogue::silu);
+        default: return each(Epilogue::quick_gelu);
     }
 }
 
@@ -95,33 +96,42 @@ inline Floats gated(Epilogue epilogue, Floats gate, Floats up) {
     return gate * sigmoid(gate * CLAMPED_SWIGLU_ALPHA) * (up + 1.0f);
 }
 
+inline void add_bias(const Matmul& matmul, size_t block, size_t pair, Floats (&sums)[2]) {
+    if (!matmul.bias) return;
+    const float* bias = matmul.bias + block * N_BLOCK + pair * LANES;
+    for (size_t v = 0; v < 2; ++v) sums[v] += load(bias + v * (N_BLOCK / 2));
+}
+
 template <typename T>
-inline void store_dst_as(const Matmul& matmul, const Floats (&sums)[2], size_t block, size_t pair, size_t row,
+inline void store_row_as(const Matmul& matmul, const Floats (&sums)[2], size_t block, size_t pair, size_t row,
                          const T* residual, T* dst) {
-    Floats total[2] = {sums[0], sums[1]};
-    if (matmul.bias) {
-        const float* bias = matmul.bias + block * N_BLOCK + pair * LANES;
-        for (size_t v = 0; v < 2; ++v) total[v] += load(bias + v * (N_BLOCK / 2));
-    }
     const size_t columns = dst_columns(matmul), block_columns = is_gated(matmul.epilogue) ? N_BLOCK / 2 : N_BLOCK;
     const size_t first = block * block_columns + pair * LANES;
     const size_t left = first < columns ? columns - first : 0;
     dst += row * columns + first;
-    if (is_gated(matmul.epilogue)) return store_up_to(dst, gated(matmul.epilogue, total[0], total[1]), left);
+    if (is_gated(matmul.epilogue)) return store_up_to(dst, gated(matmul.epilogue, sums[0], sums[1]), left);
     const bool adds = matmul.epilogue == Epilogue::residual;
     if (adds) residual += row * columns + first;
     for (size_t v = 0; v < 2; ++v) {
         const size_t skipped = v * (N_BLOCK / 2), count = left > skipped ? left - skipped : 0;
-        store_up_to(dst + skipped, adds ? total[v] + load_up_to(residual + skipped, count) : total[v], count);
+        store_up_to(dst + skipped, adds ? sums[v] + load_up_to(residual + skipped, count) : sums[v], count);
     }
 }
 
-// Applies the bias and the epilogue to the sums of a row, and stores them. The type of the destination is not a template
-// parameter of the kernels, because each kernel would then be compiled twice.
+// Stores the sums of a row, to which the bias and an activation have been applied, after it has applied another epilogue. The
+// type of the destination is not a template parameter of the kernels, because each kernel would then be compiled twice.
+inline void store_row(const Matmul& matmul, const Floats (&sums)[2], size_t block, size_t pair, size_t row, FloatData residual,
+                      FloatData dst) {
+    if (dst.is_bf16) store_row_as(matmul, sums, block, pair, row, (const bf16*)residual.data, (bf16*)dst.data);
+    else store_row_as(matmul, sums, block, pair, row, (const float*)residual.data, (float*)dst.data);
+}
+
+// Applies the bias and an epilogue other than an activation to the sums of a row, and stores them.
 inline void store_dst(const Matmul& matmul, const Floats (&sums)[2], size_t block, size_t pair, size_t row, FloatData residual,
                       FloatData dst) {
-    if (dst.is_bf16) store_dst_as(matmul, sums, block, pair, row, (const bf16*)residual.data, (bf16*)dst.data);
-    else store_dst_as(matmul, sums, block, pair, row, (const float*)residual.data, (float*)dst.data);
+    Floats total[2] = {sums[0], sums[1]};
+    add_bias(matmul, block, pair, total);
+    store_row(matmul, total, block, pair, row, residual, dst);
 }
 
 }  // namespace
