@@ -110,8 +110,8 @@ fn write_unit(name: &str, sources: &[&str]) -> PathBuf {
     path
 }
 
-/// Whether kernels that run on a model of the tile registers are compiled. Only tests use them, and their builds are
-/// not optimized.
+/// Whether to compile the kernels that run on a C++ model of the tile registers. Only tests use them, and Cargo sets
+/// PROFILE to `debug` when it builds tests.
 fn has_tile_models() -> bool {
     env::var("PROFILE").is_ok_and(|profile| profile == "debug")
 }
@@ -125,14 +125,14 @@ struct KernelSet {
     flags: &'static [&'static [&'static str]],
 }
 
-/// Returns the directory for the compiled libraries, whose name depends on everything that they are compiled from. It
-/// is not in `OUT_DIR`, because Cargo runs this script once more for Clippy, with another `OUT_DIR`, and compiling them
-/// takes minutes.
+/// Returns the directory for the compiled libraries, whose name depends on everything that they are compiled from. The
+/// directory is not in `OUT_DIR`, because Cargo runs this script once more for Clippy, with another `OUT_DIR`, and
+/// compiling the libraries takes minutes.
 fn shared_directory(openvino: &Path) -> PathBuf {
     let mut hash = DefaultHasher::new();
     (openvino, env::var_os("PROFILE"), include_str!("build.rs")).hash(&mut hash);
     (env::var_os("CXX"), env::var_os("CXXFLAGS")).hash(&mut hash);
-    // The version of the package.
+    // The stamp identifies the version of the OpenVINO package.
     fs::read(openvino.with_file_name(".stamp")).ok().hash(&mut hash);
     let mut directories = vec![PathBuf::from("shim")];
     let mut files = Vec::new();
@@ -190,7 +190,8 @@ fn compile_to(libraries: &mut [(String, cc::Build)], directory: &Path) {
     let jobs = env::var("NUM_JOBS").ok().and_then(|jobs| jobs.parse().ok()).unwrap_or(1);
     let next = AtomicUsize::new(0);
     for (name, library) in libraries.iter_mut() {
-        // Objects of the same source must not overwrite each other, and the output of threads would not be in order.
+        // Each library has a directory, so that objects of the same source do not overwrite each other. `compile`
+        // prints the metadata for Cargo, because the threads would print it in an arbitrary order.
         library.out_dir(directory.join(name)).cargo_metadata(false);
         // Generate only line tables, as for the Rust code: with full debug information, compiling takes 1.5 times as
         // long.
@@ -256,7 +257,7 @@ fn kernels() -> Vec<(String, cc::Build)> {
             .std("c++17")
             .file(format!("shim/{directory}/kernels/{source}.cpp"))
             .define("OVFLEET_KERNELS", format!("kernels_{name}").as_str())
-            // Code for exceptions would define external symbols in the object.
+            // Cleanup code for exceptions would define external symbols, which `src/native_tests/symbols.rs` rejects.
             .flag("-fno-exceptions")
             // The compiler's headers for vector instructions cause these warnings.
             .flag_if_supported("-Wno-uninitialized")

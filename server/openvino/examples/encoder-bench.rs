@@ -1,5 +1,5 @@
-//! Measures the image encoder of a vision-language model: the time of an image of noise, and the difference between its
-//! features and those that the plugin computes in f32.
+//! Measures the image encoder of a vision-language model: the time to encode an image of noise, and the difference
+//! between its features and those that the plugin computes in f32.
 
 use std::io::Write as _;
 use std::path::PathBuf;
@@ -22,7 +22,8 @@ struct Args {
     /// Width and height of the image in pixels.
     #[arg(long, default_value_t = 512)]
     edge: u32,
-    /// Number of times that the image is encoded. The result is the median of the times.
+    /// Number of measured rounds, each of which encodes the image once. The result contains the median and the minimum
+    /// of their times.
     #[arg(long, default_value_t = 9)]
     rounds: usize,
     /// The precision in which native projections multiply activations: auto or int8.
@@ -76,7 +77,7 @@ fn encode(config: &Config, image: &ImageInput, rounds: usize) -> anyhow::Result<
     Ok(EncodedImage { report, features: features.values(0..features.rows()).to_vec(), seconds })
 }
 
-/// The root mean square of the difference to `reference`, relative to that of `reference`.
+/// The root mean square of the difference from `reference`, relative to that of `reference`.
 fn noise(features: &[f32], reference: &[f32]) -> f64 {
     let squares =
         |values: &mut dyn Iterator<Item = f32>| values.map(|value| f64::from(value).powi(2)).sum::<f64>();

@@ -40,7 +40,7 @@ pub(crate) enum GraphOrigin<'a> {
 const ARCHITECTURES: [&str; 6] = ["llama", "qwen2", "qwen3", "qwen3moe", "phi3", "gemma3"];
 
 /// The architecture whose files interleave the two halves of each head of q and k, unlike adapters. Where the rotary
-/// embedding was rewritten, the rows were also reordered.
+/// embedding was rewritten, the rows are already in the order of the adapters, and [`Projection::paired`] is `None`.
 const INTERLEAVED: &str = "llama";
 
 /// Reads adapters and adds them to a model in which no projections are merged. Returns a digest of each adapter.
@@ -143,7 +143,7 @@ fn projections(model: &mut Model, origin: GraphOrigin<'_>) -> Result<BTreeMap<St
         let Some(module) = module else { continue };
         let mut projection = projection.clone();
         if origin == GraphOrigin::Ir {
-            // Graphs of exporters have the row order of adapters.
+            // The rows of an exported IR are in the same order as those of adapters.
             projection.paired = None;
         }
         if named.insert(module.clone(), projection).is_some() {
@@ -196,7 +196,8 @@ fn append(to: &mut LoraWeights, matrices: LoraMatrices, number: i32) {
     to.adapters.extend(std::iter::repeat_n(number, rank));
 }
 
-/// Returns the index in the adapter's matrix of each row of a matrix whose head halves are interleaved.
+/// For each row of a matrix whose head halves are interleaved, returns the index of the same row in the adapter's
+/// matrix.
 fn interleaved(rows: usize, head_size: usize) -> Vec<usize> {
     let half = head_size / 2;
     (0..rows)

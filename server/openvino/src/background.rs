@@ -19,7 +19,7 @@ impl BackgroundThread {
 
 impl Drop for BackgroundThread {
     fn drop(&mut self) {
-        // The panic hook has already reported a panic, and the work is optional.
+        // Ignore a panic: the panic hook has already reported it, and the work is optional.
         let _ = self.0.take().map(JoinHandle::join);
     }
 }

@@ -7,7 +7,7 @@ use crate::runtime::{CompiledModel, Core, Element, InferRequest, Tensor};
 
 /// A compiled model and the request that runs it.
 pub(crate) struct CompiledGraph {
-    // The fields are dropped in this order.
+    // The fields are dropped in this order, so that no object outlives the object from which it was created.
     pub(crate) request: InferRequest,
     pub(crate) compiled: Arc<CompiledModel>,
     _core: Arc<Core>,
@@ -22,7 +22,7 @@ impl CompiledGraph {
     /// Binds a new tensor with these values to an input.
     ///
     /// # Errors
-    /// The tensor cannot be allocated, or has another number of values, or the model has no such input.
+    /// The tensor cannot be allocated, the number of values does not match the shape, or the model has no such input.
     pub(crate) fn set_values<T: Element>(
         &mut self,
         input: &str,

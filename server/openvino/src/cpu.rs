@@ -53,8 +53,8 @@ impl fmt::Display for Isa {
     }
 }
 
-/// The instruction sets of a processor that kernels use. Each field includes the other instruction sets on which the
-/// native kernels of the same name depend.
+/// The instruction sets of a processor that kernels use. A field is true only if the processor also has the other
+/// instruction sets on which the native kernels of the same name depend.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct CpuFeatures {
     pub(crate) avx2: bool,

@@ -9,7 +9,7 @@ const PLUGIN_CACHE_PREFIXES: [&str; 2] = ["KEY_CACHE_", "VALUE_CACHE_"];
 /// A device with its configuration.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct DeviceOptions {
-    /// Whether the device is only the CPU.
+    /// Whether the CPU is the only device.
     pub(crate) is_cpu: bool,
     /// The precision of floating-point computations: `f32`, `bf16` or `f16`.
     pub(crate) inference_precision: String,

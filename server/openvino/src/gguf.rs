@@ -37,7 +37,7 @@ pub(crate) fn read(file: &Arc<GgufFile>, max_model_len: Option<u32>) -> Result<M
     hyperparameters::check(file)?;
     reject_unproven_experts(file)?;
     match read_with(file, max_model_len, GraphInput::Vectors) {
-        // The graph may use a weight under another name, so the front end has to read all of them.
+        // The graph may use the weight under another name, so let the front end read all weights.
         Err(ReadError::NoNode(_)) if !is_split(file) => read_with(file, max_model_len, GraphInput::Whole),
         Err(ReadError::NoGraphFile(error)) if !is_split(file) => {
             tracing::warn!(%error, "loading takes more memory, because the front end reads all weights");
@@ -149,8 +149,8 @@ fn replace_weights<'a>(
             let lacks = "the graph lacks a part of a fused projection";
             return Err(Error::runtime("write a weight", lacks).into());
         }
-        // If the front end has read the weight, the graph may use it under another name. But the front end may have
-        // rounded experts.
+        // A missing node is not an error if the front end has read the weight, because the graph may use it under
+        // another name. The front end may have rounded experts, however, so they must be replaced.
         let is_rounded = entry.shape.len() == 3 && entry.kind.is_quantized();
         if is_rounded || input == GraphInput::Vectors {
             return Err(ReadError::NoNode(entry));
@@ -164,7 +164,8 @@ fn fused_parts<'a>(file: &GgufFile, entry: &'a TensorEntry) -> Vec<Replacement<'
     let number = |key: &str| file.get_of_architecture(key).and_then(|value| value.u64());
     let heads = number("attention.head_count").unwrap_or(0);
     let kv_heads = number("attention.head_count_kv").unwrap_or(heads);
-    // The shim rejects parts whose size differs from their size in the graph.
+    // The shim rejects parts whose size differs from their size in the graph, so invalid head counts need no check
+    // here.
     let head_rows = entry.rows().checked_div(heads.saturating_add(kv_heads.saturating_mul(2))).unwrap_or(0);
     let mut next = 0;
     [(".attn_q.", heads), (".attn_k.", kv_heads), (".attn_v.", kv_heads)]
@@ -208,8 +209,8 @@ fn reject_unproven_experts(file: &GgufFile) -> Result<(), Error> {
 
 /// Corrects the graphs that the front end builds for these architectures. In these graphs, the output of the experts
 /// has the shape of one sequence. The weights of the chosen experts are normalized only if the file demands it, and for
-/// gpt-oss over a dimension of size 1. For qwen3moe, adjacent pairs are rotated, although the halves of a head form
-/// pairs in the files.
+/// gpt-oss over a dimension of size 1. For qwen3moe, the graphs rotate pairs of adjacent elements, although the weights
+/// are for pairs of one element from each half of a head.
 fn fix_experts(file: &GgufFile, model: &mut Model) -> Result<(), Error> {
     if !has_experts(file) {
         return Ok(());
@@ -348,7 +349,7 @@ fn is_split(file: &GgufFile) -> bool {
 /// Whether a tensor is replaced: it contains the weights of a matrix or of experts that the front end may round or did
 /// not read.
 fn is_replaced(entry: &TensorEntry, input: GraphInput) -> bool {
-    // The biases of experts have two dimensions, but the front end reads them like those of projections.
+    // The biases of experts have two dimensions, but the front end reads them, as it reads the biases of projections.
     !entry.name.ends_with(".bias")
         && (entry.shape.len() == 2 || entry.shape.len() == 3 && entry.name.contains(EXPERTS))
         && (entry.kind.is_quantized()

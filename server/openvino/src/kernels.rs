@@ -52,7 +52,7 @@ pub(crate) struct GraphProperties {
 pub(crate) enum ExpertSupport {
     /// The graph has no experts.
     Absent = 0,
-    /// Only the plugin computes all of them.
+    /// Only the plugin kernels support all of them.
     Plugin = 1,
     Native = 2,
 }
@@ -118,7 +118,7 @@ pub(crate) enum ProductPrecision {
     /// of their row are multiplied in f32.
     Int8,
     /// Activations are integers of 15 bits, with a scale for each 32 activations. Kernels with VNNI multiply them in
-    /// two terms of 8 bits, and all others as one number of 16 bits.
+    /// two terms of 8 bits, and all other kernels as one number of 16 bits.
     Int16,
     /// Activations and weights are in bf16.
     Bf16,
@@ -164,7 +164,8 @@ impl fmt::Display for NativeProjections {
 /// The kernels of the experts of a model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ExpertKernels {
-    /// The kernels of the native projections, which multiply only the rows of each expert.
+    /// The kernels of the native projections, which multiply the weights of each expert only by the rows that are
+    /// assigned to it.
     Native,
     /// The plugin kernels.
     Plugin,
@@ -377,7 +378,8 @@ pub(crate) fn plan_kernels(
         products: ProductPrecision::new(isa, options.activation_precision),
         activations: float(is_bf16 && !is_native),
     });
-    // In this case, the adapters are in the native projections and not in the graph.
+    // If all projections can be native, the adapters were attached to the native projections instead of being added to
+    // the graph, so the plugin cannot compute them.
     if are_all_projections_native && projections.is_none() && options.has_adapters {
         return Err(Error::Unsupported(
             "with INFERENCE_PRECISION_HINT=f16, LoRA adapters need the native attention kernels, which do not support this \

@@ -33,7 +33,7 @@ impl CachePorts {
     /// Finds the cache among the inputs of a compiled model and reads its layout.
     ///
     /// # Errors
-    /// There is no cache, or the size of its blocks is not static.
+    /// There is no cache, or its blocks are empty or have no static size.
     pub(crate) fn find(inputs: &[Port]) -> Result<Self, Error> {
         let ports: Vec<Port> = inputs
             .iter()
@@ -45,7 +45,8 @@ impl CachePorts {
             .iter()
             .find(|port| port.name.starts_with("value_cache."))
             .ok_or_else(|| unusable("is missing: the model has no attention that can be paged"))?;
-        // All known devices use [blocks, heads, tokens, head size]. Keys may be transposed, but values are not.
+        // All known devices store values as [blocks, heads, tokens, head size]. Keys may be transposed, so the number
+        // of tokens is read from the values.
         let block_tokens = value
             .shape
             .get(2)

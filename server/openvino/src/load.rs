@@ -43,10 +43,10 @@ pub struct LoadReport {
     /// The kernels that compute the model, as text.
     pub kernels: String,
     /// Whether the native kernels compute all projections and the attention. In this case, the logits of a token are
-    /// identical to the bit, regardless of the other tokens in the step.
+    /// bitwise identical, regardless of the other tokens in the step.
     pub native_kernels: bool,
-    /// The precision of computations other than products of 8-bit integers: the configured one, or the device's
-    /// default.
+    /// The configured inference precision, or the device's default. The native kernels may compute in another
+    /// precision, which [`Self::kernels`] states.
     pub inference_precision: String,
     /// The precision of the KV cache, as the device reports it.
     pub kv_cache_precision: String,
@@ -135,7 +135,7 @@ struct ModelLoader {
     projections: ProjectionKernels,
 }
 
-/// A graph that was read.
+/// A graph that was read from the files of the model or from the cache.
 struct SourceGraph {
     model: Model,
     from_cache: bool,
@@ -232,7 +232,7 @@ impl ModelLoader {
         entry: Option<CompiledCacheEntry>,
         stages: &mut Stages<'_>,
     ) -> Result<CompiledSource, Error> {
-        // The graph is cached only if the compiled model is not: a copy of the weights in the cache is enough.
+        // The graph is cached only if the compiled model is not: one copy of the weights in the cache is enough.
         let caches_graph = entry.is_none();
         let PreparedGraph { model, plan, properties: graph, from_cache, adapter_digests } =
             self.prepare(caches_graph, stages)?;
@@ -274,8 +274,8 @@ impl ModelLoader {
         Ok(PreparedGraph { model, plan, properties, from_cache, adapter_digests })
     }
 
-    /// Computes all sequences with the rotary embeddings for the longest sequence, because a step contains several
-    /// sequences and parts of prompts, and cached keys cannot change.
+    /// Lets all sequences use the rotary embeddings for a sequence of `max_model_len` tokens, because a step contains
+    /// several sequences and parts of prompts, and cached keys cannot change.
     fn resolve_length_conditions(&self, model: &mut Model) -> Result<(), Error> {
         let max_model_len = self.config.max_model_len;
         let conditions = shim::resolve_length_conditions(model, max_model_len)?;
@@ -305,7 +305,7 @@ impl ModelLoader {
         if is_merged {
             shim::merge_projections(&mut model)?;
         }
-        // The weights of the graph that is read back are mapped from its file, so they need no memory of their own.
+        // Use the graph that is read back, because its weights are mapped from its file and need no other memory.
         let cached = entry.and_then(|entry| entry.write(&self.core, &mut model));
         Ok(SourceGraph { model: cached.unwrap_or(model), from_cache: false })
     }
@@ -413,7 +413,7 @@ fn num_blocks(config: &Config, models: &[&LoadedModel]) -> Result<u32, Error> {
     let block_bytes: u64 = models.iter().map(|model| model.ports.block_bytes).sum();
     let block_tokens = models.first().map_or(1, |model| model.ports.block_tokens);
     let derived = || {
-        // Derive the size: half of the free memory, but not more than the longest sequences need.
+        // Half of the available memory (1 GiB if it is unknown), but not more than `kv_cache_tokens_max` tokens need.
         const UNKNOWN: u64 = 1 << 30;
         let free = memory::available_bytes().map_or(UNKNOWN, |free| free / 2);
         free.min(config.kv_cache_tokens_max.div_ceil(u64::from(block_tokens)) * block_bytes)

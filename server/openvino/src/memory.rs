@@ -67,7 +67,8 @@ const VERSION_1: ControllerFiles = ControllerFiles {
 };
 
 /// Bytes that remain within the limits of the control groups of a process and of the groups that contain these. `None`
-/// if none has a limit. In version 1, a group without a limit has one that exceeds the memory of any machine.
+/// if no group has a limit. In version 1, the kernel reports a limit that exceeds the memory of any machine for a group
+/// without a limit.
 ///
 /// `groups` is the content of `/proc/PID/cgroup`. Its paths can be those of the host, while only the process's own
 /// group is mounted, at the root.
@@ -160,7 +161,7 @@ mod tests {
 
     #[test]
     fn the_limit_of_version_1_counts() {
-        // The values without the prefix exclude those of the groups below.
+        // The values without the prefix `total_` exclude those of child groups.
         let statistics = "inactive_file 1\nactive_file 2\ntotal_inactive_file 200\ntotal_active_file 300\n";
         let available = |limit| {
             available_with(&[

@@ -13,7 +13,7 @@ mod fingerprint;
 mod graph;
 mod probe;
 
-/// The part of a model that is written to the cache after the start.
+/// An update of the cache after the start: the compiled model to write, if there is one.
 #[derive(Default)]
 pub(crate) struct CacheUpdate {
     pub(crate) compiled: Option<(CompiledCacheEntry, CacheableModel)>,

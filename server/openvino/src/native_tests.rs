@@ -50,8 +50,9 @@ struct RawThreadGroup {
     node: i32,
 }
 
-/// Numbers of threads and of their groups. Tests compare the results for each of them with those of a single thread.
-/// Most machines that run the tests have fewer processors. Some groups have more threads than others.
+/// Numbers of threads and of their groups. Tests compare the results for each entry with those of a single thread. Most
+/// machines that run the tests have fewer than 16 processors, so several threads share a processor. In some entries,
+/// the groups differ in their numbers of threads.
 const THREADS: [Threads; 9] = [
     Threads { count: 2, groups: 1 },
     Threads { count: 3, groups: 1 },
@@ -79,8 +80,8 @@ fn on_threads<T>(threads: Threads, body: impl FnMut() -> T) -> T {
     on_processors(threads.count, &vec![&[][..]; threads.groups], body)
 }
 
-/// Calls `body` in an arena of `count` threads, all of which are running. Each group of threads may be bound to its
-/// processors; without processors, it is not bound.
+/// Calls `body` in an arena of `count` threads, all of which are running. `groups` are the processors to which each
+/// group of threads is bound; a group without processors is not bound.
 fn on_processors<T>(count: usize, groups: &[&[u32]], body: impl FnMut() -> T) -> T {
     static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
     struct Context<T, F> {
@@ -88,7 +89,8 @@ fn on_processors<T>(count: usize, groups: &[&[u32]], body: impl FnMut() -> T) ->
         result: Option<T>,
     }
     extern "C" fn call<T, F: FnMut() -> T>(context: *mut c_void) {
-        // SAFETY: the context is that of the call below, which has the same types and waits for the end of this one.
+        // SAFETY: the context is that of the call below, which has the same types and waits until this function
+        // returns.
         let context = unsafe { &mut *context.cast::<Context<T, F>>() };
         context.result = Some((context.body)());
     }
@@ -177,7 +179,7 @@ impl KernelVariant {
     }
 
     /// Asserts that the shim has kernels for an instruction set exactly if the planner may choose them on this
-    /// processor, and the model of tiles exactly if the processor has the vectors.
+    /// processor, and for the tile model exactly if the processor has the instruction set of its vectors.
     fn assert_agrees_with_plan(self, isas: &[Isa], was_run: bool) {
         let may_run = self.is_tile_model() || isas.contains(&self.isa());
         assert_eq!(was_run, may_run && CpuFeatures::detect().has(self.isa()), "{self:?}");

@@ -175,7 +175,7 @@ struct StepInputs {
     token_type_ids: Input<i64>,
     /// Whether a token belongs to an image.
     visual_pos_masks: Input<Flag>,
-    /// The rows of the image tokens of the step for the first layers.
+    /// The rows that the first layers read for the image tokens of the step.
     deepstack_visual_embeds: Input<f32>,
     past_lens: Input<i32>,
     subsequence_begins: Input<i32>,
@@ -216,19 +216,24 @@ impl StepInputs {
         let has = |input: &str| port(input).is_some();
         let reads_embeddings = has("inputs_embeds");
         if reads_embeddings != vision.is_some() {
-            return Err(Error::Unsupported("its inputs_embeds does not match its vision models".to_owned()));
+            return Err(Error::Unsupported(
+                "it must have both inputs_embeds and vision models, or neither".to_owned(),
+            ));
         }
         let columns = vision.as_ref().map_or(0, |vision| vision.embeddings.width());
         let layers = vision.as_ref().map_or(0, |vision| vision.deepstack_layers);
         if has("deepstack_visual_embeds") != (layers > 0) {
             return Err(Error::Unsupported(format!(
-                "its input deepstack_visual_embeds does not match its {layers} deepstack layers"
+                "it must have both deepstack_visual_embeds and deepstack layers, or neither (layers: {layers})"
             )));
         }
         let positions = match port("position_ids") {
             None => InputShape::Tokens,
             Some(port) => InputShape::of_positions(port).ok_or_else(|| {
-                Error::Unsupported(format!("its input position_ids has the shape {:?}", port.shape))
+                Error::Unsupported(format!(
+                    "its input position_ids has the shape {:?} (supported: [tokens], [3, tokens])",
+                    port.shape
+                ))
             })?,
         };
         Ok(Self {
@@ -342,7 +347,7 @@ impl StepInputs {
         embeddings.write(tokens, rows)?;
         let image_tokens: usize = images.rows.iter().map(|image| image.tokens.len()).sum();
         let deepstack = match self.deepstack_visual_embeds.presence {
-            // The graph reads a row even if no token does.
+            // The graph reads at least one row, even if the step has no image tokens.
             InputPresence::InModel => self.deepstack_visual_embeds.values_mut(image_tokens.max(1))?,
             InputPresence::Absent => &mut [],
         };
@@ -541,7 +546,7 @@ mod tests {
     #[test]
     fn an_input_that_cannot_grow_fails_each_time() {
         let _core = Core::new().expect("OpenVINO starts");
-        // The bytes of the first input cannot be allocated, and those of the second one exceed 64 bits.
+        // The memory of the first input cannot be allocated, and the size of the second one in bytes exceeds 64 bits.
         for length in [usize::MAX / 16, usize::MAX / 2] {
             let mut input: Input<i64> =
                 Input::new("input", InputPresence::InModel).expect("it fits into memory");

@@ -243,20 +243,23 @@ fn describe_port(port: *const ov::ov_output_const_port_t) -> Result<Port, Error>
     let mut name: *mut c_char = ptr::null_mut();
     // SAFETY: `port` is valid; this function owns the string.
     let name = unsafe {
-        check(ov::ov_port_get_any_name(port, &raw mut name), "read an input's name")?;
+        check(ov::ov_port_get_any_name(port, &raw mut name), "read the name of an input or output")?;
         let text = CStr::from_ptr(name).to_string_lossy().into_owned();
         ov::ov_free(name);
         text
     };
     let mut element = ElementType::DYNAMIC;
     // SAFETY: both pointers are valid.
-    check(unsafe { ov::ov_port_get_element_type(port, &raw mut element) }, "read an input's type")?;
+    check(
+        unsafe { ov::ov_port_get_element_type(port, &raw mut element) },
+        "read the type of an input or output",
+    )?;
     let mut partial =
         ov::ov_partial_shape { rank: ov::ov_dimension_t { min: 0, max: 0 }, dims: ptr::null_mut() };
     // SAFETY: both pointers are valid; on success there are `rank` dimensions (if the rank is static), which the
     // matching call frees.
     let shape = unsafe {
-        check(ov::ov_port_get_partial_shape(port, &raw mut partial), "read an input's shape")?;
+        check(ov::ov_port_get_partial_shape(port, &raw mut partial), "read the shape of an input or output")?;
         let rank = if partial.rank.min == partial.rank.max {
             usize::try_from(partial.rank.min).unwrap_or(0)
         } else {

@@ -64,8 +64,8 @@ pub(crate) fn read_gguf(path: &Path) -> Result<Model, Error> {
     Ok(Model::from_raw(model))
 }
 
-/// Divides the frequencies of rotary embeddings by `factors`, either of those with the given base or of all. Returns
-/// the number of changed frequency tables.
+/// Divides the frequencies of the rotary embeddings with this base by `factors`. If `base` is `None`, all rotary
+/// embeddings are changed. Returns the number of changed frequency tables.
 pub(crate) fn divide_frequencies(
     model: &mut Model,
     base: Option<f64>,
@@ -86,8 +86,8 @@ pub(crate) fn divide_frequencies(
     Ok(applied)
 }
 
-/// Multiplies the cosines and sines of rotary embeddings with this number of pairs. Returns the number of changed
-/// tables.
+/// Multiplies the cosines and sines of the rotary embeddings with `pairs` pairs by `factor`. Returns the number of
+/// changed tables.
 pub(crate) fn scale_rotary(model: &mut Model, factor: f32, pairs: usize) -> Result<usize, Error> {
     let mut applied = 0;
     // SAFETY: both pointers are valid for the call.
@@ -200,7 +200,11 @@ pub(crate) fn add_adapters(
     let raw = |(lora, name): (&LoraWeights, &CString)| {
         let LoraWeights { projection: Projection { rows, columns, .. }, down, up, adapters } = lora;
         let ranks = adapters.len();
-        assert_eq!((down.len(), up.len()), (ranks * columns, rows * ranks), "invariant: whole matrices");
+        assert_eq!(
+            (down.len(), up.len()),
+            (ranks * columns, rows * ranks),
+            "invariant: the matrices have the size of the projection"
+        );
         RawLora {
             projection: name.as_ptr(),
             ranks,
@@ -212,8 +216,8 @@ pub(crate) fn add_adapters(
     let raw: Vec<_> = loras.iter().zip(&names).map(raw).collect();
     let in_native_projections = c_int::from(method == AdapterMethod::NativeProjections);
     // SAFETY: the pointers in `raw` belong to `names` and to vectors. The lengths of the vectors have just been checked
-    // against the ranks, rows and columns of the projection, which the shim finds by the same name. The shim copies
-    // before it returns.
+    // against the ranks, rows and columns of the projection, which the shim finds by the same name. The shim copies the
+    // data before it returns.
     let code = unsafe {
         ffi::ovfleet_add_adapters(
             model.as_mut_ptr(),
@@ -285,7 +289,7 @@ pub(crate) fn replace_encoder_projections(
     Ok(replaced)
 }
 
-/// The multiplications by weights in a model that the native kernels support.
+/// The support of the native kernels for the multiplications by weights in a model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ProjectionSupport {
     /// Whether the native kernels support all of them, including those of experts.
@@ -316,8 +320,8 @@ pub(crate) fn make_paged(model: &mut Model) -> Result<bool, Error> {
     Ok(supported != 0)
 }
 
-/// Replaces conditions of a paged model on the length of the longest sequence of a step with their values for a
-/// sequence of `max_model_len` tokens. Returns the number of conditions.
+/// Replaces the conditions on the length of the longest sequence in a step, which a paged model may contain, with their
+/// values for a sequence of `max_model_len` tokens. Returns the number of conditions.
 ///
 /// # Errors
 /// The model has such conditions, and `max_model_len` is unknown or a condition cannot be replaced.

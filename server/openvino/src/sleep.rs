@@ -24,7 +24,7 @@ impl SleepableRunner {
     /// Wraps the runner that [`load`](crate::load()) has created from `config`.
     pub fn new(runner: OpenVinoRunner, report: &LoadReport, mut config: Config) -> Self {
         let layout = report.layout;
-        // The size must not depend on the memory that is available later.
+        // The size of the cache must not depend on the memory that is available when the model is loaded again.
         config.kv_cache_bytes = Some(u64::from(layout.blocks_total) * layout.block_bytes);
         Self { runner: Some(runner), config, layout, adapter_digests: report.adapter_digests.clone() }
     }

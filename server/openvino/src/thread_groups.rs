@@ -17,7 +17,8 @@ unsafe extern "C" {
     fn ovfleet_set_thread_groups(groups: *const RawThreadGroup, count: usize);
 }
 
-/// The groups of threads, and the node on which each of them runs; `None` if a group is not bound to a node.
+/// The groups of threads. Each has the number of its first node and the processors of all of its nodes; `None` if a
+/// group is not bound.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ThreadGroups(Vec<Option<NodeProcessors>>);
 

@@ -152,15 +152,15 @@ pub(crate) fn permute_rows(bytes: &mut [u8], row_bytes: usize, head_size: usize)
 
 fn packed_u4(quants: &[u8]) -> Vec<u8> {
     let (pairs, last) = quants.as_chunks::<2>();
-    // The compiler vectorizes the pairs.
+    // The compiler vectorizes the loop over pairs.
     let mut packed: Vec<u8> = pairs.iter().map(|[low, high]| low | high << 4).collect();
     packed.extend(last);
     packed
 }
 
-/// Converts the quants of MXFP4, which are twice the numbers plus 12, to numbers of E2M1.
+/// Converts the quants of MXFP4, which are twice the values plus 12, to codes of E2M1.
 fn e2m1(affine: Affine) -> (Quants, Vec<f32>, Zeros) {
-    /// Twice the magnitudes of the codes below 8. The next bit is the sign.
+    /// Twice the magnitudes of the codes from 0 to 7. The next bit of a code is the sign.
     const DOUBLED: [u8; 8] = [0, 1, 2, 3, 4, 6, 8, 12];
     let Affine { mut quants, mut scale, zero, .. } = affine;
     for quant in &mut quants {
@@ -195,7 +195,8 @@ fn asymmetric(affine: Affine) -> (Quants, Vec<f32>, Zeros) {
         if zero.abs() <= ZERO_MAX {
             zeros.push(f32_to_f16(zero));
         } else {
-            // All values of the group are close to its minimum. This case includes a scale of 0.
+            // All values of the group are close to its minimum, so all become the minimum. This case includes a scale
+            // of 0.
             quants.fill(1);
             *scale = -min;
             zeros.push(0);

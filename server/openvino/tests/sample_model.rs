@@ -1,4 +1,4 @@
-//! Runs the sample model on the real runtime, without a scheduler and without text.
+//! Runs the sample model on the real runtime, with token IDs instead of text.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -22,7 +22,7 @@ const QUESTION: [TokenId; 37] = [
 /// "The capital of France is Paris."
 const ANSWER: [TokenId; 7] = [504, 3575, 282, 4649, 314, 7042, 30];
 
-/// Properties that compute in f32, with an f32 cache.
+/// Properties that set the precisions of inference and of the KV cache to f32.
 const EXACT: [(&str, &str); 2] = [("INFERENCE_PRECISION_HINT", "f32"), ("KV_CACHE_PRECISION", "f32")];
 
 fn sample() -> OpenVinoRunner {
@@ -111,7 +111,7 @@ fn the_model_in_three_parts_computes_the_same() {
     let whole = GgufFile::open(config().model).unwrap();
     let first = write_parts(&whole, directory.path(), "sample", 3).unwrap();
     assert!(GgufFile::open(&first).unwrap().tensors().iter().any(|tensor| tensor.part == 2));
-    // Test the native kernels and the plugin kernels.
+    // Test the device's default precision and f32.
     for properties in [&EXACT[1..], &EXACT[..]] {
         let plugin_config =
             properties.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect();
@@ -159,8 +159,8 @@ fn block_scores_sum_up_to_the_number_of_heads_of_all_layers() {
 #[test]
 fn chunks_mixed_batches_and_copied_blocks_do_not_change_the_answer() {
     let mut runner = sample();
-    // The prompt is computed in chunks of 10 tokens, together with a sequence that joins late and one that decodes from
-    // the start.
+    // The prompt is computed in chunks of 10 tokens, together with a shorter prompt, which decodes after two steps. A
+    // third sequence joins after four steps.
     let mut sequences = vec![Stepper::new(0, &QUESTION), Stepper::new(1, &QUESTION[..20])];
     for _ in 0..4 {
         step(&mut runner, &mut sequences, 10);
@@ -199,8 +199,8 @@ fn expect_same_logits_beside_others(config: &Config) {
         // This processor has no native projections.
         return;
     }
-    // The logits of the last token of a prompt that is computed together with other sequences, some of which begin and
-    // some of which continue.
+    // Returns the logits of the last token of a prompt. Its last two tokens are computed together with other sequences,
+    // which begin in the first step and decode in the second.
     let mut logits = |others: u64| {
         let prompt = |id: u64| &QUESTION[..QUESTION.len() - 3 * id as usize];
         let mut sequences: Vec<Stepper> = (0..=others).map(|id| Stepper::new(id, prompt(id))).collect();
@@ -222,11 +222,14 @@ fn expect_same_logits_beside_others(config: &Config) {
     let alone = logits(0);
     let mut best: Vec<usize> = (0..alone.len()).collect();
     best.sort_by(|a, b| alone[*b].total_cmp(&alone[*a]));
-    assert!(best[..3].contains(&(ANSWER[0] as usize)), "rounding only resolves near-ties differently");
+    assert!(
+        best[..3].contains(&(ANSWER[0] as usize)),
+        "the expected token is not among the three most probable ones"
+    );
     for others in [1, 4] {
         assert!(
             logits(others).iter().zip(&alone).all(|(a, b)| a.to_bits() == b.to_bits()),
-            "{others} others"
+            "logits differ next to {others} other sequences"
         );
     }
 }
@@ -269,14 +272,14 @@ fn compiled_models_are_cached_and_damaged_ones_are_replaced() {
 #[test]
 fn a_block_that_is_read_and_written_elsewhere_is_identical() {
     let [exact, quantized] = [config(), native("u4")].map(|config| load(&config, &mut |_| {}).unwrap().0);
-    // A block of u4 is less than a fifth of one of f32.
+    // A block in u4 has less than a fifth of the size of a block in f32.
     assert!(quantized.layout().block_bytes * 5 < exact.layout().block_bytes, "{:?}", quantized.layout());
     // The two most likely tokens are so close that u4 may exchange them.
     assert_eq!(argmax(&expect_identical_copies(exact)), ANSWER[0]);
     expect_identical_copies(quantized);
 }
 
-/// Asserts that a step reads identical logits from copied blocks. Returns the logits after the question.
+/// Asserts that a step computes identical logits from copied blocks. Returns the logits after the question.
 fn expect_identical_copies(mut runner: OpenVinoRunner) -> Vec<f32> {
     let mut sequences = [Stepper::new(0, &QUESTION)];
     step(&mut runner, &mut sequences, 512);
@@ -358,7 +361,7 @@ async fn ask(engine: &Engine, prompt: &[TokenId]) -> (Vec<TokenId>, u32) {
     (tokens, cached)
 }
 
-/// Sends other requests until the blocks of earlier ones are evicted.
+/// Sends enough other requests to evict the blocks of earlier ones.
 async fn evict(engine: &Engine) {
     for first in 1000..1004 {
         let mut prompt = long();
@@ -426,7 +429,7 @@ fn a_native_model_with_f16_configured_computes_nearly_the_logits_of_f32() {
     assert!(mean < 0.6, "the mean difference is {mean}");
 }
 
-/// A model whose kernels are all native: the defaults, with a quantized cache.
+/// The configuration of a model whose kernels are all native: the defaults, with a quantized cache.
 fn native(kv_cache_precision: &str) -> Config {
     let plugin_config = vec![("KV_CACHE_PRECISION".to_owned(), kv_cache_precision.to_owned())];
     Config { plugin_config, ..config() }
@@ -484,10 +487,10 @@ fn expect_same_logits_in_chunks(config: &Config) {
         assert_eq!(
             (same, found.len()),
             (2 * vocabulary, 2 * vocabulary),
-            "chunks of {chunk} tokens, {others} others"
+            "chunks of {chunk} tokens, {others} other sequences"
         );
     }
-    // Compute a long prompt, and then single tokens, as in a decode.
+    // Compute a long chunk of the prompt, and then single tokens, as in a decode.
     assert!(logits(&mut |past| if past == 0 { 130 } else { 1 }, 1) == whole, "single tokens after a chunk");
 }
 

@@ -32,12 +32,12 @@ const FEATURE_TOLERANCE: f32 = 3e-5;
 /// The largest difference between a logit and that of transformers.
 const TOLERANCE: f32 = 2e-4;
 
-/// The largest noise of the features of an encoder with weights of 8 bits: the root mean square of the difference to
+/// The largest noise of the features of an encoder with weights of 8 bits: the root mean square of the difference from
 /// the features that the plugin computes in f32 from the same weights, relative to those features.
 const NOISE_MAX: f64 = 5e-4;
 
-/// The same if the native attention multiplies in bf16. If everything is computed in bf16, these models have a noise of
-/// up to 9e-3.
+/// The largest noise if the native attention multiplies in bf16. If everything is computed in bf16, these models have a
+/// noise of up to 9e-3.
 const BF16_ATTENTION_NOISE_MAX: f64 = 2e-3;
 
 /// The length of the longest sequence in tokens. It does not exceed the original context length of any of the models.
@@ -77,7 +77,7 @@ fn cases(directory: &Path) -> Vec<Case> {
         cases.as_array().unwrap().iter().partition(|case| case.get("refused").is_some());
     for case in refused {
         let [file] = case["images"].as_array().unwrap().as_slice() else {
-            panic!("{case} has several images")
+            panic!("{case} does not have exactly one image")
         };
         let image =
             decode(&std::fs::read(reference.join(file.as_str().unwrap())).unwrap(), &DecodeLimits::default());
@@ -260,13 +260,14 @@ fn check_features(directory: &Path, cases: &[Case]) {
         let largest = case.features.iter().map(|value| value.abs()).fold(0.0, f32::max);
         for span in &images.prompt.spans {
             for row in span.first_row..span.first_row + span.num_tokens {
-                // The values that follow are those of deeper layers.
+                // The values after those of the feature are for layers of the language model (DeepStack), and are not
+                // compared.
                 let features = encoded[&span.digest].values(row..row + 1).iter();
                 for (value, expected) in features.zip(expected.next().unwrap()) {
                     let difference = (value - expected).abs() / largest;
                     assert!(
                         difference < FEATURE_TOLERANCE,
-                        "{}: {value} instead of {expected} of at most {largest}",
+                        "{}: {value} instead of {expected} (largest: {largest})",
                         case.name
                     );
                     largest_difference = largest_difference.max(difference);
@@ -302,15 +303,15 @@ fn check_batch(directory: &Path, cases: &[Case]) {
         let largest = expected.iter().map(|value| value.abs()).fold(0.0, f32::max);
         for (value, expected) in features.iter().zip(expected) {
             let difference = (value - expected).abs() / largest;
-            assert!(difference < BATCH_TOLERANCE, "{value} instead of {expected} of at most {largest}");
+            assert!(difference < BATCH_TOLERANCE, "{value} instead of {expected} (largest: {largest})");
             largest_difference = largest_difference.max(difference);
         }
     }
     eprintln!("{} images together: features differ by at most {largest_difference:e}", images.len());
 }
 
-/// The noise of the features of an encoder: the root mean square of the difference to those of `reference`, relative to
-/// the latter.
+/// The noise of the features of an encoder: the root mean square of the difference from those of `reference`, relative
+/// to the latter.
 fn noise_of(encoder: &mut OpenVinoImageEncoder, reference: &mut OpenVinoImageEncoder, cases: &[Case]) -> f64 {
     let (mut noise, mut squares) = (0.0, 0.0);
     for image in cases.iter().filter_map(|case| case.images.as_ref()).flat_map(|images| &images.inputs) {
@@ -325,7 +326,7 @@ fn noise_of(encoder: &mut OpenVinoImageEncoder, reference: &mut OpenVinoImageEnc
 }
 
 /// Compares the features of an encoder with weights of 8 bits and default settings with those that the plugin computes.
-/// With AMX, their noise must not exceed that of the plugin in bf16.
+/// With AMX, their noise must be below that of the plugin in bf16.
 fn check_integer_weights(directory: &Path, cases: &[Case]) {
     let config = Config::new(directory.to_owned());
     let load = |config: &Config| load_image_encoder(config).unwrap().unwrap();
@@ -350,7 +351,7 @@ fn check_integer_weights(directory: &Path, cases: &[Case]) {
 
 async fn check_family(family: &str) {
     let models = std::env::var_os("OVFLEET_VISION_MODELS")
-        .expect("OVFLEET_VISION_MODELS is the directory of the models");
+        .expect("OVFLEET_VISION_MODELS must be set to the directory of the models");
     let models = Path::new(&models);
     let directory = models.join(family);
     let cases = cases(&directory);
@@ -396,7 +397,7 @@ fn peak_memory() -> u64 {
 #[ignore = "needs the models of tests/conformance/images/make_models.py"]
 fn the_memory_for_a_large_image_does_not_grow_with_pairs_of_patches() {
     let models = std::env::var_os("OVFLEET_VISION_MODELS")
-        .expect("OVFLEET_VISION_MODELS is the directory of the models");
+        .expect("OVFLEET_VISION_MODELS must be set to the directory of the models");
     let directory = Path::new(&models).join("qwen2_5_vl");
     let read = |file: &str| -> Value {
         serde_json::from_slice(&std::fs::read(directory.join(file)).unwrap()).unwrap()
@@ -415,7 +416,7 @@ fn the_memory_for_a_large_image_does_not_grow_with_pairs_of_patches() {
     let bytes = peak_memory() - before;
     eprintln!("{rows} tokens: {:?}, {} MB", started.elapsed(), bytes >> 20);
     assert_eq!(features.rows(), rows);
-    // A mask of all pairs of patches.
+    // A mask with an f32 number for each pair of patches would need twice this limit.
     let patches = u64::from(rows) * 4;
     assert!(bytes < patches * patches * 4 / 2, "the encoder needed {bytes} bytes");
 }

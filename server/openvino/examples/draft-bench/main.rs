@@ -1,6 +1,6 @@
 //! Measures the cost of draft tokens: the times of the model's steps with and without drafts, and those of the draft
-//! model's steps, with one block table. These times determine the acceptance rate above which drafts are worthwhile.
-//! `--cut FILE` instead writes a draft model that consists of the first layers of the model.
+//! model's steps. Both models use the same block table. The times determine the acceptance rate above which drafts are
+//! worthwhile. `--cut FILE` instead writes a draft model that consists of the first layers of the model.
 
 use std::io::Write as _;
 use std::ops::Range;
@@ -60,7 +60,7 @@ fn main() -> anyhow::Result<()> {
     let mut measured = Vec::new();
     for &rows in &args.rows {
         for runner in [&mut model, &mut draft] {
-            // The steps below do not depend on the content of the cache.
+            // Fill the cache with arbitrary tokens, because the times of the steps below do not depend on its content.
             for sequence in 0..rows {
                 let step =
                     Step { past: 0, count: args.past, ..Step::new(&args, runner, sequence..sequence + 1) };
@@ -97,7 +97,8 @@ fn config(args: &Args) -> anyhow::Result<Config> {
     Ok(Config { plugin_config, kv_cache_bytes: Some(1 << 30), ..Config::new(args.model.clone()) })
 }
 
-/// A step with `count` tokens of each sequence after `past` tokens. The last `drafts` tokens are drafts.
+/// A step with `count` tokens of each sequence after `past` tokens. The last `drafts` tokens of each sequence are
+/// drafts.
 struct Step {
     sequences: Range<u32>,
     past: u32,
@@ -155,7 +156,8 @@ fn median(mut values: Vec<f64>) -> f64 {
     values[values.len() / 2]
 }
 
-/// Writes the first layers of a model as a new model, which has the same tokens and sometimes the same predictions.
+/// Writes a new model that consists of the first layers of a model. It has the same vocabulary, and sometimes predicts
+/// the same tokens.
 fn cut(model: &Path, to: &Path, layers: u32) -> anyhow::Result<()> {
     let file = GgufFile::open(model)?;
     let architecture = file.architecture().context("the model does not specify its architecture")?;

@@ -18,7 +18,7 @@ pub(crate) fn run(args: &Args, mut runner: Runner, scenario: &Generate) -> anyho
     Ok(json!({ "steps": steps, "seconds": seconds, "output_tokens": output_tokens, "nodes": nodes }))
 }
 
-/// The execution times of the nodes of a step, by operation and kernel.
+/// The mean execution times of the nodes of a step, summed by operation and kernel.
 fn node_times(runner: &Runner) -> anyhow::Result<Value> {
     let mut sums = BTreeMap::<(String, String), (usize, f64)>::new();
     for node in runner.node_times()? {

@@ -39,7 +39,7 @@ struct Args {
     /// Maximum number of tokens processed in one step.
     #[arg(long, default_value_t = 512)]
     max_num_batched_tokens: u32,
-    /// Maximum number of tokens computed in a step with both decodes and prompts.
+    /// Maximum number of tokens processed in a step that both generates tokens and processes prompts.
     #[arg(long, default_value_t = 128)]
     max_chunk_tokens: u32,
     /// Target time in milliseconds of a step with decodes.
@@ -48,7 +48,7 @@ struct Args {
     /// Fraction of the attention mass that long prompts must cover.
     #[arg(long)]
     sparse_attention: Option<f32>,
-    /// Number of tokens of a generating sequence that remain in the KV cache.
+    /// Maximum number of tokens of a generating sequence that remain in the KV cache.
     #[arg(long)]
     kv_eviction_tokens: Option<u32>,
     /// Maximum number of sequences that run at the same time.
@@ -132,7 +132,7 @@ impl Args {
         self.lora.iter().enumerate().map(source).collect()
     }
 
-    /// The adapter of the request with this index.
+    /// The number of the adapter of the request with this index; 0 means none.
     fn adapter_of(&self, index: usize) -> u32 {
         match (&self.lora_turns[..], self.lora.len()) {
             ([], 0) => 0,
@@ -185,7 +185,7 @@ impl Args {
     }
 }
 
-/// A size that the system reports of this process, such as the peak of its resident memory (`VmHWM:`).
+/// A size that the system reports for this process, such as the peak of its resident memory (`VmHWM:`).
 fn status_bytes(name: &str) -> Option<u64> {
     let status = std::fs::read_to_string("/proc/self/status").ok()?;
     let line = status.lines().find_map(|line| line.strip_prefix(name))?;

@@ -51,7 +51,7 @@ pub(super) struct LoraMatrices {
 }
 
 impl LoraMatrices {
-    /// The matrices of some of the rows.
+    /// The matrices that change only these rows of the output.
     pub(super) fn part(&self, rows: Range<usize>) -> Self {
         let up = self.up[rows.start * self.rank..rows.end * self.rank].to_vec();
         Self { rows: rows.len(), up, down: self.down.clone(), ..*self }
@@ -121,7 +121,7 @@ fn matrices_by_module(
         module.path = path;
         let matrix = if is_down { &mut module.down } else { &mut module.up };
         if matrix.replace(tensor).is_some() {
-            return Err(format!("{name} exists twice, under different names"));
+            return Err(format!("{name} is a duplicate: another tensor is the same matrix of its module"));
         }
     }
     if modules.is_empty() {

@@ -22,7 +22,8 @@ pub(crate) fn check(input: &[u8]) {
         let directory = directory.get_or_init(|| TempDir::new().expect("a temporary directory")).path();
         let mut parts = input.splitn(2, |byte| *byte == SEPARATOR);
         for name in ["adapter_config.json", "adapter_model.safetensors"] {
-            fs::write(directory.join(name), parts.next().unwrap_or_default()).expect("room for a small file");
+            fs::write(directory.join(name), parts.next().unwrap_or_default())
+                .expect("the disk has room for a small file");
         }
         let source = AdapterSource { name: "a".to_owned(), path: directory.to_owned() };
         let adapter = match file::read(&source) {

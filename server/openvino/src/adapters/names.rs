@@ -31,19 +31,20 @@ const PROJECTIONS: [(&str, &str); 7] = [
 pub(super) fn of_tensor(tensor: &str, tensors: &BTreeSet<&str>) -> Option<String> {
     let (layer, part) = tensor.strip_prefix("blk.")?.strip_suffix(".weight")?.split_once('.')?;
     let (_, module) = PROJECTIONS.iter().find(|(known, _)| *known == part)?;
-    // A single matrix contains the gate and up projections, in this order.
+    // Without a gate matrix, this matrix contains the gate and up projections, in this order.
     let is_fused = part == "ffn_up" && !tensors.contains(format!("blk.{layer}.ffn_gate.weight").as_str());
     let module = if is_fused { "mlp.gate_up_proj" } else { module };
     Some(format!("layers.{layer}.{module}"))
 }
 
-/// The module that a node of an IR computes: `__module.model.layers.3.self_attn.q_proj/aten::linear/MatMul`.
+/// The module that a node of an IR computes, for a name such as
+/// `__module.model.layers.3.self_attn.q_proj/aten::linear/MatMul`.
 pub(super) fn of_node(node: &str) -> Option<String> {
     let (path, _) = node.split_once('/')?;
     from_layers(path.strip_prefix("__module.")?)
 }
 
-/// The module that tensors of an adapter change: `base_model.model.model.layers.3.self_attn.q_proj`.
+/// The module that tensors of an adapter change, for a path such as `base_model.model.model.layers.3.self_attn.q_proj`.
 pub(super) fn of_adapter(path: &str) -> Option<String> {
     from_layers(path.strip_prefix("base_model.model.").unwrap_or(path))
 }

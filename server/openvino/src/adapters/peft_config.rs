@@ -75,7 +75,8 @@ impl PeftConfig {
             Value::Object(values) => !values.is_empty(),
             _ => true,
         };
-        // These methods change the base model before the training, in a way that the file does not describe.
+        // These methods change the base model before the training, in a way that `adapter_config.json` does not
+        // describe.
         let init = self.init_lora_weights.as_str().unwrap_or_default().to_ascii_lowercase();
         let changes_base = ["pissa", "olora", "corda", "loftq"].iter().any(|kind| init.starts_with(kind));
         let bias = self.bias.as_deref().unwrap_or("none");
@@ -109,13 +110,14 @@ impl PeftConfig {
     }
 }
 
-/// Whether a pattern is a literal string, except that `.` matches any character.
+/// Whether a pattern has no special characters of regular expressions other than `.`, which [`matching`] compares
+/// literally.
 fn is_plain(pattern: &str) -> bool {
     !pattern.is_empty()
         && pattern.chars().all(|letter| letter.is_alphanumeric() || matches!(letter, '.' | '_' | '-'))
 }
 
-/// The value of the first pattern that matches the end of a module's name, starting at a dot.
+/// The value of the first pattern that equals a module's name, or the end of the name after a dot.
 fn matching<'a>(patterns: Option<&'a Map<String, Value>>, module: &str) -> Option<&'a Value> {
     let is_end = |pattern: &str| {
         module.strip_suffix(pattern).is_some_and(|before| before.is_empty() || before.ends_with('.'))

@@ -2,9 +2,9 @@
 //!
 //! All matrices are replaced after the front end has built the graph, so this file contains only the other tensors:
 //! vectors such as norms and biases. Thus the front end neither reads nor converts the weights, and it can read the
-//! graph of a split model, although it reads a single file. All matrices share one range of the file, which is as long
-//! as the largest of them. This range is a hole: it reads as zeros and takes no space on the disk. The matrices are
-//! described as f32, because the front end maps these values into memory without a copy.
+//! graph of a split model, although it supports only single files. All matrices share one range of the file, which is
+//! as long as the largest of them. This range is a hole: it reads as zeros and takes no space on the disk. The matrices
+//! are described as f32, because the front end maps f32 values into memory without a copy.
 
 use std::env;
 use std::fs::File;
@@ -42,7 +42,7 @@ impl GraphFile {
     /// Writes the file for `model`, without the content of tensors that are replaced later.
     pub(super) fn write(model: &GgufFile, is_replaced: impl Fn(&TensorEntry) -> bool) -> Result<Self, Error> {
         let space = |tensor: &TensorEntry| tensor.bytes.next_multiple_of(ALIGNMENT);
-        // The front end copies the parts of fused tensors, so these keep their type, which is smaller.
+        // The front end copies the parts of fused tensors, so these tensors keep their type, which is smaller than f32.
         let hole_kind = |tensor: &TensorEntry| {
             if tensor.name.contains(FUSED) { tensor.kind } else { TensorType::F32 }
         };

@@ -60,7 +60,7 @@ pub(super) fn check(file: &GgufFile) -> Result<(), Error> {
 
 fn check_integer(value: &Value, range: &Range) -> Result<(), String> {
     let Range { least, most, .. } = *range;
-    // A list has one number for each layer. The number is 0 for layers without attention.
+    // A list has one number for each layer. The number is 0 for layers without attention, so `least` does not apply.
     if let Some(all) = value.i64s() {
         let outside = all.iter().find(|value| u64::try_from(**value).map_or(true, |value| value > most));
         return match outside {

@@ -9,7 +9,7 @@ use server_gguf::{GgufFile, TensorEntry, TensorType};
 use crate::Error;
 use crate::weights::{Matrix, MatrixShape, permute_rows};
 
-/// Rows of a tensor that are a weight of the graph.
+/// The rows of a tensor that form a weight of the graph.
 #[derive(Clone, Debug)]
 pub(crate) struct SourceTensor {
     /// The name of the tensor in the file.
@@ -58,7 +58,7 @@ impl TensorSource {
             rows.start <= rows.end && rows.end <= tensor.shape.rows,
             "invariant: the weight has these rows"
         );
-        // Permuted rows are read together with the other rows of their heads.
+        // Read whole heads, because the rows are permuted within each head.
         let head = tensor.head_size.unwrap_or(1);
         let whole = rows.start / head * head..rows.end.next_multiple_of(head).min(tensor.shape.rows);
         BYTES.with_borrow_mut(|bytes| {

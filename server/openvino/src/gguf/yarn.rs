@@ -16,7 +16,7 @@ pub(super) struct Yarn {
     /// The number of rotated dimensions of a head.
     dimensions: u64,
     factor: f64,
-    /// The numbers of the first and the last pair whose frequencies are mixtures. They are not integers.
+    /// The numbers of the first and the last pair whose frequencies are mixtures. They need not be integers.
     first: f64,
     last: f64,
 }

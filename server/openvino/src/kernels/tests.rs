@@ -22,8 +22,7 @@ const NATIVE: GraphProperties =
 const PARTLY_NATIVE: GraphProperties = GraphProperties { native_projections: false, ..NATIVE };
 const PLUGIN_ATTENTION: GraphProperties = GraphProperties { native_attention: false, ..NATIVE };
 
-/// The inputs of a plan. The default is an AVX2 processor, f32, a u8 cache and a graph that the native kernels support
-/// completely.
+/// The inputs of a plan. [`Case::new`] selects the CPU device, a u8 cache and no options.
 #[derive(Clone)]
 struct Case {
     options: KernelOptions,
@@ -60,7 +59,7 @@ impl Case {
 
 #[test]
 fn an_image_encoder_has_native_projections_and_attention_and_computes_the_rest_in_f32() {
-    // The precisions of the device and of the plugin's operations.
+    // `device` and `plugin` are the precisions of the device and of the plugin's operations.
     let plan = |device: &str, plugin: &str, cpu| {
         let Case { options, device, .. } = Case::new(device, cpu, NATIVE);
         let EncoderPlan { projections, attention } = plan_encoder(&options, &device, cpu, plugin);
@@ -102,9 +101,9 @@ fn the_fastest_instruction_set_of_the_processor_is_chosen() {
             let all = if cpu.avx2 { ", f32 activations (all native)" } else { "" };
             let plan = Case::new(precision, cpu, NATIVE).plan();
             let start = format!("projections: {projections}");
-            assert!(plan.starts_with(&start), "{plan}: not {start}");
-            let end = format!("attention: native {attention}, u8 KV cache{all}");
-            assert!(plan.contains(&end), "{plan}: not {end}");
+            assert!(plan.starts_with(&start), "{plan} does not start with {start}");
+            let part = format!("attention: native {attention}, u8 KV cache{all}");
+            assert!(plan.contains(&part), "{plan} does not contain {part}");
         }
     }
 }
@@ -203,7 +202,7 @@ fn experts_use_the_kernels_of_native_projections() {
     let mut partly = case(ExpertSupport::Native, AVX2);
     partly.graph.native_projections = false;
     assert_eq!(partly.plan(), format!("{native}; experts: native; {F32_ATTENTION}"));
-    // Nothing native reads f16 activations.
+    // The native kernels do not read f16 activations, so the plugin computes everything.
     partly.device.inference_precision = "f16".to_owned();
     assert_eq!(partly.plan(), "projections: plugin; experts: plugin; attention: plugin");
 }

@@ -7,7 +7,7 @@
 //! cannot read other operations back.
 //!
 //! A compiled model names native operations, so a separate core ([`shim::import_core`]) reads it: no other core knows
-//! these operations, and only files of the private directory (`directory.rs`) can name them.
+//! these operations, so only files in the private directory (`directory.rs`) can use them.
 
 use std::fs::{self, File};
 use std::io::{Read, Seek, SeekFrom, Write};
@@ -75,8 +75,9 @@ impl CompiledCacheEntry {
         &self.directory
     }
 
-    /// The compiled model and the core that has read it. `None` if the file does not exist or, with a warning, if it is
-    /// damaged. `properties` returns the properties for the plugin of a model that was compiled from a given graph.
+    /// The compiled model and the core that has read it. `None` if the file does not exist or, with a warning, if it
+    /// cannot be read. `properties` returns the plugin's properties for a model that was compiled from a graph with the
+    /// given [`GraphProperties`].
     pub(crate) fn read(
         &self,
         properties: impl FnOnce(GraphProperties) -> Result<Vec<(String, String)>, Error>,

@@ -145,7 +145,8 @@ impl Layer {
                 (4 * words + 2 * words.div_ceil(4) + size / 16, size / 2 + size / 16 * 2)
             }
         };
-        // The initial content of the cache is NaN.
+        // The initial content of the cache is NaN, so that reading keys or values that were not written changes the
+        // output.
         let cache = |bytes: usize| vec![0xff; BLOCKS * kv_heads * BLOCK_TOKENS * bytes];
         // The blocks are in random order, and there are enough of them that the longest sequence is divided into parts.
         let mut free: Vec<i32> = (0..BLOCKS as i32).collect();
@@ -156,7 +157,7 @@ impl Layer {
         let sequences =
             sequences.map(|count| CachedSequence { blocks: take(count), keys: vec![], values: vec![] });
         let heads = kv_heads * random.pick(&[1, 3, 4, 7]);
-        // The sinks are below and above the largest scores.
+        // The sinks range from values below the largest scores to values above them.
         let sinks = if random.below(2) == 0 { 0 } else { heads };
         let sinks = (0..sinks).map(|_| 8.0 * number(random)).collect();
         Self {
@@ -193,7 +194,7 @@ impl Layer {
         };
         let (mut queries, mut keys, values) =
             (numbers(heads * size), numbers(kv_heads * size), numbers(kv_heads * size));
-        // The rotated numbers must also have few bits.
+        // The cosines and sines are -1, 0 or 1, so that bf16 can also represent the rotated numbers.
         let [cos, sin] = [(); 2]
             .map(|()| numbers(size).iter().map(|it| it.trunc().clamp(-1.0, 1.0)).collect::<Vec<f32>>());
         let inputs = self.inputs(Activations { queries: &queries, keys: &keys, values: &values });
@@ -267,7 +268,7 @@ impl Layer {
                 }
             }
         }
-        // Only the scores of decodes are reported, and all of these were subtracted above.
+        // Only decodes report scores. The expected scores were subtracted above, so only the errors remain.
         let left = scores.iter().fold(0.0, |worst: f32, left| worst.max(left.abs()));
         let worst = worst.max(f64::from(left) / (heads / kv_heads) as f64);
         Some(worst)
@@ -467,7 +468,7 @@ fn rotate(numbers: &mut [f32], heads: usize, size: usize, tables: RopeTables<'_>
     }
 }
 
-/// The largest allowed difference: the rounding of values up to 2, and of their scores.
+/// The largest allowed difference, which covers the rounding of values up to 2 and of scores.
 fn tolerance(variant: KernelVariant, kv_cache: Precision, activations: FloatType) -> f64 {
     let of_cache = match kv_cache {
         // The values of the test have few bits, so these types store them without rounding.

@@ -16,7 +16,7 @@ const CASES: u64 = 4_000;
 const INPUTS_MAX: usize = 9;
 
 thread_local! {
-    // The core for compiled models reads native operations.
+    // Only the core for compiled models reads native operations.
     static READER: (Core, TempDir) = (shim::import_core().unwrap(), tempfile::tempdir().unwrap());
 }
 
@@ -62,7 +62,8 @@ fn ir(operation: &Operation<'_>, inputs: usize) -> Ir {
 fn assert_supported(values: &HashMap<&str, &str>) {
     let number = |name: &str| values.get(name).and_then(|value| value.parse::<i64>().ok());
     let names = ["heads", "kv_heads", "key_size", "value_size", "precision", "window"].map(number);
-    // OpenVINO also accepts numbers that are followed by other characters.
+    // OpenVINO also accepts numbers that are followed by other characters. Operations with such attributes are not
+    // checked.
     let [Some(heads), Some(kv_heads), Some(key_size), Some(value_size), Some(precision), Some(window)] =
         names
     else {

@@ -16,14 +16,15 @@ use crate::shim;
 /// Number of columns of the source, of the first destination, and of the second destination.
 const SIZES: [usize; 3] = [64, 96, 32];
 
-/// The largest difference relative to the largest number. Activations are rounded to 15 bits.
+/// The largest allowed difference, relative to the largest expected value. Activations are rounded to 15 bits.
 const TOLERANCE: f32 = 1e-4;
 
 fn floats(values: impl Iterator<Item = f32>) -> Vec<u8> {
     values.flat_map(f32::to_le_bytes).collect()
 }
 
-/// An IR with two projections: one with weights of 8 bits and a bias, as `optimum-intel` compresses it, and one in f32.
+/// An IR with two projections: one with a bias and with weights of 8 bits, in the form in which `optimum-intel`
+/// compresses weights, and one in f32.
 fn encoder(random: &mut Random) -> Ir {
     let [columns, middle, last] = SIZES;
     let mut ir = Ir::default();
@@ -31,7 +32,7 @@ fn encoder(random: &mut Random) -> Ir {
     let mut number = |deviation: f32| (random.below(2001) as f32 / 1000.0 - 1.0) * deviation;
     let quants: Vec<u8> = (0..middle * columns).map(|_| (128.0 + number(127.0)) as u8).collect();
     let zeros: Vec<u8> = (0..middle).map(|_| (128.0 + number(8.0)) as u8).collect();
-    // Like exported scales, these are numbers in f16, so that packing does not round them.
+    // Like exported scales, these are numbers that f16 represents exactly, so packing does not round them.
     let scales = floats((0..middle).map(|_| (1500.0 + number(500.0)).round() / 1_048_576.0));
     let quants = ir.constants("u8", "96,64", &quants);
     let zeros = ir.constants("u8", "96,1", &zeros);

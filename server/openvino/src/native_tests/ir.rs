@@ -1,4 +1,4 @@
-//! Writes small OpenVINO IRs that a user's file could contain.
+//! Writes small OpenVINO IRs, as a user could provide them.
 
 use std::path::Path;
 

@@ -1,5 +1,5 @@
-//! Checks that a sequence of a model with LongRoPE, as `optimum-intel` exports it, does not depend on the other
-//! sequences of a step or on the chunks of its prompt, and that the length of the longest sequence selects the factors.
+//! Checks for models with LongRoPE, as `optimum-intel` exports them, that the result of a sequence depends neither on
+//! the other sequences of a step nor on the chunks of its prompt, and that `max_model_len` selects the factors.
 
 use std::ops::Range;
 
@@ -16,7 +16,7 @@ use crate::runner::OpenVinoRunner;
 /// The context length up to which the short factors apply.
 const ORIGINAL: u32 = 48;
 
-/// Number of tokens of a sequence that is shorter, and of one that is longer.
+/// Number of tokens of a sequence that is shorter than `ORIGINAL`, and of one that is longer.
 const SHORT: usize = 8;
 const LONG: usize = 80;
 
@@ -29,10 +29,10 @@ const HEAD: usize = 32;
 const BLOCK_TOKENS: usize = 32;
 const SEQUENCE_BLOCKS: usize = 4;
 
-/// The largest difference between equal logits, whose magnitude is about 1.
+/// The largest allowed difference between logits that should be equal. Their magnitude is about 1.
 const TOLERANCE: f32 = 1e-3;
 
-/// The smallest difference between the logits with the short and with the long factors.
+/// The smallest allowed difference between the logits with the short factors and those with the long factors.
 const DIFFERENCE_MIN: f32 = 1e-2;
 
 /// The factors that divide the rotary frequencies, with the attention factor.
@@ -53,7 +53,7 @@ enum Condition {
     Less,
     /// `f32([max(position_ids)]) > ORIGINAL - 1`.
     Converted,
-    /// `max(2 * position_ids) + 1 > ORIGINAL`, which no model has.
+    /// `max(2 * position_ids) + 1 > ORIGINAL`, which the rewrite does not recognize.
     Unknown,
 }
 
@@ -393,6 +393,7 @@ fn a_condition_with_an_unknown_form_or_without_a_context_length_is_rejected() {
         let error = rejection(Condition::Unknown, max_model_len);
         assert!(error.contains("in an unknown way; set --max-model-len to at most 48"), "{error}");
     }
-    // Sequences of at most this length do not make the condition true.
+    // The rewrite assumes that a condition has the same value for all lengths up to the constant with which it
+    // compares.
     assert!(load_model(Factors::Selected(Condition::Unknown), Some(ORIGINAL)).is_ok());
 }

@@ -56,7 +56,7 @@ unsafe extern "C" {
 }
 
 impl KernelVariant {
-    /// Whether the kernels round the source and the weights to bf16, instead of the source to 8 bits.
+    /// Whether the kernels round the source and the weights to bf16, instead of quantizing the source to integers.
     fn rounds_to_bf16(self) -> bool {
         !matches!(self, Self::Kernels(isa) if isa != Isa::Amx)
     }
@@ -117,7 +117,7 @@ const E2M1_BITS: usize = 5;
 /// The number of bits of weights whose quants are passed as bytes, and which the kernels store in 6 bits.
 const SIX_BITS: usize = 6;
 
-/// The magnitudes of the codes of E2M1 below 8. The next bit is the sign.
+/// The magnitudes of the codes of E2M1 from 0 to 7. The next bit of a code is the sign.
 const E2M1: [f64; 8] = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0];
 
 /// The largest relative error of rounding to bf16, which has 8 significant bits.
@@ -160,8 +160,8 @@ impl Lora {
         Self { adapter, rows, ranks, down, up }
     }
 
-    /// Up to three adapters. The rows are divided into one to three parts, and each adapter changes two thirds of the
-    /// parts.
+    /// Up to three adapters. The rows are divided into one to three parts, and each adapter changes each part with a
+    /// probability of two thirds.
     fn all(random: &mut Random, k: usize, n: usize) -> Vec<Self> {
         let parts = random.pick(&[1, 2, 3]).min(n);
         let ends: Vec<usize> = (1..=parts).map(|part| n * part / parts).collect();
@@ -211,7 +211,7 @@ impl Lora {
 
 struct LoraProduct {
     sum: f64,
-    /// The sum of the absolute values of the terms, which is an upper bound for the rounding error.
+    /// The sum of the absolute values of the terms, a small fraction of which is an upper bound for the rounding error.
     magnitude: f64,
 }
 
@@ -351,12 +351,12 @@ impl Projection {
     /// A source of `m` rows. Quantization changes its numbers little, and not at all without a norm.
     fn source(&self, random: &mut Random, m: usize) -> Vec<f32> {
         let max = self.quant_max();
-        // bf16 represents only the integers of the first term exactly.
+        // With bf16, use only multiples of 1/127 of the largest number, which bf16 represents exactly.
         let step = if self.activations == FloatType::Bf16 { max / 127.0 } else { 1.0 };
         let values = (2.0 * max / step) as usize + 1;
         let mut src: Vec<f32> = (0..m * self.k).map(|_| random.below(values) as f32 * step - max).collect();
         for group in src.chunks_mut(SRC_GROUP) {
-            // Each group has the largest number, and may have an outlier.
+            // Each group contains the largest number, which determines its scale, and may contain an outlier.
             let at = random.below(SRC_GROUP);
             group[at] = max;
             if self.terms == 1 && random.below(2) == 0 {
@@ -460,8 +460,8 @@ impl Projection {
             None => f64::from(row[at]),
         };
         let numbers: Vec<f64> = (0..self.k).map(number).collect();
-        // Outliers are not quantized. Other numbers are off by at most half a step. The largest of 32 numbers has
-        // `quant_max` steps. Quantization is exact without a norm.
+        // Outliers are not quantized. Other numbers are off by at most half a step. The largest of the 32 numbers of a
+        // group is `quant_max` steps. Quantization is exact without a norm.
         let steps = 2.0 * f64::from(self.quant_max());
         let is_quantized = |number: f64| self.terms > 1 || number.abs() <= outlier_limit(&numbers);
         let rounding_of = |group: &[f64]| {
@@ -595,7 +595,7 @@ fn six_bits_compute_the_same_bits_as_eight() {
             let m = random.pick(&[1, 2, 3, 6, 7, 20, 64]);
             let mut projection = Projection::with_super_scales(&mut random, k, n);
             for scales in projection.scales.chunks_mut(16) {
-                // The product of an 8-bit and a 3-bit integer.
+                // Products of 8-bit and 3-bit integers, divided by 64, which f16 represents exactly.
                 let factor = (random.below(7) + 1) as f32 / 64.0;
                 scales.fill_with(|| (random.below(256) as f32 - 128.0) * factor);
             }
@@ -714,7 +714,7 @@ fn the_noise_of_amx_is_that_of_bf16() {
         (0..8).map(|_| random.below(1 << 20) as f32 / (1 << 20) as f32 - 0.5).sum::<f32>()
     };
     let src: Vec<f32> = (0..m * k).map(|_| number(&mut random)).collect();
-    // The scales are stored in f16, which has 11 significant bits.
+    // The kernels store scales in f16, whose 11 significant bits represent these scales exactly.
     for scale in &mut projection.scales {
         *scale = (256 + random.below(768)) as f32 / 1024.0;
     }
@@ -796,12 +796,13 @@ fn a_row_does_not_depend_on_other_rows() {
     }
 }
 
-/// Many rows are divided by rows, few rows by columns of the weights, and one row also by columns of the source.
+/// Threads divide steps of many rows by rows, steps of few rows by columns of the destination, and a single row also by
+/// columns of the source.
 #[test]
 fn results_do_not_depend_on_the_number_of_threads() {
     // With one row, the columns of the source are divided among 2, 3 or 4 threads for the first size, 16 threads for
     // the second, and 2 threads for the third, whose second part is shorter. They are not divided if there are more
-    // threads than blocks of columns of the weights.
+    // threads than blocks of columns of the destination.
     const DIVIDED: [(usize, usize); 3] = [(4096, 160), (2048, 600), (2080, 96)];
     const UNDIVIDED: [(usize, usize); 2] = [(1024, 50), (4160, 32)];
     let one_row = DIVIDED.into_iter().map(|size| (size, 1)).cycle().take(75);

@@ -66,7 +66,7 @@ fn an_unoptimized_object_of_kernels_defines_only_its_table() {
             .arg("-o")
             .arg(&object)
             .status()
-            .expect("the C++ compiler that has built this crate");
+            .expect("the C++ compiler has built this crate");
         assert!(status.success());
         assert_only_a_table(&object);
     }

@@ -1,4 +1,5 @@
-//! Forms of weights whose projections must not be merged or replaced, because their results would change.
+//! Checks, for different forms of weights, that projections are merged and replaced only if their results do not
+//! change.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -102,7 +103,10 @@ fn assert_same_outputs(model: &Ir, count: usize, rewrite: impl FnOnce(&mut Model
         let largest = expected.iter().map(|value| value.abs()).fold(0.0, f32::max);
         let difference = found.iter().zip(expected).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
         assert_eq!(found.len(), expected.len());
-        assert!(difference < 1e-4 * largest, "{difference} of {largest}");
+        assert!(
+            difference < 1e-4 * largest,
+            "the outputs differ by {difference} (largest output: {largest})"
+        );
     }
 }
 
@@ -111,7 +115,7 @@ fn merged_projections_have_the_results_of_separate_ones() {
     let directory = tempfile::tempdir().unwrap();
     let merge = |model: &mut Model| {
         let merged = shim::merge_projections(model).unwrap();
-        // Computes the content of the merged constants.
+        // Saving the model computes the content of the merged constants.
         shim::save(model, &directory.path().join("merged.xml"), &directory.path().join("merged.bin"))
             .unwrap();
         merged

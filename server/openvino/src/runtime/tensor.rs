@@ -152,7 +152,7 @@ impl Tensor {
         let (data, bytes) = (self.pointer()?, self.bytes()?);
         assert!(at + to.len() <= bytes, "invariant: blocks lie inside the cache");
         // SAFETY: the source is within the tensor, as just checked, and cannot overlap a Rust slice. The runner reads
-        // only blocks that a step has written.
+        // only blocks that a step has written, so the bytes are initialized.
         unsafe { ptr::copy_nonoverlapping(data.add(at), to.as_mut_ptr(), to.len()) };
         Ok(())
     }

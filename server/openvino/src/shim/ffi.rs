@@ -189,7 +189,7 @@ pub(super) fn check(code: c_int, what: &'static str) -> Result<(), Error> {
     if code == 0 {
         return Ok(());
     }
-    // SAFETY: after a failed call the message is a NUL-terminated string that this thread's shim owns.
+    // SAFETY: after a failed call the message is a NUL-terminated string that the shim stores for this thread.
     let message = unsafe { CStr::from_ptr(ovfleet_last_error()) };
     Err(Error::runtime(what, &message.to_string_lossy()))
 }

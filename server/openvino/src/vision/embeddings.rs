@@ -9,7 +9,7 @@ use crate::{Error, shim};
 
 /// The model that returns the embeddings of tokens.
 pub(crate) struct TextEmbeddings {
-    // The fields are dropped in this order.
+    // The fields are dropped in this order, so that no object outlives the object from which it was created.
     output: Option<Tensor>,
     tokens: Tensor,
     num_tokens: usize,

@@ -58,7 +58,7 @@ impl EncoderReport {
             ("INFERENCE_NUM_THREADS", self.threads.to_string()),
             ("PERFORMANCE_HINT", "LATENCY".to_owned()),
             ("DYNAMIC_QUANTIZATION_GROUP_SIZE", self.quantization_group.clone()),
-            // The language model uses the same processors.
+            // Do not bind the threads, because the language model uses the same processors.
             ("ENABLE_CPU_PINNING", "NO".to_owned()),
         ];
         let properties = properties.map(|(key, value)| (key.to_owned(), value)).into();
@@ -101,7 +101,7 @@ pub fn load_image_encoder(config: &Config) -> Result<Option<OpenVinoImageEncoder
     let threads = available_parallelism().map_or(1, usize::from);
     let mut report = EncoderReport {
         device: "CPU".to_owned(),
-        // Lower precisions change answers, and the encoder runs once for an image.
+        // The default is f32, because lower precisions change answers, and the encoder runs only once for an image.
         precision: configured("INFERENCE_PRECISION_HINT", "f32"),
         quantization_group: configured("DYNAMIC_QUANTIZATION_GROUP_SIZE", "0"),
         threads,

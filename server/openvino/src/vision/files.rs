@@ -7,7 +7,7 @@ use server_images::{ImageProcessor, LearnedRows, ModelFamily};
 
 use crate::Error;
 
-/// The largest `config.json` that is read.
+/// The size in bytes of the largest `config.json` that is read.
 const CONFIG_BYTES_MAX: u64 = 64 << 20;
 
 /// The directory of a vision-language model.
@@ -74,7 +74,7 @@ impl VisionFiles {
         self.directory.join("openvino_vision_projection_model.xml")
     }
 
-    /// The learned rows between those of the encoder.
+    /// The learned rows that are inserted between the rows of the encoder's output.
     ///
     /// # Errors
     /// The configuration of the image processor is missing or invalid.

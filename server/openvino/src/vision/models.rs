@@ -215,7 +215,10 @@ fn encode_tiles(
         let output = graph.request.output_at(0)?;
         let output = output.values::<f32>()?;
         if !output.len().is_multiple_of(run.len()) || output.is_empty() {
-            return Err(Error::runtime("encode images", "the tiles have different numbers of features"));
+            return Err(Error::runtime(
+                "encode images",
+                "the output cannot be divided equally among the tiles",
+            ));
         }
         for (tile, features) in run.iter().zip(output.chunks_exact(output.len() / run.len())) {
             rows[tile.image].extend_from_slice(features);
@@ -246,7 +249,7 @@ fn encode_slice(
     Ok(())
 }
 
-/// Binds a mask to an input, which is boolean or a number.
+/// Binds a mask to an input, whose elements are booleans or f32 numbers.
 fn set_mask(graph: &mut CompiledGraph, input: &str, mask: &ImageTensor<bool>) -> Result<(), Error> {
     let ports = graph.compiled.inputs()?;
     let is_number = ports.iter().any(|port| port.name == input && port.element == ElementType::F32);

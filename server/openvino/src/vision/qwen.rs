@@ -1,4 +1,4 @@
-//! The encoders of Qwen2-VL, Qwen2.5-VL and Qwen3-VL: one model embeds patches, and one merges them to features.
+//! The encoders of Qwen2-VL, Qwen2.5-VL and Qwen3-VL: one model embeds patches, and one merges them into features.
 
 use server_images::{PositionInterpolation, QwenPatches, WindowLayout};
 
@@ -21,7 +21,8 @@ pub(super) struct QwenModels {
 /// The form in which the merger computes the attention among the patches of an image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum MergerAttention {
-    /// The graph computes windows separately, and all other layers without a mask.
+    /// The graph computes the attention of each window separately, and the attention of all other layers without a
+    /// mask.
     Windows,
     /// The graph reads masks with an element for each pair of patches, because its structure is unknown.
     Masks,

@@ -53,7 +53,7 @@ impl AdapterCase {
         Config { adapters: self.sources.clone(), ..config(&self.file(), &EXACT) }
     }
 
-    /// The largest difference of logits if the sequences of each step have these adapters.
+    /// The largest difference from the expected logits if the sequences of each step have these adapters.
     fn difference(&self, config: &Config, numbers: [u32; 4]) -> f64 {
         let (mut runner, _) = load(config, &mut |_| {}).unwrap();
         assert_eq!(runner.adapters() as usize, self.sources.len());
@@ -88,7 +88,7 @@ fn check(architecture: &'static str) {
     for kind in [TensorType::F32, TensorType::F16, TensorType::Q8_0] {
         let adapter = AdapterRecipe::of(architecture, 7);
         let case = AdapterCase::new(&recipe(architecture, kind), &[(adapter, SCALE)]);
-        // The adapter has an effect.
+        // If the adapter had no effect, a model that ignores it would pass.
         assert!(difference(&case.logits[0], &case.logits[1]) > 0.5);
         case.check(kind, [1, 1, 1, 1]);
         case.check(kind, [0, 1, 0, 1]);
@@ -189,7 +189,7 @@ fn the_native_kernels_apply_an_adapter_of_each_projection() {
         let change = f64::from(difference(&case.logits[0], &case.logits[1])) / deviation(&case.logits[0]);
         assert!(
             change > 3.0 * ROUNDED_DIFFERENCE_MAX,
-            "{part} changes {change:.1e}, which rounding may hide"
+            "an adapter of {part} changes the logits by {change:.1e}, which rounding may hide"
         );
         case.check_rounded([0, 1, 1, 0]);
     }
@@ -219,13 +219,13 @@ fn a_cached_graph_can_be_used_with_other_adapters() {
         let difference = case.difference(&config, numbers);
         assert!(difference <= allowed, "{from_cache}: {difference:.1e}");
     }
-    // The order of the adapters is reversed.
+    // The cached graph contains no adapters, so their order may change.
     case.sources.swap(0, 1);
     case.logits.swap(1, 2);
     let config = Config { cache_dir: Some(cache.path().to_owned()), ..case.config() };
     let difference = case.difference(&config, [1, 0, 2, 1]);
     assert!(difference <= allowed, "{difference:.1e}");
-    // The graph without adapters is cached separately.
+    // A graph without adapters is cached separately, because its projections are merged.
     let config = Config { adapters: Vec::new(), ..config };
     assert!(!load(&config, &mut |_| {}).unwrap().1.from_cache);
 }

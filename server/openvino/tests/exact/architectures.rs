@@ -81,7 +81,7 @@ fn native_experts_compute_a_token_exactly_whatever_else_is_in_the_step() {
                 report.kernels
             );
             assert!(is_independent_of_the_batch(&mut runner, &case.tokens), "{architecture} {kind}");
-            // The error of bf16 can change the selection.
+            // The rounding errors of bf16 can change the selection of experts.
             if report.kernels.contains("int16 products") {
                 let difference = worst_difference(&mut runner, &case.tokens, &case.logits);
                 assert!(difference <= NATIVE_DIFFERENCE_MAX, "{architecture} {kind}: {difference:.1e}");
@@ -138,7 +138,7 @@ fn gpt_oss_with_sinks_biases_and_an_extended_context() {
                 report.kernels
             );
             assert!(is_independent_of_the_batch(&mut runner, &case.tokens), "{experts_used}");
-            // The error of bf16 or of the default cache can change the selection.
+            // The rounding errors of bf16 or of the default cache can change the selection of experts.
             if report.kernels.contains("int16 products") && (kv_cache.is_some() || experts_used == EXPERTS) {
                 let difference = worst_difference(&mut runner, &case.tokens, &case.logits);
                 let allowed = if kv_cache.is_some() { NATIVE_DIFFERENCE_MAX } else { 0.15 };

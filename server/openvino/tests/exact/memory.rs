@@ -43,7 +43,7 @@ fn write(path: &Path) {
         .metadata("tokenizer.ggml.merges", vec!["< 1".to_owned()]);
     let mut matrix = |name: &str, kind: TensorType, columns: u64, rows: u64| {
         let blocks = (columns * rows) as usize / kind.block_values();
-        // The scales of every block are 2^-14 for every type, and the quants are arbitrary.
+        // The scales of a block are about 2^-14 for both types, and the quants are arbitrary.
         let block: Vec<u8> =
             (0..kind.block_bytes()).map(|at| if at % 2 == 1 { 4 } else { (at * 29 % 251) as u8 }).collect();
         file.tensor(name, &[columns, rows], kind, block.repeat(blocks));
@@ -81,11 +81,11 @@ fn status_bytes(name: &str) -> u64 {
 }
 
 #[test]
-#[ignore = "the test below runs it in a process of its own"]
+#[ignore = "the test below runs it in a separate process"]
 fn loads_a_file_in_this_process() {
     let path = PathBuf::from(std::env::var_os(FILE).unwrap());
     let cache_dir = std::env::var_os(CACHE).map(PathBuf::from);
-    // The first model also loads the libraries.
+    // Load a small model first, because the first load also loads the libraries.
     let small = tempfile::Builder::new().suffix(".gguf").tempfile().unwrap();
     crate::reference::recipe("llama", TensorType::Q4K).write(small.path());
     drop(load(&config(small.path(), &ROUNDED), &mut |_| {}).unwrap());
@@ -113,7 +113,7 @@ fn weights_are_in_memory_once_while_a_model_is_loaded() {
     write(&path);
     let bytes = std::fs::metadata(&path).unwrap().len();
     let once = peak(&path, None) as f64 / bytes as f64;
-    eprintln!("{bytes} bytes, peak {once:.2} times");
+    eprintln!("the file has {bytes} bytes; the peak is {once:.2} times as large");
     assert!(once < MULTIPLE_MAX, "{once:.2} times the size of the file");
 }
 

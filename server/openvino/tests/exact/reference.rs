@@ -37,8 +37,8 @@ pub(crate) const EXACT: [(&str, &str); 3] = [
 /// has them.
 pub(crate) const ROUNDED: [(&str, &str); 1] = [EXACT[1]];
 
-/// The largest allowed difference with these properties (measured: 0.04 to 0.1). A wrong graph causes a difference of
-/// 0.4 and more.
+/// The largest allowed difference with [`ROUNDED`] (measured: 0.04 to 0.1). A wrong graph causes a difference of 0.4
+/// and more.
 pub(crate) const ROUNDED_DIFFERENCE_MAX: f64 = 0.2;
 
 /// A file of a recipe, its tokens, and their logits from the plain forward pass.

@@ -3,8 +3,8 @@
 use super::{Activations, FloatType, KernelVariant, Layer, Random};
 use crate::kernels::Precision;
 
-/// The keys of two ranges of tokens equal the queries, and all other keys are their opposite. The values of a range in
-/// between are infinite, which shows whether the kernels read them.
+/// The keys of two ranges of tokens equal the queries, and all other keys equal the negated queries. The values of a
+/// range in between are infinite, which shows whether the kernels read them.
 #[test]
 fn a_sparse_prompt_attends_only_to_keys_with_a_large_mass() {
     const TOKENS: usize = 3000;
@@ -42,7 +42,7 @@ fn a_sparse_prompt_attends_only_to_keys_with_a_large_mass() {
                     let worst = late.iter().map(|it| (it - 1.0).abs()).fold(0.0, f32::max);
                     assert!(worst < 0.02, "{variant:?}, {kv_cache}: off by {worst}");
                 } else {
-                    assert!(late.iter().all(|it| !it.is_finite()), "the infinite values were read");
+                    assert!(late.iter().all(|it| !it.is_finite()), "some infinite values were not read");
                 }
             }
         }

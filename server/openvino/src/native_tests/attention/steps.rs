@@ -40,8 +40,8 @@ fn kernels_compute_the_same_as_a_plain_computation() {
                     tried += 1;
                     assert!(
                         worst < tolerance(variant, kv_cache, activations),
-                        "{variant:?}, {kv_cache}, {activations:?}, seed {seed}, {counts:?}, {} heads of {} over {}, window {}: off \
-                         by {worst}",
+                        "{variant:?}, {kv_cache}, {activations:?}, seed {seed}, {counts:?}, {} heads of size {}, {} KV \
+                         heads, window {}: off by {worst}",
                         layer.heads,
                         layer.size,
                         layer.kv_heads,
@@ -87,14 +87,14 @@ fn the_output_of_a_token_does_not_depend_on_chunks_or_other_sequences() {
                 let token = at.map(|at| at / (whole.len() / TOKENS));
                 assert!(
                     found.len() == whole.len() && token.is_none(),
-                    "{variant:?}, {kv_cache}, {activations:?}, seed {seed}, {heads} heads of {size} over {kv_heads}, window \
-                     {window}: {way}: token {token:?} differs"
+                    "{variant:?}, {kv_cache}, {activations:?}, seed {seed}, {heads} heads of size {size}, {kv_heads} \
+                     KV heads, window {window}: {way}: token {token:?} differs"
                 );
             };
             expect_equal(OtherSequences::Present, "with another sequence", &mut |_| TOKENS);
             expect_equal(OtherSequences::Absent, "in chunks", &mut |_| 1 + random.below(300));
             expect_equal(OtherSequences::Present, "in small chunks", &mut |_| 1 + random.below(40));
-            // Decode before and after the boundary of the parts into which a sequence is divided for the threads.
+            // Decode before and after a boundary between the parts into which a sequence is divided for the threads.
             expect_equal(OtherSequences::Present, "token by token", &mut |past| {
                 if past < 900 { 900 } else { 1 }
             });

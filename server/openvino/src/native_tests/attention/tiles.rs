@@ -23,7 +23,7 @@ fn attention_in_tiles_of_the_processor_and_of_the_model_agree() {
             let chunk = |_| random.pick(&[1, 2, 16, 33, 300]);
             layer.output_in_chunks(variant, &tensors, OtherSequences::Absent, chunk).unwrap()
         };
-        // Both use the same vectors, which determine the order of the sums of weights.
+        // Both variants use AVX-512 vectors, which determine the order of the sums of weights.
         assert!(
             output(KernelVariant::Kernels(Isa::Amx)) == output(KernelVariant::TileModel(Isa::Avx512)),
             "{seed}"

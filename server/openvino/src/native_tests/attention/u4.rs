@@ -4,14 +4,14 @@ use super::{Activations, BLOCK_TOKENS, FloatType, KernelVariant, Layer, Random, 
 use crate::cpu::Isa;
 use crate::kernels::Precision;
 
-/// A head that a u4 cache represents exactly. Rotated, it consists of integers of `bits` bits, divided by 16; every
-/// fourth is the integer with the largest magnitude, which determines the scale.
+/// The key or value of a head, which a u4 cache represents exactly. When it is rotated, it consists of integers of
+/// `bits` bits, divided by 16; every fourth is the integer with the largest magnitude, which determines the scale.
 fn representable(random: &mut Random, size: usize, bits: usize) -> Vec<f32> {
     let half = 1 << (bits - 1);
     let integer = |random: &mut Random| random.below(2 * half) as f32 - half as f32;
     let rotated: Vec<f32> =
         (0..size).map(|index| if index % 4 == 0 { -(half as f32) } else { integer(random) } / 16.0).collect();
-    // The inverse of the rotation is the rotation.
+    // The rotation is its own inverse.
     let width = 1 << size.trailing_zeros();
     let sign =
         |row: usize, column: usize| if (row & column).count_ones().is_multiple_of(2) { 1.0 } else { -1.0 };
@@ -36,7 +36,8 @@ fn a_u4_cache_represents_rotated_integers_exactly() {
                 (0..TOKENS * kv_heads).flat_map(|_| representable(&mut random, size, bits)).collect()
             };
             let (mut keys, values) = (heads_of(5), heads_of(4));
-            // The other keys are stored as differences from the first key of their block.
+            // Keys are stored as differences from the first key of their block. With a first key of 0, the differences
+            // are the keys themselves.
             for first in keys.chunks_mut(BLOCK_TOKENS * kv_heads * size) {
                 first[..kv_heads * size].fill(0.0);
             }

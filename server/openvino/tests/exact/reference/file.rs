@@ -29,7 +29,7 @@ pub(crate) struct Recipe {
     pub(crate) kind: TensorType,
     /// The type of the embeddings, of v and of the second matrices of experts, which mixed files store with more bits.
     pub(crate) values_kind: TensorType,
-    /// The number of experts, of [`EXPERTS`], for each token, or 0 if the layers have no experts.
+    /// The number of experts, out of [`EXPERTS`], that compute each token, or 0 if the layers have no experts.
     pub(crate) experts_used: u64,
     /// Whether the file has a tensor `rope_freqs.weight`.
     pub(crate) rope_factors: bool,
@@ -65,7 +65,7 @@ impl Recipe {
         if self.is("gemma3") { 7 } else { 2 }
     }
 
-    /// The heads of Qwen3 and gemma are larger than the hidden size divided by their number.
+    /// The heads of Qwen3 and gemma are larger than the hidden size divided by the number of heads.
     fn head_size(&self) -> u64 {
         if self.is("gemma3") || self.is("qwen3") || self.is("qwen3moe") { 128 } else { HIDDEN / HEADS }
     }
@@ -117,7 +117,8 @@ impl Recipe {
     }
 
     fn tensors(&self, to: &mut Tensors<'_>) {
-        // Gemma multiplies its embeddings by the square root of the hidden size.
+        // Gemma multiplies its embeddings by the square root of the hidden size, so the embeddings in the file are
+        // divided by it.
         let size = if self.is("gemma3") { 1.0 / (HIDDEN as f32).sqrt() } else { 1.0 };
         to.values("token_embd.weight", HIDDEN, VOCABULARY, size);
         to.norm("output_norm.weight", HIDDEN);

@@ -125,7 +125,7 @@ impl Reference {
         self.has("blk.0.attn_qkv")
     }
 
-    /// The rows of a projection in the order of its file: llama interleaves the two halves of each head of q and k.
+    /// The rows of a projection in the order of the file: llama interleaves the two halves of each head of q and k.
     pub(crate) fn in_file_order(&self, part: &str, values: &[f32], columns: usize) -> Vec<f32> {
         if self.architecture != "llama" || !matches!(part, "attn_q" | "attn_k") {
             return values.to_vec();
@@ -238,7 +238,7 @@ impl Reference {
         self.project(&name("ffn_down"), &up)
     }
 
-    /// The sum of the best experts of a token, weighted by the probabilities of the router.
+    /// The sum of the outputs of a token's best experts, weighted by the probabilities of the router.
     fn mixture(&self, layer: usize, x: &[f64]) -> Vec<f64> {
         let name = |name: &str| format!("blk.{layer}.{name}");
         let mut ranked: Vec<(f64, usize)> =
@@ -348,7 +348,7 @@ fn clamped_swiglu(gate: f64, up: f64) -> f64 {
     gate / (1.0 + (-1.702 * gate).exp()) * (up.clamp(-7.0, 7.0) + 1.0)
 }
 
-/// GELU with the tanh approximation, as the architecture requires.
+/// GELU with the tanh approximation, which Gemma 3 uses.
 fn gelu(x: f64) -> f64 {
     0.5 * x * (1.0 + ((2.0 / std::f64::consts::PI).sqrt() * (x + 0.044_715 * x * x * x)).tanh())
 }

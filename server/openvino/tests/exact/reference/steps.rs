@@ -5,8 +5,8 @@ use server_openvino::OpenVinoRunner;
 use server_scheduler::{Batch, BlockId, ScheduledSequence, SequenceId};
 
 /// The number of tokens of each sequence in a step. The first sequence decodes from the start, so it samples every
-/// position. The second sequence has chunks that cross block boundaries, the third has chunks of a block and a token,
-/// and the last has its whole prompt in one step.
+/// position. The second sequence has chunks that cross block boundaries, the third has chunks of one block plus one
+/// token, and the last has its whole prompt in one step.
 const CHUNKS: [usize; 4] = [1, 7, 33, usize::MAX];
 
 /// The largest difference of any logit at any position, as a fraction of the reference's standard deviation.
@@ -32,7 +32,8 @@ pub(crate) fn worst_difference_with(
     f64::from(worst) / deviation(expected[0].1)
 }
 
-/// Whether the logits of a sequence have the same bits alone, token by token, and next to sequences with other chunks.
+/// Whether the sequences of mixed batches have bitwise the same logits as a sequence that is computed alone, token by
+/// token.
 pub(crate) fn is_independent_of_the_batch(runner: &mut OpenVinoRunner, tokens: &[u32]) -> bool {
     let mut alone = Vec::new();
     run(runner, tokens, &[(1, 0)], |_, _, row| alone.push(row.iter().map(|it| it.to_bits()).collect()));
@@ -44,9 +45,9 @@ pub(crate) fn is_independent_of_the_batch(runner: &mut OpenVinoRunner, tokens: &
     is_same
 }
 
-/// Computes the tokens in sequences, each with a number of tokens in a step and an adapter. Calls `visit` with the
-/// number of the sequence, the position and the logits of the last token of each chunk. The first sequence must have
-/// the smallest chunks.
+/// Computes the tokens in sequences, each of which is given as its number of tokens in a step and its adapter. Calls
+/// `visit` with the number of the sequence, the position and the logits of the last token of each chunk. The first
+/// sequence must have the smallest chunks, because the function returns when it ends.
 fn run(
     runner: &mut OpenVinoRunner,
     tokens: &[u32],
