@@ -1,8 +1,8 @@
-//! Mutates inputs for tests, which run the checks of the fuzz targets for seconds, while libFuzzer runs for hours. The
-//! same seed generates the same inputs. The module does not check results.
+//! Mutates inputs for tests, which run the checks of the fuzz targets for seconds. (`make fuzz` runs libFuzzer for a
+//! configurable time.) The same seed generates the same inputs. The module does not check results.
 
 #[path = "../scheduler/tests/random/random.rs"]
-#[expect(dead_code, reason = "mutations need numbers below a limit only")]
+#[expect(dead_code, reason = "mutations use only some of its functions")]
 mod random;
 
 pub(crate) use random::Random;
@@ -20,7 +20,8 @@ pub(crate) fn seeds(directory: &str) -> Vec<Vec<u8>> {
 }
 
 /// Calls `check` with each of the `seeds` and with `cases` mutations of them, some of which insert words of the
-/// `dictionary`. If `check` panics, prints the input and the number of the case, so that the case can be reproduced.
+/// `dictionary`. If `check` panics for a mutation, this function panics with the number of the case and the input, so
+/// that the case can be reproduced.
 pub(crate) fn check_mutations(cases: u64, seeds: &[Vec<u8>], dictionary: &str, check: fn(&[u8])) {
     seeds.iter().for_each(|seed| check(seed));
     let words = words(dictionary);

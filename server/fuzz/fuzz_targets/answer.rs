@@ -1,5 +1,6 @@
-//! Checks the guarantees of `server-parsers` for arbitrary output in every format. The first bytes of an input select
-//! the formats, whether the prompt has opened a reasoning section, and how the text is split. The rest is the text.
+//! Checks the guarantees of `server-parsers` for arbitrary output in every format. The first four bytes of an input
+//! select the formats, whether the prompt has opened a reasoning section, and how the text is split. The rest is the
+//! text.
 
 #![no_main]
 
@@ -36,7 +37,11 @@ fuzz_target!(|input: &[u8]| {
     let every = usize::from(*cut) % 7 + 2;
     let ends: Vec<usize> = text.char_indices().map(|(at, _)| at).step_by(every).chain([text.len()]).collect();
     let pieces = ends.windows(2).map(|ends| &text[ends[0]..ends[1]]);
-    assert_eq!(read(formats, prompt, pieces), whole, "every {every} characters");
+    assert_eq!(
+        read(formats, prompt, pieces),
+        whole,
+        "a text split every {every} characters has the same deltas"
+    );
 });
 
 /// Returns the merged deltas of a text that is parsed in pieces.

@@ -7,5 +7,6 @@ use libfuzzer_sys::fuzz_target;
 #[path = "../../guidance/tests/fuzzing/form.rs"]
 mod form;
 
-// llguidance's panics are caught; panics of the checks still end the process.
+// The panic hook of libfuzzer-sys ends the process even if `server-guidance` catches a panic of llguidance. Without the
+// hook, only panics that nothing catches end the process.
 fuzz_target!(init: drop(std::panic::take_hook()), |input: &[u8]| form::check(input));

@@ -7,5 +7,6 @@ use libfuzzer_sys::fuzz_target;
 #[path = "../../text/tests/fuzzing/tokenizer.rs"]
 mod tokenizer;
 
-// The library's panics are caught; panics of the checks still end the process.
+// The panic hook of libfuzzer-sys ends the process even if `server-text` catches a panic of the tokenizer library.
+// Without the hook, only panics that nothing catches end the process.
 fuzz_target!(init: drop(std::panic::take_hook()), |input: &[u8]| tokenizer::check(input));

@@ -35,7 +35,7 @@ impl ModelConfig {
         Ok(Self { model, preprocessor: JsonFile { name: PROCESSOR, value } })
     }
 
-    /// Uses values that were read elsewhere.
+    /// Creates a configuration from values that were read elsewhere.
     pub(crate) fn new(model: Value, preprocessor: Value) -> Self {
         let preprocessor = JsonFile { name: PREPROCESSOR, value: preprocessor };
         Self { model: JsonFile { name: CONFIG, value: model }, preprocessor }
@@ -56,7 +56,8 @@ impl JsonFile {
         let failed = |source| LoadError::Read { path: path.clone(), source };
         match fs::metadata(&path) {
             Ok(about) if about.len() > CONFIG_BYTES_MAX => {
-                return Err(failed(io::Error::new(io::ErrorKind::FileTooLarge, "the file is too large")));
+                let problem = format!("the file has {} bytes (limit: {CONFIG_BYTES_MAX} bytes)", about.len());
+                return Err(failed(io::Error::new(io::ErrorKind::FileTooLarge, problem)));
             }
             Ok(_) => {}
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
@@ -99,7 +100,7 @@ impl JsonFile {
         self.required(field, self.optional_count(field)?)
     }
 
-    /// The first of the fields that exists as a positive integer.
+    /// The first of the fields that exists, as a positive integer.
     pub(crate) fn first_count(&self, fields: &[&str]) -> Result<Option<u32>, LoadError> {
         for field in fields {
             if let Some(count) = self.optional_count(field)? {
@@ -115,7 +116,7 @@ impl JsonFile {
         self.at_most(field, count, limit)
     }
 
-    /// Checks the value of a field.
+    /// Returns the value of a field, or an error if it exceeds the limit.
     pub(crate) fn at_most(&self, field: &str, value: u32, limit: u32) -> Result<u32, LoadError> {
         if value <= limit {
             Ok(value)
@@ -157,7 +158,8 @@ impl JsonFile {
             }
             value => value.as_f64().map(|value| [value; 3]),
         };
-        let problem = || self.fault(field, format!("is {value}; a list of three numbers is expected"));
+        let problem =
+            || self.fault(field, format!("is {value}; a number or a list of three numbers is expected"));
         colors.map(Some).ok_or_else(problem)
     }
 

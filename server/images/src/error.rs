@@ -4,7 +4,7 @@ use std::{io, path::PathBuf};
 
 use crate::{ModelFamily, Size};
 
-/// The configuration of the image processor of a model cannot be used.
+/// The reason why the configuration of a model's image processor cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum LoadError {
     /// The file could not be read.
@@ -66,7 +66,7 @@ pub enum ImageError {
         /// The largest allowed size.
         limit: usize,
     },
-    /// The bytes are those of no supported format.
+    /// The bytes do not have a supported format.
     #[error("the format of the image is not supported; supported: PNG, JPEG, WebP, GIF and BMP")]
     Format,
     /// The image has too many pixels.
@@ -105,7 +105,8 @@ pub enum ImageError {
     },
     /// One side of the resized image would be shorter than the model supports.
     #[error(
-        "the image of {size} pixels is too narrow for this model: resized to fit, it would be {resized} pixels"
+        "the image of {size} pixels is too narrow for this model: resized to fit, it would have {resized} \
+         pixels (minimum: {limit} pixels for each side)"
     )]
     Narrow {
         /// The size of the image.

@@ -17,7 +17,7 @@ impl<T> Tensor<T> {
     /// Panics if the number of values is not the product of the dimensions.
     #[must_use]
     pub fn new(shape: Vec<usize>, values: Vec<T>) -> Self {
-        assert_eq!(shape.iter().product::<usize>(), values.len(), "a tensor has the values of its shape");
+        assert_eq!(shape.iter().product::<usize>(), values.len(), "the number of values matches the shape");
         Self { shape, values }
     }
 
@@ -40,7 +40,7 @@ pub enum EncoderInputs {
     /// Qwen2-VL, Qwen2.5-VL and Qwen3-VL take a sequence of patches.
     Qwen(QwenPatches),
     /// Gemma 3, LLaVA, LLaVA-NeXT and InternVL take only `pixel_values` [tiles, 3, height, width], and the encoder
-    /// returns [tiles, T, hidden].
+    /// returns [tiles, T, hidden], with T rows for each tile.
     Tiles(Tensor<f32>),
     /// Idefics3, SmolVLM and Phi-4-multimodal take tiles whose patches can be masked.
     MaskedTiles(MaskedTiles),
@@ -90,8 +90,8 @@ impl EncoderInputs {
 /// The inputs of Qwen's encoder for one image. The patches are in block order: merge blocks row by row, and the patches of
 /// a block row by row. One merged token stands for each block of `spatial_merge_size`² patches.
 ///
-/// The attention mask of the merger is not materialized: every patch of an image attends to all patches of the same
-/// image, except in the layers of Qwen2.5-VL that attend within the windows.
+/// The attention mask of the model `vision_embeddings_merger` is not materialized: every patch of an image attends to
+/// all patches of the same image, except in the layers of Qwen2.5-VL that attend within the windows.
 #[derive(Clone, Debug, PartialEq)]
 pub struct QwenPatches {
     /// The input `hidden_states` of `vision_embeddings`: [patches, channels · frames · patch size²], in the order

@@ -17,10 +17,10 @@ pub struct MropePositions {
     pub delta: i64,
 }
 
-/// Computes the position IDs of a prompt of `length` tokens. Text counts up equally in the three streams. If the first
-/// token of an image has position p, the token in a row and column of the merged grid has the temporal position p, the
-/// vertical position p + row and the horizontal position p + column. The text after the image continues at p +
-/// max(rows, columns).
+/// Computes the position IDs of a prompt of `length` tokens. The position of text increases by 1 for each token,
+/// equally in the three streams. If the first token of an image has position p, the token in a row and column of the
+/// merged grid has the temporal position p, the vertical position p + row and the horizontal position p + column. The
+/// text after the image continues at p + max(rows, columns).
 ///
 /// # Panics
 ///
@@ -57,7 +57,8 @@ pub fn mrope_positions(length: usize, spans: &[ImageSpan]) -> MropePositions {
 }
 
 impl MropePositions {
-    /// Appends text up to the index `end`, whose first token has position `next`. Returns the position after the text.
+    /// Appends text up to the index `end`. The first token of the text has position `next`. Returns the position after
+    /// the text.
     fn push_text(&mut self, end: usize, next: i64) -> i64 {
         let count = end.checked_sub(self.temporal.len()).expect("spans are in order and within the prompt");
         let text = next..next + count as i64;
@@ -126,7 +127,7 @@ mod tests {
 
     #[test]
     #[should_panic(expected = "each cell of the grid has a token")]
-    fn a_span_of_another_size_than_its_grid_is_a_defect() {
+    fn a_span_that_does_not_match_its_grid_panics() {
         let grid = Some(TokenGrid { rows: 2, columns: 2 });
         let _ = mrope_positions(5, &[ImageSpan { ranges: ranges(0..3), grid }]);
     }

@@ -52,7 +52,7 @@ pub(crate) fn split_into_tiles(image: &RgbImage, tile: Size) -> Vec<RgbImage> {
         .collect()
 }
 
-/// Divides integers as Python does: the result is the closest 64-bit number.
+/// Divides integers as Python does: the result is the closest `f64`.
 pub(crate) fn divide(a: u64, b: u64) -> f64 {
     a as f64 / b as f64
 }

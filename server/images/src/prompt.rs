@@ -112,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn the_longest_marker_counts() {
+    fn the_longest_marker_is_used() {
         let images = [image(1, None, "I")];
         assert_eq!(
             expand_prompt("(<image>)", &[MARKER, ImageMarker::Text("(<image>)")], &images).unwrap(),

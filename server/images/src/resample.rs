@@ -300,7 +300,7 @@ impl Taps {
     }
 }
 
-/// The largest number of bits, below 22, for which the largest weight fits into 16 bits with a sign.
+/// The largest number of bits, at most 22, for which the largest weight fits into 16 bits with a sign.
 fn torch_bits<'a>(weights: impl Iterator<Item = &'a f64>) -> u32 {
     let largest = weights.copied().fold(0.0, f64::max);
     let fits = |bits: &u32| ((0.5 + largest * f64::from(1 << (bits + 1))) as i32) < 1 << 15;

@@ -197,7 +197,7 @@ fn prompts_of_several_images_have_consistent_positions() {
                 assert!(streams.iter().all(|stream| stream.len() == tokens.len()));
                 let largest = streams.iter().filter_map(|stream| stream.iter().max()).max();
                 assert_eq!(largest.expect("a token") + 1, tokens.len() as i64 + positions.delta);
-                assert!(positions.temporal.is_sorted(), "time does not go back");
+                assert!(positions.temporal.is_sorted(), "temporal positions do not decrease");
             }
         }
     }
@@ -271,7 +271,7 @@ fn resampling_is_close_to_floating_point() {
                 };
                 let expected = resample_line(&line(&image), to, filter);
                 for (ours, exact) in line(&resized).iter().zip(expected) {
-                    // At the end of a window Pillow leaves out a pixel whose weight is almost 0.
+                    // Pillow omits a pixel at the end of a window if its weight is almost 0, which changes the result.
                     assert!((ours - exact).abs() <= 1.5, "{filter:?} {from} to {to}: {ours} {exact}");
                 }
             }

@@ -1,6 +1,6 @@
-// Runs the attention kernels under sanitizers, and compares their results with softmax attention in f64. The cases cover all
-// head sizes, groups, numbers of tokens and tails. They run with every instruction set of this machine. The AMX kernels also
-// run on the software model of the tiles, on any machine.
+// Runs the attention kernels under sanitizers, and compares their results with softmax attention in f64. The cases cover
+// various head sizes, groups and numbers of tokens, and every tail of a block. They run with every instruction set of this
+// machine. The AMX kernels also run on the software model of the tiles, on any machine.
 #include "check.hpp"
 
 #include <algorithm>
@@ -18,7 +18,7 @@ struct HeadSizes {
     size_t key, value;
 };
 
-// The sizes of keys are multiples of 32, and those of values multiples of 16. The kernels pad others with zeros.
+// The kernels pad keys whose size is not a multiple of 32, and values whose size is not a multiple of 16, with zeros.
 constexpr HeadSizes SIZES[] = {{64, 64},   {64, 80},   {96, 96}, {128, 112}, {128, 128}, {192, 128}, {192, 192},
                                {256, 256}, {512, 512}, {32, 16}, {64, 512},  {512, 64},  {72, 72},   {80, 80}};
 constexpr size_t GROUPS[] = {1, 2, 3, 4, 5, 7, 8, 12, 16, 48};
@@ -26,10 +26,10 @@ constexpr size_t TOKENS_MAX = 70;
 constexpr Precision PRECISIONS[] = {Precision::f32, Precision::bf16, Precision::f16, Precision::u8, Precision::u4};
 constexpr size_t PRECISION_COUNT = sizeof(PRECISIONS) / sizeof(*PRECISIONS);
 
-// The number of multiplications of a case. The context is longer if each of its tokens needs fewer multiplications.
+// The approximate number of multiplications of a case. The context is longer if each of its tokens needs fewer multiplications.
 constexpr size_t CASE_PRODUCTS = 2 << 20;
 constexpr size_t LONG_CONTEXT = 33'000;
-// The number of multiplications of a sequence that is computed in several divisions.
+// The approximate number of multiplications of a sequence that is computed in several divisions.
 constexpr double DIVIDED_PRODUCTS = 1.5e7;
 
 struct TestedKernels {
@@ -150,7 +150,7 @@ public:
         tensors.key_cache = key_cache.data(), tensors.value_cache = value_cache.data();
         tensors.step_blocks = blocks_.size();
         const size_t number = c.is_bf16 ? 2 : 4;
-        // The past tokens were stored in earlier steps.
+        // Store the past tokens, as earlier steps would have done.
         for (size_t done = 0; done < c.past;) {
             const size_t count = std::min<size_t>(c.past - done, 4096);
             set_inputs(tensors, keys, values, cos, sin, done, number);
@@ -166,7 +166,7 @@ public:
         std::fill(scores.data(), scores.data() + scores.size(), 0.0f);
         tensors.output = output.data();
         tensors.block_scores = c.block_scores ? scores.data() : nullptr;
-        // The sinks are below and above the largest scores.
+        // Some sinks are below the largest score, and others above it.
         Exact<float> sinks(layer_.heads);
         for (size_t head = 0; head < sinks.size(); ++head) sinks[head] = float(random.below(33)) - 16;
         if (random.below(2) == 0) tensors.sinks = sinks_ = sinks.data();

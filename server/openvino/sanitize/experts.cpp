@@ -100,8 +100,7 @@ void check_case(const TestedKernels& tested, size_t i) {
         pack({{&seconds, expert * K, K}}, down, memory.data() + down_at(experts) + expert * matrix_bytes(down));
     }
 
-    // The biases of the router, followed by those of the gates, of the second halves and of the results of
-    // each expert.
+    // The biases of the router, followed by those of each expert: of its gates, of its up projection and of its results.
     std::vector<float> biases(has_biases ? count * (1 + 2 * inner + K) : 0);
     for (auto& one : biases) one = random.number();
     const auto biases_of = [&](size_t expert, size_t part) -> const float* {
@@ -123,7 +122,7 @@ void check_case(const TestedKernels& tested, size_t i) {
     const size_t from_bytes = is_bf16 ? 2 : 4, to_bytes = gives_bf16 ? 2 : 4;
     Exact<uint8_t> src(M * K * from_bytes), dst(M * K * to_bytes), alone(K * to_bytes);
     std::vector<double> numbers(M * K);
-    // A row that is not finite does not change others.
+    // In about half of the cases, one row contains an infinite number, which must not change the other rows.
     const size_t not_finite = random.below(2 * M);
     for (size_t k = 0; k < numbers.size(); ++k) {
         const float value = k == not_finite * K + 5 ? INFINITY : random.number() * 4;
@@ -143,7 +142,8 @@ void check_case(const TestedKernels& tested, size_t i) {
         if (row == not_finite) {
             // The clamped activation makes infinite numbers finite.
             for (size_t column = 0; column < K && gate_up.epilogue == Epilogue::swiglu; ++column)
-                if (std::isfinite(found(column))) FAIL("%s, case %zu: a row that is not finite has a result", tested.name, i);
+                if (std::isfinite(found(column)))
+                    FAIL("%s, case %zu: a row with an infinite number has a finite result", tested.name, i);
             continue;
         }
         run(*tested.kernels, experts, memory.data(), 1, {src.data() + row * K * from_bytes, is_bf16},
@@ -178,8 +178,10 @@ void check_case(const TestedKernels& tested, size_t i) {
         for (size_t column = 0; column < K; ++column) {
             const double allowed = off[column] + std::abs(expected[column]) * (gives_bf16 ? 1.0 / 128 : 1e-5) + 1e-30;
             if (!(std::abs(found(column) - expected[column]) <= allowed))
-                FAIL("%s, case %zu: %zu of %zu experts, K %zu, inner %zu, row %zu of %zu, column %zu: %g, not %g (by %g)",
-                     tested.name, i, used, count, K, inner, row, M, column, found(column), expected[column], allowed);
+                FAIL(
+                    "%s, case %zu: %zu of %zu experts, K %zu, inner %zu, row %zu of %zu, column %zu: %g, not %g (tolerance: "
+                    "%g)",
+                    tested.name, i, used, count, K, inner, row, M, column, found(column), expected[column], allowed);
         }
     }
 }

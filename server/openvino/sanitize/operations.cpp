@@ -1,5 +1,6 @@
 // Runs the native operations with inputs that a hostile file could contain: random attributes, shapes, types and contents. An
-// operation either rejects the inputs with an exception, or computes its outputs without access outside its memory.
+// operation either rejects the inputs with an exception, or computes its outputs without accessing memory outside of its
+// tensors.
 #include "check.hpp"
 
 #include <algorithm>
@@ -27,7 +28,7 @@ public:
     std::vector<int64_t> stages;
 
     void on_adapter(const std::string& name, ov::ValueAccessor<void>&) override {
-        FAIL("the attribute %s is unknown", name.c_str());
+        FAIL("the attribute %s has an unexpected type", name.c_str());
     }
     void on_adapter(const std::string& name, ov::ValueAccessor<int64_t>& value) override { value.set(numbers[name]); }
     void on_adapter(const std::string& name, ov::ValueAccessor<bool>& value) override { value.set(flags[name]); }
@@ -276,6 +277,7 @@ size_t check_operations(double seconds) {
     }
     // Both outcomes must be frequent, so that the checks and the kernels are tested.
     for (const size_t count : accepted)
-        if (count < cases / 20 || count > cases - cases / 20) FAIL("%zu of %zu operations were accepted", count, cases);
+        if (count < cases / 20 || count > cases - cases / 20)
+            FAIL("%zu of %zu operations were accepted; from 5%% to 95%% are expected", count, cases);
     return 3 * cases;
 }

@@ -117,8 +117,8 @@ void check_case(const TestedKernels& tested, Case test) {
         residual(epilogue == Epilogue::residual ? M * columns * 4 : 0);
     std::vector<double> numbers(M * K);
     for (size_t k = 0; k < numbers.size(); ++k) {
-        // One number of 32 is the largest, so that quantization is exact. In bf16, only the first term is not 0. Outliers of
-        // different rows are in different columns.
+        // One of every 32 numbers has the largest possible magnitude, so that quantization is exact. In bf16, only the first
+        // term is not 0. Outliers of neighboring rows are in different columns.
         const size_t range = is_bf16 ? 127 : size_t(most_quant), row = k / K, column = k % K;
         const float step = most_quant / float(range);
         float value = step * (k % 32 == 7 ? float(range) : float(random.below(2 * range + 1)) - float(range));
@@ -195,7 +195,7 @@ void check_case(const TestedKernels& tested, Case test) {
                 off = off * 1.1 * (std::abs(up) + off_up) + std::abs(gate) * off_up + 1e-30;
                 expected = gate * up;
             } else if (is_activation(epilogue)) {
-                // The slopes are below 1.2, and the error of erf is up to 1.5e-7.
+                // The slopes of the activations are below 1.2, and the error of erf is up to 1.5e-7.
                 off = off * 1.2 + std::abs(expected) * 1e-6;
                 expected = activated(epilogue, expected);
             }
@@ -206,7 +206,7 @@ void check_case(const TestedKernels& tested, Case test) {
             if (!(std::abs(double(found) - expected) <= off))
                 FAIL(
                     "%s, case %zu: K %zu, N %zu, %zu terms, %zu bits by %zu, epilogue %d, row %zu of %zu, column %zu: %g, "
-                    "not %g (by %g)",
+                    "not %g (tolerance: %g)",
                     tested.name, i, K, N, terms, bits, group, int(epilogue), row, M, column, double(found), expected, off);
         }
     }

@@ -1,6 +1,6 @@
-// A C interface to what OpenVINO's C API lacks: reading models (including GGUF files, through OpenVINO's front end), the graph
-// rewrites that turn a language model into a paged one, and the native kernels. Models cross this boundary as the C API's own
-// `ov_model_t`, so all other operations on them use the C API.
+// A C interface to functions that OpenVINO's C API lacks: reading models (including GGUF files, through OpenVINO's front end),
+// the graph rewrites that turn a language model into one with paged attention, and the native kernels. Models cross this
+// boundary as the C API's own `ov_model_t`, so all other operations on them use the C API.
 //
 // Unless its comment says otherwise, a function that returns int returns 0 on success, and 1 on failure with a message in
 // ovfleet_last_error(). No function throws.
@@ -35,16 +35,16 @@ enum ovfleet_element {
 
 // ---- Reading models ----
 
-// Reads an IR, whose weights are in the file next to it. Unlike that of ov_core_read_model, the message of an error belongs to
-// the calling thread. The caller frees the model with ov_model_free.
+// Reads an IR, whose weights are in the file next to it. Unlike ov_core_read_model, it stores the message of an error for the
+// calling thread only. The caller frees the model with ov_model_free.
 int ovfleet_read_ir(const ov_core_t* core, const char* path, ov_model_t** model);
 
 // Reads a GGUF file as a stateful model with the inputs input_ids, attention_mask, position_ids, beam_idx and the output
 // logits. The caller frees the model with ov_model_free.
 int ovfleet_read_gguf(const char* path, ov_model_t** model);
 
-// A request to read `count` rows of the tensor with the number `tensor`, starting at the row `first`. The memory has the form
-// of ovfleet_weight: `quants` has `count * columns` elements (two u4 per byte, the first in the low half), and `scales` and
+// A request to read `count` rows of the tensor with the number `tensor`, starting at the row `first`. The buffers have the form
+// of an ovfleet_weight: `quants` has `count * columns` elements (two u4 per byte, the first in the low half), and `scales` and
 // `zeros` have one element for each group. A pointer is null if its elements are not needed. `message` is a buffer of
 // `message_size` bytes for the reason of a failure, including its terminating NUL.
 typedef struct {
@@ -56,8 +56,8 @@ typedef struct {
     size_t message_size;
 } ovfleet_tensor_rows;
 
-// Reads the tensors of the model's files, which are identified by numbers. `read` returns 0 on success, and several threads
-// may call it at the same time. `free` is called once, when no constant needs the source any more.
+// Reads the tensors of the model's files. Each tensor is identified by a number. `read` returns 0 on success, and several
+// threads may call it at the same time. `free` is called once, when no constant needs the source any more.
 typedef struct {
     void* context;
     int (*read)(const void* context, const ovfleet_tensor_rows* rows);
@@ -75,7 +75,7 @@ typedef struct {
     size_t group;  // 0 if the quants are the weights themselves, without scales
     // Whether all quants fit into 6 bits: u8 below 64, or i8 from -32 to 31.
     int fits_six_bits;
-    // Whether the 16 scales of each 256 weights of a row are multiples of one number in f16 by integers from -128 to 127.
+    // Whether the 16 scales of each 256 weights of a row are products of one f16 number and integers from -128 to 127.
     int has_super_scales;
 } ovfleet_weight;
 
@@ -91,7 +91,8 @@ void ovfleet_free_weights(ovfleet_weights_t* weights);
 int ovfleet_set_weight(ovfleet_weights_t* weights, const ovfleet_weight* weight, int* found);
 
 // Divides the frequencies of the rotary embeddings with this base (0: with any base) by `factors`, one for each pair of a head.
-// `applied` receives the number of changed frequency tables, which is 0 if no table has this length and base.
+// `applied` receives the number of changed frequency tables, which is 0 if no table has this length and base, or 1 if the front
+// end has already divided the frequencies.
 int ovfleet_divide_frequencies(ov_model_t* model, double base, const float* factors, size_t count, size_t* applied);
 
 // Multiplies the cosines and sines of the rotary embeddings with `count` pairs by `factor`. `applied` receives the number of
@@ -100,7 +101,7 @@ int ovfleet_scale_rotary(ov_model_t* model, float factor, size_t count, size_t* 
 
 // Rewrites rotary embeddings that rotate adjacent pairs to the half-rotation form that plugins fuse, if the q and k of every
 // such layer come directly from their projections. The rows of these projections must then be permuted (even rows first, then
-// odd rows, within each head): `permuted` is called for each with its name in the file and its head size.
+// odd rows, within each head): `permuted` is called for each projection with its name in the file and its head size.
 int ovfleet_rewrite_rotary(ov_model_t* model, void (*permuted)(void* context, const char* tensor, size_t head_size),
                            void* context);
 
@@ -110,8 +111,9 @@ int ovfleet_rewrite_rotary(ov_model_t* model, void (*permuted)(void* context, co
 int ovfleet_rotate_halves(ov_model_t* model, size_t* rotated);
 
 // Changes the shape of the experts' output to that of their input: the front end assumes a single sequence, but with paged
-// attention each token is a sequence. Also divides the weights of a token's experts by their sum, unless the graph already
-// does so. `layers` receives the number of changed layers.
+// attention each token is a sequence. Also divides the weights of a token's experts by their sum, unless the graph already does
+// so, and corrects the axis of a softmax over these weights and the shapes of the indices of biases. `layers` receives the
+// number of changed layers.
 int ovfleet_fix_experts(ov_model_t* model, size_t* layers);
 
 // Sets the sliding window of all attention layers to `tokens` tokens, including the current one, regardless of their masks. The
@@ -152,8 +154,9 @@ int ovfleet_merge_projections(ov_model_t* model, size_t* merged);
 
 // ---- Image encoders ----
 
-// Replaces the attention masks in the encoder of a Qwen model, which have an element for each pair of patches. Without the
-// input `attention_mask`, all patches attend to each other. Instead of `window_attention_mask`, there are three inputs:
+// Replaces the attention masks in the encoder of a Qwen model, which have an element for each pair of patches. The function
+// removes the input `attention_mask`: in the layers that read it, all patches attend to each other. If the graph has the input
+// `window_attention_mask`, three inputs replace it:
 // - `window_slots` [windows, slots] (i64): the index of the patch in each slot of a window. A window with fewer patches than
 //   slots has unused slots, which contain the index of any patch.
 // - `window_mask` [windows, 1, 1, slots] (f32): 0 for slots of patches, and -inf for unused slots.
@@ -240,13 +243,14 @@ int ovfleet_resolve_length_conditions(ov_model_t* model, uint32_t max_model_len,
 // new input `logits_indices` [rows] (i64) lists the tokens whose logits are computed.
 //
 // With `block_scores`, the model gets another input `block_scores` (u8), which contains [kv_heads][blocks of the step] in f32:
-// the kernels add the attention of decoded tokens to each block. `projections` receives the number of replaced projections. The
-// call fails if the plan has native attention, but the native attention does not support a layer of the model.
+// to each element, the kernels add the attention that the block receives from decoded tokens. `projections` receives the number
+// of replaced projections. The call fails if the plan has native attention, but the native attention does not support a layer
+// of the model.
 int ovfleet_apply_kernel_plan(ov_model_t* model, const ovfleet_kernel_plan* plan, size_t* projections);
 
 // ---- Threads ----
 
-// A group of threads of the arena that runs a graph. Groups divide the weights and the KV heads among each other.
+// A group of threads of the arena that runs a graph. The weights and the KV heads are divided among the groups.
 typedef struct ovfleet_thread_group {
     const uint32_t* processors;  // the processors on which the threads of the group run
     size_t processor_count;      // 0: the threads are not bound
@@ -282,7 +286,7 @@ int ovfleet_import(ov_core_t* core, const char* path, size_t bytes, const char* 
 typedef struct ovfleet_sequence {
     size_t begin, count, past;
     const int32_t* blocks;
-    // The position of the sequence's first block among the blocks of the step.
+    // The index of the sequence's first block among the blocks of the step.
     size_t first_block;
 } ovfleet_sequence;
 
@@ -296,8 +300,8 @@ typedef struct ovfleet_attention_test {
     // An ovfleet_element.
     int kv_cache;
     int is_bf16;
-    // Whether to run the AMX kernels on the plain C++ model of the tile registers, with the vectors of the instruction set
-    // `isa`.
+    // Whether to run the AMX kernels on the plain C++ model of the tile registers. Their vector code is then compiled for the
+    // instruction set `isa`.
     int tile_model;
     const ovfleet_sequence* sequences;
     const void *queries, *keys, *values;
@@ -325,11 +329,11 @@ typedef struct ovfleet_lora_test {
 // One native projection: a source of `m` rows and `k` columns, multiplied by weights of `n` rows and `k` columns. `quants`
 // contains one byte for each weight. If `bits` is 4, 6 or 8, the bytes are integers of this size (signed with `is_signed`). If
 // `bits` is 5, they are codes of E2M1, and there are no zero points. Groups of `group` weights share a zero point and a scale.
-// Weights of 6 bits in groups of 16 are signed and have no zero points, and their scales must be products of super-scales.
-// `bias`, which may be null, has a number for each row of the weights. `epilogue` is 0 for none, 1 to add `residual`, 2 for
-// SwiGLU, or 3 for clamped SwiGLU. With `norm`, the rows of the source are normalized. The source and the destination are f32,
-// or bf16 with `is_bf16`. `adapters` contains the number of the adapter of each row. With `tile_model`, the AMX kernels run on
-// the plain C++ model of the tile registers, with the vectors of the instruction set `isa`.
+// Weights of 6 bits in groups of 16 are signed and have no zero points, and their scales must be products of super-scales and
+// integers. `bias`, which may be null, has a number for each row of the weights. `epilogue` is 0 for none, 1 to add `residual`,
+// 2 for SwiGLU, or 3 for clamped SwiGLU. With `norm`, the rows of the source are normalized. The source and the destination are
+// f32, or bf16 with `is_bf16`. `adapters` contains the number of the adapter of each row. With `tile_model`, the AMX kernels
+// run on the plain C++ model of the tile registers, and their vector code is compiled for the instruction set `isa`.
 typedef struct ovfleet_projection_test {
     size_t isa, m, k, n, bits, group, terms;
     int tile_model, is_signed, epilogue, is_bf16;
@@ -347,8 +351,9 @@ typedef struct ovfleet_projection_test {
 // Returns 0, and does nothing, if no kernels exist for the instruction set or the processor lacks it; otherwise 1.
 int ovfleet_test_projection(const ovfleet_projection_test* test);
 
-// Calls `body` in an arena with a number of threads, at most 16, all of which run at the same time; the machine may have fewer
-// processors. Returns 0 if the threads could not be started. Only one call at a time is allowed.
+// Calls `body` once in an arena with `threads` threads (at most 16), all of which run at the same time, even if the machine has
+// fewer processors. Returns 1, or 0 without calling `body` if the threads could not be started. Only one call at a time is
+// allowed.
 int ovfleet_test_on_threads(size_t threads, void (*body)(void* context), void* context);
 
 #ifdef __cplusplus

@@ -13,7 +13,7 @@
 extern "C" int ovfleet_test_on_threads(size_t threads, void (*body)(void* context), void* context) {
     constexpr size_t threads_max = 16;
     if (threads == 0 || threads > threads_max) return 0;
-    // Without this limit, the library starts one thread for each processor.
+    // Without this setting, oneTBB starts at most one thread for each processor.
     static const tbb::global_control limit(tbb::global_control::max_allowed_parallelism, threads_max);
     tbb::task_arena arena{int(threads)};
     bool has_threads = false;

@@ -8,7 +8,8 @@ namespace ovfleet {
 // The number of groups; 1 unless ovfleet_set_thread_groups has set them.
 size_t num_thread_groups();
 
-// Binds the calling thread to the processors of a group, unless it is bound to them already. With one group, nothing is bound.
+// Binds the calling thread to the processors of a group, unless it is bound to them already. With one group, threads are not
+// bound.
 void bind_to_group(size_t number);
 
 // Moves the pages of memory to the NUMA node of a group. Pages stay where they are if the group has no node or if the system

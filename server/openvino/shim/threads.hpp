@@ -81,10 +81,10 @@ enum class Threading { parallel, serial };
 
 // Calls `body` with each index and its owner on the threads of the arena that runs the graph, `grain` indices at a time. Owner
 // `o` owns the indices from `begin_of(o)` to `begin_of(o + 1)`; those of the first owner begin at 0. A thread starts with the
-// owner that corresponds to its slot in the arena, because the data that it wrote earlier for this owner is in the cache of
-// its processor. Reading data from the cache of another processor takes hundreds of nanoseconds, unless the processors share a
-// cache. Then the thread processes the remaining indices of other owners. If each slot is an owner, it helps the owners of its
-// group first.
+// owner that corresponds to its slot in the arena, because the data that it wrote earlier for this owner is in the cache of its
+// processor. Reading data from the cache of another processor takes hundreds of nanoseconds, unless the processors share a
+// cache. When no indices of this owner remain, the thread processes those of the other owners. If each slot is an owner, the
+// owners of the thread's group come first.
 template <typename Begin, typename Body>
 void for_each_owned(size_t owners, const Begin& begin_of, size_t grain, Threading threading, const Body& body) {
     const size_t count = begin_of(owners);
@@ -133,7 +133,7 @@ void parallel_for(size_t count, size_t grain, const Body& body) {
 }
 
 // Calls `body` for each index below `count`, `grain` indices at a time, and binds no thread to its group. Loops that load a
-// model use this function: the thread that calls them starts other threads, which would inherit its binding.
+// model use this function, because the thread that runs them also starts other threads, which would inherit its binding.
 template <typename Body>
 void parallel_for_unbound(size_t count, size_t grain, const Body& body) {
     tbb::parallel_for(size_t(0), div_up(count, grain), [&](size_t part) {

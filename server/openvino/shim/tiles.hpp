@@ -2,9 +2,9 @@
 // processor, and `ModelTiles` computes the same bits in plain C++ on any processor. Kernels are templates over the
 // implementation, or are compiled once for each. Only for kernels, which are compiled once for each instruction set.
 //
-// A tile has up to 16 rows of up to 64 bytes. Multiplying two tiles adds the dot product of row `m` of A and column `n` of B
-// to the f32 sum in row `m` and column `n`. A row of A has up to 32 bf16. B has one row for each pair of them: row `k` of B
-// contains the elements 2 * k and 2 * k + 1 of each column, next to each other.
+// A tile has up to 16 rows of up to 64 bytes. Multiplying two tiles adds the dot product of row `m` of A and column `n` of B to
+// the f32 sum in row `m` and column `n`. A row of A has up to 32 bf16 numbers. B has one row for each pair of them: row `k` of
+// B contains the elements 2 * k and 2 * k + 1 of each column, next to each other.
 //
 //     TileConfig config;
 //     config.set(0, 16, 64);      // and the other tiles
@@ -43,9 +43,10 @@ static_assert(sizeof(TileConfig) == 64);
 
 #if defined(__x86_64__)
 
-// The AMX instructions. They fault unless `has_isa(Isa::amx)`, which requests the permission of the operating system. They are
-// not intrinsics, because the intrinsics of GCC 12 have no memory clobber: the compiler moves stores after a load of the same
-// memory. At least one tile should be stored every half microsecond: a store that follows a longer pause takes 300 ns.
+// The AMX instructions. They fault unless `has_isa(Isa::amx)`, which also requests the permission of the operating system, has
+// returned true. The class uses inline assembly, because the intrinsics of GCC 12 have no memory clobber: the compiler may move
+// a store after the load of a tile from the same memory. At least one tile should be stored every half microsecond: a store
+// that follows a longer pause takes 300 ns.
 class HardwareTiles {
 public:
     explicit inline HardwareTiles(const TileConfig& config) { asm volatile("ldtilecfg %0" : : "m"(config)); }

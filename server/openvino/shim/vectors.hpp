@@ -179,7 +179,8 @@ inline void store_bytes(void* to, Ints values) {
 #endif
 }
 
-// `Floats{} + value` would be compiled to an addition, because it turns -0 into 0.
+// Returns a vector with `value` in all lanes. For `Floats{} + value`, the compiler would have to generate an addition, because
+// it turns -0 into 0.
 inline Floats broadcast(float value) {
 #if defined(__AVX512F__)
     return (Floats)_mm512_set1_ps(value);
@@ -190,8 +191,8 @@ inline Floats broadcast(float value) {
 #endif
 }
 
-// Rounds to bf16: to nearest, and ties away from zero, which takes fewer instructions than to even. The NaN that arithmetic
-// produces remains NaN.
+// Rounds to bf16: to nearest, and ties away from zero, which takes fewer instructions than ties to even. The NaN that
+// arithmetic produces remains NaN.
 inline Floats rounded_to_bf16(Floats values) { return (Floats)(((Words)values + 0x8000) & 0xffff0000); }
 
 // Rounds two vectors to bf16 in the same way, and interleaves them: each 32-bit lane has the number of `first` in its low half

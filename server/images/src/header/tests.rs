@@ -44,7 +44,7 @@ fn the_orientation_of_a_jpeg_swaps_the_sides() {
 }
 
 #[test]
-fn invalid_exif_metadata_are_ignored() {
+fn invalid_exif_metadata_is_ignored() {
     let valid = tiff(b"II", 6);
     for exif in [&valid[..valid.len() - 5], b"II*\0\xff\xff\xff\xff", &tiff(b"II", 9)] {
         let header = ImageHeader::read(&jpeg(exif)).unwrap();
@@ -70,7 +70,7 @@ fn other_files_are_not_supported() {
 }
 
 #[test]
-fn every_orientation_moves_the_pixels_of_pillow() {
+fn every_orientation_moves_pixels_like_pillow() {
     // Two rows of three pixels, numbered by their red values.
     let pixels = (1..=6).flat_map(|number| [number, 0, 0]).collect();
     let image = RgbImage::new(Size::new(3, 2), pixels).unwrap();

@@ -53,9 +53,8 @@ impl Clip {
             ClipResize::ShortestEdge(_) | ClipResize::Exact(_) => read_crop(preprocessor)?,
         };
         if crop.width > smallest.width || crop.height > smallest.height {
-            return Err(
-                preprocessor.fault("crop_size", format!("is {crop}, which is larger than the field size"))
-            );
+            return Err(preprocessor
+                .fault("crop_size", format!("is {crop}, which is larger than the field size ({smallest})")));
         }
         let patch = model.count_up_to("vision_config.patch_size", TILE_EDGE_MAX)?;
         let patches = (crop.width / patch) * (crop.height / patch);

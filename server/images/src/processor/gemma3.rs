@@ -1,5 +1,5 @@
-//! Gemma 3: one square picture, without regard to the proportions of the image. Pan-and-scan, which is off by default, is
-//! not supported.
+//! Gemma 3: one picture of a fixed size, without regard to the proportions of the image. Pan-and-scan, which is off by
+//! default, is not supported.
 
 use crate::{
     config::ModelConfig,

@@ -46,9 +46,10 @@ impl InternVl {
         let patches = f64::from((edge / patch) * (edge / patch));
         let tile_tokens = (patches * ratio * ratio) as u32;
         if tile_tokens == 0 || f64::from(tile_tokens) > patches {
-            return Err(
-                model.fault("downsample_ratio", format!("is {ratio}; a number from 0 to 1 is expected"))
-            );
+            return Err(model.fault(
+                "downsample_ratio",
+                format!("is {ratio}; it must keep from 1 to {patches} of the {patches} patches of a tile"),
+            ));
         }
         let is_dynamic = model.optional_bool("dynamic_image_size")? != Some(false);
         let count = |field: &str, default: u32| -> Result<u32, LoadError> {
@@ -56,9 +57,10 @@ impl InternVl {
         };
         let (min, max) = (count("min_dynamic_patch", 1)?, count("max_dynamic_patch", 12)?);
         if min > max {
-            return Err(
-                model.fault("min_dynamic_patch", format!("is {min}, which is more than max_dynamic_patch"))
-            );
+            return Err(model.fault(
+                "min_dynamic_patch",
+                format!("is {min}, which is more than max_dynamic_patch ({max})"),
+            ));
         }
         let has_thumbnail = model.optional_bool("use_thumbnail")? == Some(true);
         Ok(Self {

@@ -100,7 +100,7 @@ impl LlavaNext {
         let columns = resolution.width / self.clip.crop.width * patches;
         let rows = resolution.height / self.clip.crop.height * patches;
         let (width, height) = (f64::from(size.width), f64::from(size.height));
-        // Python's round(value, 7) keeps products that are integers except for the last bits.
+        // Python's round(value, 7) corrects products that differ from an integer only in their last bits.
         let rounded = |value: f64| ((value * 1e7).round_ties_even() / 1e7) as u32;
         if width / height > f64::from(columns) / f64::from(rows) {
             let kept = rounded(height * (f64::from(columns) / width));

@@ -185,7 +185,7 @@ impl MiniCpm {
         let mut numbers = Vec::with_capacity(3 * size.pixels() as usize);
         for color in 0..3 {
             for y in 0..self.patch {
-                // The patches are side by side, so a row of the picture is a part of this row.
+                // The patches are side by side, so row `y` of the tensor contains row `y` of each patch.
                 for row in 0..rows {
                     let values = picture.row(row * self.patch + y)[color..].iter().step_by(3);
                     numbers.extend(values.map(|value| self.normalization.number(color, *value)));

@@ -15,7 +15,7 @@ use crate::{
 };
 
 const IMAGE_TOKEN: &str = "<|endoftext10|>";
-/// The smallest side of an image after it was resized.
+/// The smallest allowed side of an image after resizing.
 const SIDE_MIN: u32 = 10;
 
 #[derive(Debug)]
@@ -30,7 +30,7 @@ pub(super) struct Phi4 {
 #[derive(Clone, Copy, Debug)]
 struct TilePlan {
     grid: TileGrid,
-    /// The size of the image, which is at the top left of the tiles.
+    /// The size of the resized image, which is at the top left of the tiles.
     fitted: Size,
     /// The number of rows of patches that show the image.
     valid_rows: u32,
@@ -79,7 +79,7 @@ impl Phi4 {
         if fitted.width < SIDE_MIN || fitted.height < SIDE_MIN {
             return Err(ImageError::Narrow { size, resized: fitted, limit: SIDE_MIN });
         }
-        // A patch counts if it shows at least one pixel of the image.
+        // A row or column of patches is valid if it shows at least one pixel of the image.
         let valid = |canvas: u32, fitted: u32| canvas / self.patch - (canvas - fitted) / self.patch;
         Ok(TilePlan {
             grid,
@@ -109,7 +109,7 @@ impl Phi4 {
         features
     }
 
-    /// The areas of the patches of all tiles that show the image.
+    /// The patches that show the image, in the global view and in each tile.
     fn areas(&self, plan: TilePlan) -> Vec<PatchArea> {
         let edge = self.edge / self.patch;
         let mut areas = vec![PatchArea::full(edge)];

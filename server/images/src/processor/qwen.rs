@@ -241,7 +241,7 @@ impl Preprocess for Qwen {
 struct PatchGrid {
     rows: u32,
     columns: u32,
-    /// The edge of a block that is merged to one token.
+    /// The edge of a block that is merged into one token.
     merge: u32,
 }
 

@@ -128,7 +128,7 @@ bool is_supported(const Attention& attention, Isa isa) {
         if (one != shape || attention.get_input_element_type(input) != ov::element::f32) return false;
     }
     if (shape[heads].is_dynamic() || shape[head_size].is_dynamic()) return false;
-    // The input after the scale is a sink, which the kernels would have to add.
+    // The input after the scale contains sinks, which this operation does not pass to the kernels.
     if (attention.get_input_size() > SCALE + 1) return false;
     // A floating-point mask that consists of a single 0 changes no score. A boolean mask that consists of a single false would
     // exclude all keys.
@@ -141,7 +141,7 @@ bool is_supported(const Attention& attention, Isa isa) {
 
 void replace_with_native(Attention& attention, Isa isa) {
     const auto& shape = attention.get_input_partial_shape(QUERY);
-    // Exchanges the heads and the tokens. The plugin removes pairs of transposes.
+    // Exchanges the heads and the tokens. The plugin removes pairs of transposes that cancel each other.
     const std::vector<int64_t> axes = shape.size() == 3 ? std::vector<int64_t>{1, 0, 2} : std::vector<int64_t>{0, 2, 1, 3};
     const auto order = integer_constant(axes);
     const auto transposed = [&](const Value& value) { return std::make_shared<op::v1::Transpose>(value, order); };
@@ -153,7 +153,7 @@ void replace_with_native(Attention& attention, Isa isa) {
     attention.output(0).replace(output->output(0));
 }
 
-// The plugin computes attention in blocks of queries only for values with four dimensions. Otherwise it needs memory for all
+// The plugin computes attention in blocks of queries only if the inputs have four dimensions. Otherwise it needs memory for all
 // pairs of tokens.
 void add_dimension(Attention& attention) {
     const auto axis = integer_constant({0});

@@ -126,7 +126,8 @@ public:
         const size_t tokens = set_activations(layer, inputs, tensors);
         outputs[0].set_shape({tokens, layer.heads * layer.value_size});
         tensors.output = outputs[0].data();
-        // The cache is an input that is written: it belongs to the runner, and no other node reads or writes it.
+        // The operation writes to the cache, although it is an input: the cache belongs to the runner, and no other node reads
+        // or writes it.
         tensors.key_cache = const_cast<uint8_t*>(static_cast<const uint8_t*>(inputs[KEY_CACHE].data()));
         tensors.value_cache = const_cast<uint8_t*>(static_cast<const uint8_t*>(inputs[VALUE_CACHE].data()));
         const size_t cache_blocks = std::min(inputs[KEY_CACHE].get_size() / (layer.kv_heads * layer.key_bytes),
@@ -143,7 +144,7 @@ public:
             auto* scores = const_cast<uint8_t*>(static_cast<const uint8_t*>(inputs[BLOCK_SCORES].data()));
             tensors.block_scores = reinterpret_cast<float*>(scores);
             OPENVINO_ASSERT(inputs[BLOCK_SCORES].get_size() / sizeof(float) >= layer.kv_heads * tensors.step_blocks,
-                            "the block scores of a native attention are too small");
+                            "the buffer for the block scores of a native attention is too small");
         }
         run(*kernels, layer, step.sequences(), tensors);
         return true;
@@ -205,8 +206,8 @@ private:
     }
 
     static void check_size(const ov::Tensor& tensor, size_t expected, const char* name) {
-        OPENVINO_ASSERT(tensor.get_size() == expected, "a native attention has ", tensor.get_size(), " elements of ", name,
-                        " instead of ", expected);
+        OPENVINO_ASSERT(tensor.get_size() == expected, "the ", name, " of a native attention have ", tensor.get_size(),
+                        " elements instead of ", expected);
     }
 
     Isa isa_ = Isa::plugin;
@@ -220,7 +221,8 @@ int64_t size_of(const ov::Node& node, const char* name) {
     return found->second.as<int64_t>();
 }
 
-// Throws if an attention layer has no heads, or heads of size 0, because other sizes are divided by these numbers.
+// Throws unless the numbers of heads and the head sizes of an attention layer are from 1 to `HEADS_MAX`. Other sizes are
+// divided by these numbers.
 void check_heads(const ov::Node& node) {
     for (const char* name : {"num_k_heads", "k_head_size", "num_v_heads", "v_head_size"}) {
         const auto size = size_of(node, name);
@@ -243,7 +245,7 @@ bool number(const ov::Node& node, size_t input, T& value) {
 std::optional<std::vector<float>> sinks_of(const ov::Node& node, size_t heads) {
     if (node.get_input_size() <= SINKS) return std::vector<float>{};
     auto value = node.get_input_node_shared_ptr(SINKS);
-    // The front end rounds them to f16, but the file contains f32.
+    // The front end converts the sinks to f16. Read the constant before the conversion, which has the f32 values of the file.
     while (ov::is_type<op::v0::Convert>(value) || ov::is_type<op::v1::Reshape>(value))
         value = value->get_input_node_shared_ptr(0);
     auto constant = ov::as_type_ptr<op::v0::Constant>(value);

@@ -26,10 +26,10 @@ bool supports_native_attention(const ov::Model& model);
 // model.
 void replace_attention(ov::Model& model, const AttentionPlan& plan);
 
-// Throws if an attention layer of a model has no heads, or heads of size 0.
+// Throws unless the numbers of heads and the head sizes of each attention layer of a model are from 1 to `HEADS_MAX`.
 void check_attention_layers(const ov::Model& model);
 
-// Lets a core read graphs with this operation.
+// The extension that lets a core read graphs with this operation.
 ov::Extension::Ptr attention_extension();
 
 }  // namespace ovfleet

@@ -1,4 +1,4 @@
-// Finds the split and the rotary embeddings before an attention layer, which the native attention computes itself.
+// Finds the split and the rotary embeddings before an attention layer. The native attention can compute both itself.
 #pragma once
 
 #include <optional>

@@ -16,8 +16,8 @@ constexpr size_t STORED_TOKENS = 4 * BLOCK_TOKENS;
 // The number of multiplications of queries with keys below which a second thread costs more time than it saves.
 constexpr size_t SERIAL_PRODUCTS = 1 << 17;
 
-// The number of consecutive items that a thread takes at a time, so that it can prefetch the blocks of the next item; and the
-// minimum number of such groups per thread. With fewer groups, threads take single items.
+// The number of consecutive items that a thread takes at a time, so that it can prefetch the blocks of the next item. Threads
+// take single items unless there are more than `GRAINS_PER_THREAD` such groups of items per thread.
 constexpr size_t ITEM_GRAIN = 4, GRAINS_PER_THREAD = 8;
 
 // A decode is divided into parts if computing all of its keys with one KV head takes more than 1 / `UNDIVIDED_FRACTION` of the
@@ -45,7 +45,7 @@ private:
     std::vector<T> sorted_;
 };
 
-// The new keys and values of a KV head that are stored before the items run.
+// The new keys and values of a chunk and a KV head, which are stored before the work items run.
 struct StoreItem {
     Sequence chunk;
     size_t kv_head;
@@ -59,10 +59,10 @@ struct Work {
     size_t tokens, products, queries_max, blocks_max;
     // The number of items with a partial result.
     size_t partial_items;
-    // The sum over all new tokens of the blocks that they read.
+    // The sum, over all new tokens, of the number of blocks in the token's sequence.
     size_t token_blocks;
-    // The consecutive items with the partial results of one decode and KV head, which are merged. `merge_of_item` contains,
-    // for each item, the index of its merge.
+    // The consecutive items with the partial results of one decode and KV head, which are merged. `merge_of_item` contains the
+    // index of the merge of each item that has a partial result.
     struct Merge {
         size_t first, count;
     };
@@ -75,7 +75,8 @@ struct alignas(ALIGNMENT) Done {
     std::atomic<size_t> items;
 };
 
-// Adds the chunks of a sequence whose keys and values are stored before the items run. No two chunks write to the same block.
+// Adds the chunks of a sequence, whose keys and values are stored before the work items run. No two chunks write to the same
+// block.
 void add_stored(const Layer& layer, const Sequence& sequence, std::vector<StoreItem>& stored) {
     for (size_t begin = 0, end; begin < sequence.count; begin = end) {
         const size_t next = (sequence.past + begin) / STORED_TOKENS * STORED_TOKENS + STORED_TOKENS;
@@ -85,8 +86,9 @@ void add_stored(const Layer& layer, const Sequence& sequence, std::vector<StoreI
     }
 }
 
-// Assigns work to the slots of the arena. The owner of a token also owns the token's row in the projections. If there are
-// several groups of threads, each of them computes some of the KV heads, so that their cache is on its node.
+// Assigns work to the slots of the arena. If the projections also divide the rows among threads, the owner of a token also owns
+// the token's row there. If there are several groups of threads, each of them computes some of the KV heads, so that their
+// cache is on its node.
 class Owners {
 public:
     Owners(const Layer& layer, size_t tokens)
@@ -124,7 +126,8 @@ void add_items(const Kernels& kernels, const Layer& layer, const Sequence& seque
         const size_t first = hidden / (BLOCK_TOKENS * CHUNK_BLOCKS) * CHUNK_BLOCKS;
         // Only large decodes are divided into one item for each part, because prompts and steps with many decodes have enough
         // items anyway. Two features divide every decode: block scores, because a tile has memory for those of only one part;
-        // and sparse attention, because it would select keys in items that are longer than a part.
+        // and sparse attention, because it could skip keys in items that are longer than a part, but decodes attend to all
+        // keys.
         const bool is_decode = sequence.count == 1, needs_parts = layer.block_scores || layer.attention_mass > 0;
         const bool is_large = (blocks - first) * num_threads() * UNDIVIDED_FRACTION > work.token_blocks * layer.kv_heads;
         const bool is_divided = is_decode && (needs_parts || (num_threads() > 1 && is_large));
@@ -177,7 +180,8 @@ void attend(const Kernels& kernels, const Layer& layer, const StepTensors& tenso
 
 void ovfleet::run(const Kernels& kernels, const Layer& layer, const std::vector<Sequence>& sequences,
                   const StepTensors& tensors) {
-    // These objects belong to this thread, but other threads read them through the references.
+    // Other threads use these objects of this thread through the references: in a lambda, the name of a thread_local object
+    // refers to the object of the thread that runs the lambda.
     thread_local Work work_of_thread;
     thread_local Buffer<float> parts;
     thread_local Buffer<Done> done_of_thread;

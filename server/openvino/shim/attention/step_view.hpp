@@ -14,8 +14,8 @@ namespace ovfleet {
 // of a custom operation. It contains, one after the other:
 // - the number S of sequences;
 // - the number of past tokens of each sequence [S];
-// - the index of the first new token of each sequence, and the end [S + 1];
-// - the index of the first block of each sequence, and the end [S + 1];
+// - the index of the first new token of each sequence, followed by the number of new tokens [S + 1];
+// - the index of the first block of each sequence, followed by the number of blocks [S + 1];
 // - the blocks of all sequences.
 //
 // A view parses and validates the tensor once per step. The other layers of the step receive the same content, so they only
@@ -27,8 +27,8 @@ public:
                                        const ov::Output<ov::Node>& block_indices_begins,
                                        const ov::Output<ov::Node>& block_indices);
 
-    // Reads the metadata of a step with `tokens` new tokens and a cache of `cache_blocks` blocks. Throws unless every token
-    // and every block exists.
+    // Reads the metadata of a step with `tokens` new tokens and a cache of `cache_blocks` blocks. Throws unless the tokens and
+    // blocks of the sequences add up to those of the step, each sequence has enough blocks, and every block is in the cache.
     void read(const ov::Tensor& tensor, size_t tokens, size_t cache_blocks);
 
     const std::vector<Sequence>& sequences() const { return sequences_; }

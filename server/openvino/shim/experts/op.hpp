@@ -10,7 +10,7 @@
 
 namespace ovfleet::experts {
 
-// The inputs: the activations, and the packed matrices of the experts.
+// The inputs: the activations, and the memory of the layer, which run.hpp describes.
 enum Input : size_t { SRC, MEMORY };
 
 // The output has the shape of the activations.
@@ -40,7 +40,7 @@ private:
     mutable std::atomic<const uint8_t*> placed_{nullptr};
 };
 
-// Lets a core read graphs with this operation.
+// The extension that lets a core read graphs with this operation.
 ov::Extension::Ptr extension();
 
 }  // namespace ovfleet::experts

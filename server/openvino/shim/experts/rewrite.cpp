@@ -26,7 +26,7 @@ using NodePtr = std::shared_ptr<ov::Node>;
 
 using ConstantPtr = std::shared_ptr<op::v0::Constant>;
 
-// One matrix per expert, and their biases, which may be null.
+// A stack of matrices, one for each expert, and their biases, or null if they have none.
 struct Matrix {
     GraphWeight weight;
     ConstantPtr bias;
@@ -45,7 +45,8 @@ struct Layer {
     Matrix gate, up, down;
 };
 
-// The operation that multiplies each row by the matrices of its experts. The runtime's headers do not define it.
+// Whether a node multiplies each row by the matrices of its experts. The headers of the runtime do not define the type of this
+// operation, so its name is compared.
 bool is_gather_matmul(const NodePtr& node) { return std::strcmp(node->get_type_name(), "GatherMatmul") == 0; }
 
 template <typename Op>
@@ -59,7 +60,7 @@ Output before_reshapes(Output value) {
     return value;
 }
 
-// The value before a Transpose of the first two of three dimensions, if there is one.
+// The value before a Transpose of the first two of three dimensions, or the value itself if no such Transpose computes it.
 Output before_transpose(const Output& value) {
     const auto transpose = as<op::v1::Transpose>(value);
     const auto order = transpose ? constant_of(transpose->get_input_node_shared_ptr(1)) : nullptr;
@@ -78,7 +79,7 @@ struct Products {
 std::optional<Products> plain_products_of(const Output& value) {
     const auto node = before_transpose(before_reshapes(value)).get_node_shared_ptr();
     if (!is_gather_matmul(node)) return {};
-    // The last input is a bias.
+    // The inputs after the indices, such as a bias, must be empty.
     for (size_t i = 3; i < node->get_input_size(); ++i)
         if (ov::shape_size(node->get_input_shape(i)) > 0) return {};
     return Products{node, before_reshapes(node->input_value(2)), nullptr};
@@ -124,8 +125,8 @@ struct Activation {
     Epilogue epilogue;
 };
 
-// The inputs of a clamped SwiGLU, from its clamped gates and its other factor, or nullopt if its constants are not those that
-// the kernels support.
+// The inputs of a clamped SwiGLU: `gate` contains its clamped gates, `scaled` is the input of its sigmoid, and `shifted` is its
+// other factor. Returns nullopt if its constants are not those that the kernels support.
 std::optional<Activation> clamped_swiglu_of(const Output& gate, const Output& scaled, const Output& shifted) {
     constexpr double infinity = std::numeric_limits<float>::max(), limit = CLAMPED_SWIGLU_LIMIT;
     const auto gates = as<op::v0::Clamp>(gate);
@@ -233,7 +234,8 @@ std::optional<Layer> layer_of(const NodePtr& sum) {
     if (k < 1) return {};
     layer.used = size_t(k);
 
-    // The best experts have the largest probabilities, which are divided by their sum, or the largest logits.
+    // A graph has one of two forms: it chooses experts by their probabilities, which it divides by their sum, or by their
+    // logits, of which it computes the softmax.
     const auto ranked = top->input_value(0), weights = weighted->input_value(1 - side);
     std::optional<Output> logits;
     for (const auto& reader : ranked.get_target_inputs()) {

@@ -1,5 +1,5 @@
 // Groups the rows of a step by their experts, so that the weights of an expert are read once for all of its rows, and those of
-// other experts not at all.
+// experts without rows are not read.
 #include "run.hpp"
 
 #include <cmath>
@@ -19,8 +19,8 @@ using namespace projection;
 
 // The numbers of rows and of experts whose logits a thread computes at a time.
 constexpr size_t ROUTED_ROWS = 32, ROUTED_EXPERTS = 8;
-// The number of products that a thread computes at a time, and the minimum number of parts for each thread, so that a late
-// thread delays the others less.
+// The approximate number of multiplications that a thread computes at a time, and the minimum number of parts for each thread,
+// so that a late thread delays the others less.
 constexpr size_t GRAIN_PRODUCTS = 1 << 20, PARTS_PER_THREAD_MIN = 8;
 // The minimum number of elements for which a second thread makes packing rows or adding results faster.
 constexpr size_t PARALLEL_ELEMENTS = 1 << 14;
@@ -31,7 +31,7 @@ struct Group {
     PackedSrc packed;
 };
 
-// A part of a tile that is packed.
+// A part of a tile, which one thread packs.
 struct PackItem {
     const Group* group;
     size_t tile, part;
@@ -58,14 +58,14 @@ struct Workspace {
     std::vector<Group> groups;
     std::vector<PackItem> pack_items;
     std::vector<ProductItem> product_items;
-    // The position of the first product of each group of threads, and the end.
+    // The index of the first product item of each group of threads, followed by the number of items.
     std::vector<size_t> first_products;
 };
 
 size_t bytes_of(FloatData data) { return data.is_bf16 ? 2 : 4; }
 
-// Calls `body` for each item. Each thread begins with a contiguous part of the items, so that it reads the weights of few
-// experts, and later the results that it has written itself.
+// Calls `body` for each item. Each thread begins with a contiguous part of the items, so that it later reads results that it
+// has written itself.
 template <typename Item, typename Body>
 void for_each(const std::vector<Item>& items, Threading threading, const Body& body) {
     const size_t owners = num_threads();
@@ -74,7 +74,7 @@ void for_each(const std::vector<Item>& items, Threading threading, const Body& b
         [&](size_t index) { body(items[index]); });
 }
 
-// Multiplies the rows by the matrix of the router, in f32, as by the first matrix of an adapter.
+// Multiplies the rows by the matrix of the router in f32, with the kernel for the first matrix of an adapter.
 void compute_logits(const Kernels& kernels, const Experts& experts, const uint8_t* memory, size_t M, FloatData src,
                     Workspace& space) {
     Matmul matmul = experts.gate_up;
@@ -141,8 +141,8 @@ void group(const Experts& experts, Workspace& space) {
     }
 }
 
-// Packs the rows of all experts in `from` as the source of one of their matrices. Before a part is packed,
-// `prepare` is called with the range of its rows.
+// Packs the rows of all experts in `from` as the source of one of their matrices. Before a part is packed, `prepare` is called
+// with the range of its rows.
 template <typename Prepare>
 void pack_groups(const Kernels& kernels, const Matmul& matmul, FloatData from, Workspace& space, const Prepare& prepare) {
     const auto& division = kernels.division;
@@ -211,7 +211,9 @@ void multiply_groups(const Kernels& kernels, const Matmul& matmul, const Matrice
         }
     }
     firsts.push_back(items.size());
-    // The same thread probably computes the next item, perhaps of another expert, whose blocks follow in memory.
+    // The same thread probably computes the next item, so the first block of that item is prefetched. If it belongs to a later
+    // expert, its index continues after the blocks of this expert, because the matrices of all experts follow each other in
+    // memory.
     for (size_t i = 0; i + 1 < items.size(); ++i) {
         const size_t expert = items[i].group->expert, next = items[i + 1].group->expert;
         if (next >= expert) items[i].range.next_block = (next - expert) * n_blocks + items[i + 1].range.block_begin;
@@ -285,7 +287,8 @@ void place(const Experts& experts, const uint8_t* memory) {
 
 void run(const Kernels& kernels, const Experts& experts, const uint8_t* memory, size_t M, FloatData src, FloatData dst) {
     if (M == 0) return;
-    // The workspace belongs to this thread, but other threads access it through the reference.
+    // Other threads use the workspace of this thread through the reference: in a lambda, the name of a thread_local object
+    // refers to the object of the thread that runs the lambda.
     thread_local Workspace workspace_of_thread;
     auto& space = workspace_of_thread;
     route(kernels, experts, memory, M, src, space);

@@ -27,13 +27,13 @@ constexpr size_t COUNT_MAX = 1 << 12, USED_MAX = 64, COLUMNS_MAX = 1 << 20, ROWS
 // function before any of them is used as a size or a divisor.
 const char* unsupported(const Experts& experts);
 
-// The matrix of the router has this many rows of f32, the last of which are padding.
+// The matrix of the router has this many rows of f32: one for each expert, and padding.
 inline size_t router_rows(const Experts& experts) {
     return (experts.count + projection::RANK_BLOCK - 1) / projection::RANK_BLOCK * projection::RANK_BLOCK;
 }
 inline size_t matrix_bytes(const Matmul& matmul) { return num_n_blocks(matmul) * n_block_bytes(matmul); }
 
-// The number of elements in the bias of a matrix, in the order in which the kernels add them.
+// The number of elements in the packed bias of a matrix, including the padding.
 inline size_t bias_size(const Matmul& matmul) { return num_n_blocks(matmul) * projection::N_BLOCK; }
 
 // The memory of a layer contains, in this order: the matrix of the router; with biases, those of the router, of the first
@@ -43,7 +43,7 @@ inline size_t bias_size(const Matmul& matmul) { return num_n_blocks(matmul) * pr
 inline size_t router_bias_at(const Experts& experts) { return router_rows(experts) * experts.gate_up.K * sizeof(float); }
 inline size_t gate_up_bias_at(const Experts& experts) {
     const size_t bytes = experts.has_biases ? router_rows(experts) * sizeof(float) : 0;
-    // The kernels read biases and matrices in cache lines.
+    // The kernels read biases and matrices in cache lines, so both begin at multiples of 64 bytes.
     return router_bias_at(experts) + (bytes + 63) / 64 * 64;
 }
 inline size_t down_bias_at(const Experts& experts) {

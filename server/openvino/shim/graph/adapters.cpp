@@ -43,7 +43,7 @@ std::vector<std::shared_ptr<MatMul>> projections(const ov::Model& model) {
     return found;
 }
 
-// A projection and its matrices.
+// A projection, and the LoRA matrices of all adapters for it.
 struct AdaptedProjection {
     std::shared_ptr<MatMul> matmul;
     const ovfleet_lora* lora;
@@ -123,10 +123,10 @@ public:
     }
 
 private:
-    // The number of axes after the axis of the tokens. Before the model is paged, a value has sequences of tokens. In a paged
-    // model, each token is a sequence: the tokens are in the first axis whose size is not 1, and all other axes except the last
-    // have the size 1. (With another shape, a step of several tokens would compute logits for the square of their number, and
-    // fail.)
+    // The number of axes after the axis of the tokens. Before the model is paged, a value has an axis of sequences and an axis
+    // of tokens. In a paged model, each token is a sequence: the tokens are in the first axis whose size is not 1, and all
+    // other axes except the last have the size 1. (With another shape, a step of several tokens would compute logits for the
+    // square of their number, and fail.)
     static size_t axes_behind_tokens(const NodePtr& product) {
         const auto& shape = product->get_output_partial_shape(0);
         OPENVINO_ASSERT(shape.rank().is_static(), "the rank of a projection is dynamic");

@@ -1,9 +1,9 @@
 // Constants whose content is computed when it is needed, so that a weight is in memory in only one form at a time.
 //
-// A deferred constant has reserved memory that no code can access, and parts that know how to compute their content. Rewrites
-// read only the shapes and types of weights, and concatenate parts instead of content. `fill` computes the content, in the form
-// that the compiled model uses: a packed weight is computed from the rows of its tensors in the model's files, which are never
-// in memory as a whole.
+// A deferred constant has reserved memory, which no code can access yet, and parts that know how to compute their content.
+// Rewrites read only the shapes and types of weights, and concatenate parts instead of content. `fill` computes the content, in
+// the form that the compiled model uses: a packed weight is computed from the rows of its tensors in the model's files, which
+// are never in memory as a whole.
 #pragma once
 
 #include <cstddef>
@@ -48,8 +48,8 @@ struct DeferredPart {
     size_t bytes;
     // Computes the content, on all threads of the calling arena.
     std::function<void(uint8_t* to)> fill;
-    // The rows whose quants, scales or zero points are the content. `rows.source` is null if the
-    // content is not read from a file.
+    // The rows whose quants, scales or zero points are the content. `rows.source` is null if the content is not read from a
+    // file.
     TensorRows rows;
 };
 

@@ -26,7 +26,7 @@ bool reshapes_to(const ov::Node& node, std::vector<int64_t> leading) {
 enum class Behind { none, second_products };
 
 // The input of the experts before `node`: the tokens, before they are reshaped for the first products of the experts. If a
-// token has one expert, its second products have an input of the same form.
+// token has one expert, its second products have an input of the same form, so the search must first pass the second products.
 ov::Output<ov::Node> tokens_of(ov::Node* node, Behind behind, std::set<ov::Node*>& seen) {
     if (!seen.insert(node).second) return {};
     const bool experts = std::strcmp(node->get_type_name(), "GatherMatmul") == 0;
@@ -41,8 +41,8 @@ ov::Output<ov::Node> tokens_of(ov::Node* node, Behind behind, std::set<ov::Node*
     return {};
 }
 
-// Divides the weights of a token's experts by their sum, unless the graph does. If the weights are the softmax of logits,
-// moves the softmax to the axis of the experts: the front end applies it to the last axis, which has size 1.
+// Divides the weights of a token's experts by their sum, unless the graph already does so. If the weights are the softmax of
+// logits, moves the softmax to the axis of the experts instead: the front end applies it to the last axis, which has size 1.
 void normalize_weights(const ov::Model& model) {
     const auto ends_with = [](const std::string& name, const std::string& end) {
         return name.size() >= end.size() && name.compare(name.size() - end.size(), end.size(), end) == 0;
@@ -70,8 +70,7 @@ void normalize_weights(const ov::Model& model) {
 }
 
 // Corrects the shapes of the indices with which the graph gathers the biases of the chosen experts. The graph reads the number
-// of tokens from the third dimension, but in some layers, and with paged attention, the tokens are in another
-// dimension.
+// of tokens from the third dimension, but in some layers, and with paged attention, the tokens are in another dimension.
 void correct_bias_indices(const ov::Model& model) {
     for (const auto& node : model.get_ordered_ops()) {
         if (!ov::is_type<op::v1::Reshape>(node) || !ov::is_type<op::v8::Gather>(node->get_input_node_ptr(1))) continue;
@@ -93,7 +92,7 @@ extern "C" int ovfleet_fix_experts(ov_model_t* model, size_t* layers) {
             if (node->get_friendly_name().find("moe_out") == std::string::npos || !reshapes_to(*node, {1, 1, -1})) continue;
             std::set<ov::Node*> seen;
             const auto tokens = tokens_of(node.get(), Behind::none, seen);
-            OPENVINO_ASSERT(tokens.get_node(), "the input of the experts is not found");
+            OPENVINO_ASSERT(tokens.get_node(), "cannot find the input of the experts");
             node->input(1).replace_source_output(std::make_shared<op::v3::ShapeOf>(tokens));
             ++*layers;
         }

@@ -34,14 +34,15 @@ bool is_input(const ov::Output<ov::Node>& value, const char* name) {
 bool has_one_element(const ov::PartialShape& shape) { return shape.is_static() && ov::shape_size(shape.to_shape()) == 1; }
 
 bool reads_any(const ov::Node& node, const NodeSet& nodes) {
-    // The result of the attention and the sizes of a tensor do not count.
+    // An attention does not count as a reader. (`resolve_conditions` also skips the operations that read only the sizes of a
+    // tensor.)
     if (ovfleet::is_paged_attention(node)) return false;
     for (size_t index = 0; index < node.get_input_size(); ++index)
         if (nodes.count(node.get_input_node_ptr(index))) return true;
     return false;
 }
 
-// The largest of all new positions, as a constant for the longest possible sequence; null for any other value.
+// If a value is the largest new position: its value in a step with the longest possible sequence. Null for any other value.
 ConstantPtr last_position(const ov::Output<ov::Node>& value, int64_t max_model_len) {
     auto max = ovfleet::as<op::v1::ReduceMax>(value);
     if (!max || value.get_partial_shape().rank().is_dynamic()) return nullptr;

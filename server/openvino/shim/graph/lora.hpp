@@ -19,7 +19,7 @@ struct LoraPart {
     std::vector<float> down, up;
 };
 
-// An attribute of a MatMul. Passes that replace the MatMul must not copy it.
+// An attribute of a MatMul. Passes that replace the MatMul must not copy the attribute.
 class Lora : public ov::RuntimeAttribute {
 public:
     OPENVINO_RTTI("lora", "ovfleet", ov::RuntimeAttribute);

@@ -55,7 +55,7 @@ bool same_form(const NodePtr& a, const NodePtr& b) {
         const auto fills_bytes = [&](const NodePtr& node) { return num_elements(node) * type.bitwidth() % 8 == 0; };
         return fills_bytes(a) && fills_bytes(b);
     }
-    // The new shape of a merged weight follows from its rows.
+    // The target shapes may differ, because `merged_weight` creates a new one.
     if (ov::is_type<op::v1::Reshape>(a)) return same_form(a->get_input_node_shared_ptr(0), b->get_input_node_shared_ptr(0));
     if (!has_rows(a) || !has_rows(b)) return false;
     for (size_t i = 0; i < a->get_input_size(); ++i)

@@ -34,7 +34,7 @@ int32_t window_of(const ov::Output<ov::Node>& mask) {
         }
         node = node->get_input_node_shared_ptr(0);
     }
-    OPENVINO_ASSERT(!named, "the mask of its sliding window has an unknown structure");
+    OPENVINO_ASSERT(!named, "the mask of a sliding window has an unknown structure");
     return 0;
 }
 
@@ -60,7 +60,7 @@ void restore_windows(const ov::Model& model, const std::vector<int32_t>& windows
         if (const auto window = windows[layer++]) {
             auto input = node->input(sliding_window);
             OPENVINO_ASSERT(input.get_element_type() == ov::element::i32 && input.get_partial_shape() == ov::PartialShape{},
-                            "the sliding window of the paged attention is a different input");
+                            "input ", sliding_window, " of the paged attention is not the sliding window");
             input.replace_source_output(op::v0::Constant::create(ov::element::i32, {}, {window}));
         }
     }

@@ -238,7 +238,7 @@ void ovfleet::rotate_whole_heads(const ov::Model& model) {
 extern "C" int ovfleet_divide_frequencies(ov_model_t* model, double base, const float* factors, size_t count, size_t* applied) {
     return ovfleet::guarded([&] {
         *applied = 0;
-        // If the front end supports the tensor, it has already divided the frequencies.
+        // If the graph contains the factors of the file, the front end has already divided the frequencies by them.
         for (const auto& node : model->object->get_ops())
             if (node->get_friendly_name() == "weight.weight_rope_freqs.weight") *applied = 1;
         if (*applied) return;

@@ -23,7 +23,7 @@ struct RankedPart {
 // Memory in which objects are stored one after the other.
 class Memory {
 public:
-    // Adds zeroed bytes that begin at a cache line, and returns their position.
+    // Adds zeroed bytes at a multiple of 64 bytes (a cache line), and returns their position.
     size_t allocate(size_t bytes) {
         const size_t at = div_up(bytes_.size(), 64) * 64;
         bytes_.resize(at + div_up(bytes, 64) * 64);

@@ -32,7 +32,8 @@ bool is_internal(const Output& value, const Chain& chain) {
 }
 
 // The projection that can be appended to a chain, because its source is the destination of the chain. Null if no such
-// projection exists, or if an operation outside the longer chain reads a value that the fused operation does not return.
+// projection exists, if it adds a different residual, or if an operation outside the longer chain reads a value that the fused
+// operation does not return.
 std::shared_ptr<Projection> next_of(const Chain& chain) {
     const Output last = chain.back()->output(0), residual = residual_of(chain);
     for (const auto& reader : last.get_target_inputs()) {

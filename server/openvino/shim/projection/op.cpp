@@ -11,8 +11,8 @@ namespace {
 
 // The number of attributes of a stage.
 constexpr size_t STAGE_NUMBERS = 13;
-// The largest numbers of stages of an operation, of adapters of a stage, and of the adapters' bytes. They are far above
-// those of any model, and far too small to cause overflows.
+// The largest numbers of stages of an operation, of adapters of a stage, and of the adapters' bytes. They are far above those
+// of any model, and far too small to cause overflows.
 constexpr size_t STAGES_MAX = 64, ADAPTERS_MAX = 1 << 16, ADAPTER_BYTES_MAX = size_t(1) << 40;
 
 FloatData floats(const ov::Tensor& tensor) {
@@ -38,7 +38,7 @@ void Projection::check_attributes() const {
         const char* fault = unsupported(stage.matmul);
         check(!fault, fault);
         check(!before || dst_columns(before->matmul) == stage.matmul.K,
-              "the source of a stage is not the destination of the one before it");
+              "the source of a stage and the destination of the stage before it differ in columns");
         check(stage.matmul.adapter_count <= ADAPTERS_MAX && (stage.matmul.adapter_count == 0) == (stage.adapter_bytes == 0),
               "the number of adapters is wrong");
         check(stage.adapter_bytes <= ADAPTER_BYTES_MAX && stage.adapter_bytes % 64 == 0, "the size of the adapters is wrong");
@@ -56,8 +56,7 @@ void Projection::check_attributes() const {
 }
 
 void Projection::check_tensors(const ov::TensorVector& outputs, const ov::TensorVector& inputs) const {
-    // The kernels read the memory of the tensors as these types. A plugin that computes in f16 would pass f16
-    // tensors.
+    // The kernels read the memory of the tensors as these types. A plugin that computes in f16 would pass f16 tensors.
     const auto check_type = [](const ov::Tensor& tensor, const char* name, const ov::element::Type& expected) {
         OPENVINO_ASSERT(tensor.get_element_type() == expected, "the ", name, " of a native projection has the type ",
                         tensor.get_element_type(), " instead of ", expected);

@@ -83,7 +83,7 @@ private:
     mutable std::atomic<const uint8_t*> prepared_{nullptr};
 };
 
-// Lets a core read graphs with this operation.
+// The extension that lets a core read graphs with this operation.
 ov::Extension::Ptr extension();
 
 }  // namespace ovfleet::projection

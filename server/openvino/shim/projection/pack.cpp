@@ -81,7 +81,7 @@ std::optional<bool> all_rows_in_files(const Constant& constant, bool TensorRows:
     return std::all_of(rows.begin(), rows.end(), [&](const TensorRows& part) { return part.*property; });
 }
 
-// Calls `fits` with each row below `rows`, until one does not fit.
+// Whether `fits` returns true for each row below `rows`. After a row that does not fit, the remaining rows are not checked.
 template <typename Fits>
 bool all_rows_fit(size_t rows, const Fits& fits) {
     std::atomic<bool> all{true};
@@ -106,7 +106,7 @@ bool quants_fit_six_bits(const GraphWeight& weight) {
     });
 }
 
-// Whether the scales of a weight are products of super-scales, and all zero points are 0.
+// Whether the scales of a weight are products of super-scales and integers, and all zero points are 0.
 bool scales_are_super_scaled(const GraphWeight& weight) {
     if (weight.quants->get_element_type() != ov::element::i8 || weight.zeros) return false;
     if (weight.group != SUPER_GROUP || weight.K % SUPER_BLOCK != 0 || size_of(*weight.scales) == 1) return false;
@@ -207,15 +207,15 @@ void describe_form(const std::vector<const GraphWeight*>& weights, Matmul& matmu
         matmul.group = std::min(matmul.group, weight->group);
         in_e2m1 += is_e2m1(*weight->quants) ? 1 : 0;
     }
-    // If other weights of the matrix are integers, the quants of E2M1 also have 8 bits.
+    // If other weights of the matrix are integers, all quants have 8 bits.
     if (in_e2m1 > 0) matmul.bits = in_e2m1 == weights.size() ? E2M1_BITS : 8;
     const auto all = [&](bool (*holds)(const GraphWeight&)) {
         return std::all_of(weights.begin(), weights.end(), [&](const GraphWeight* weight) { return holds(*weight); });
     };
     const bool is_supported = matmul.group != SUPER_GROUP || all(scales_are_super_scaled);
     if (matmul.bits == 8 && is_supported && all(quants_fit_six_bits)) matmul.bits = SIX_BITS;
-    // Zero points of the same type have the same range, so that the differences of quants and zero points have at most 8 bits
-    // and a sign.
+    // Zero points of the same type as the quants have the same range, so that the differences of quants and zero points have at
+    // most 8 bits and a sign.
     const auto is_per_channel = [](const GraphWeight& weight) {
         const bool has_zeros_of_type = weight.zeros && weight.zeros->get_element_type() == weight.quants->get_element_type();
         return weight.group == weight.K && (!weight.zeros || has_zeros_of_type);
@@ -231,7 +231,7 @@ void set_scale_factor(const std::vector<const GraphWeight*>& weights, Matmul& ma
     for (const auto* weight : weights) most = std::max(most, largest_scale(*weight));
     int exponent = 0;
     std::frexp(most, &exponent);
-    // With this factor, the largest scale is below 2^15.
+    // Divided by this factor, the largest scale is below 2^15.
     matmul.scale_factor = std::ldexp(1.0f, most > 0 && std::isfinite(most) ? exponent - 15 : 0);
 }
 
@@ -332,13 +332,13 @@ void pack_bias(const Matmul& matmul, const float* bias, float* to) {
 
 namespace {
 
-// A position in a block of columns, and the row of a part that is packed there.
+// Consecutive rows of a part, starting at `first`, that are packed at consecutive positions of a block, starting at `in_block`.
 struct PackedRows {
     const WeightPart* part;
     size_t first, count, in_block;
 };
 
-// Consecutive rows that are packed at consecutive positions of a block.
+// The rows that are packed in a block, in runs that are as long as possible.
 std::vector<PackedRows> rows_of_block(const std::vector<WeightPart>& parts, const Matmul& matmul, size_t block) {
     std::vector<PackedRows> runs;
     for (size_t in_block = 0; in_block < N_BLOCK; ++in_block) {

@@ -43,7 +43,7 @@ struct Norm {
     float epsilon;
 };
 
-// 1 / sqrt(mean(input * input) + epsilon), in the forms that exporters write.
+// Matches 1 / sqrt(mean(input * input) + epsilon), in the forms that exporters write.
 bool is_inverse_rms(NodePtr node, const Output& input, float& epsilon) {
     if (auto divided = ov::as_type_ptr<op::v1::Divide>(node)) {
         if (!is_number(divided->get_input_node_shared_ptr(0), 1)) return false;
@@ -111,7 +111,7 @@ NodePtr swiglu_of(const Output& product, size_t N) {
     return swish->input_value(direct) == first && sigmoid && sigmoid->input_value(0) == first ? gated : nullptr;
 }
 
-// The node that adds a constant to each row of a product, and the constant, or null if no node does.
+// The node that adds a constant to each row of a product, or null if no node does, and the constant.
 struct Bias {
     NodePtr sum;
     std::vector<float> numbers;
@@ -142,7 +142,7 @@ bool is_result(const Output& value) {
     return reader && ov::is_type<op::v0::Result>(reader);
 }
 
-// A value in bf16. A conversion from bf16 is undone.
+// Returns a value in bf16. If it has been converted from bf16, this is the value before the conversion.
 Output as_bf16(const Output& value) {
     auto convert = ov::as_type_ptr<op::v0::Convert>(value.get_node_shared_ptr());
     if (convert && convert->get_input_element_type(0) == ov::element::bf16) return convert->input_value(0);

@@ -10,7 +10,7 @@
 namespace ovfleet::projection {
 namespace {
 
-// The number of products that a thread computes at a time.
+// The approximate number of multiplications that a thread computes at a time.
 constexpr size_t GRAIN_PRODUCTS = 1 << 20;
 // The number of elements above which several threads pack the source faster than one thread; and the number of an adapter's
 // products that take as long as packing one element.
@@ -77,7 +77,7 @@ void multiply_in_parts(const Product& product, size_t parts) {
 }
 
 // Each group of threads multiplies all rows by the blocks of the group. Within a group, the threads divide the blocks among
-// each other or, if there are many rows, the rows: each thread then multiplies the rows that it owns.
+// themselves or, if there are many rows, the rows: each thread then multiplies the rows that it owns.
 void multiply_in_groups(const Product& product, const Groups& groups, bool owns_rows, size_t tiles_max) {
     const Matmul& matmul = product.matmul;
     const size_t n_blocks = num_n_blocks(matmul), tiles = num_tiles(product.packed), threads = groups.threads;
@@ -120,7 +120,8 @@ void place(const Matmul& matmul) {
 void run(const Kernels& kernels, const Matmul& matmul, size_t M, const int32_t* adapters, FloatData src, FloatData residual,
          FloatData dst) {
     if (M == 0) return;
-    // These buffers belong to this thread, but other threads access them through the references.
+    // Other threads use these buffers of this thread through pointers and references: in a lambda, the name of a thread_local
+    // object refers to the object of the thread that runs the lambda.
     thread_local Buffer<uint8_t> src_buffer;
     thread_local AdapterProducts adapter_products_of_thread;
     auto& adapter_products = adapter_products_of_thread;
@@ -155,7 +156,7 @@ void run(const Kernels& kernels, const Matmul& matmul, size_t M, const int32_t* 
     const size_t k_parts = M == 1 && num_threads() > 1 ? num_k_parts(kernels, matmul, num_threads()) : 1;
     if (k_parts > 1) return multiply_in_parts(product, k_parts);
     const size_t products = part_tiles * tile_elements * N_BLOCK;
-    // The number of threads that divide the blocks of an owner among each other.
+    // The number of threads that divide the blocks of an owner among themselves.
     const size_t sharing = owners == 1 ? num_threads() : 1;
     const size_t part_blocks =
         std::max<size_t>(std::min(GRAIN_PRODUCTS / products, n_blocks / (PARTS_PER_THREAD_MIN * sharing)), 1);

@@ -50,7 +50,7 @@ extern "C" int ovfleet_test_projection(const ovfleet_projection_test* test) {
     const auto quants = integers(*test, {test->n, groups, test->group});
     const std::vector<float> zeros(test->zeros, test->zeros + (has_zeros ? test->n * groups : 0));
     const bool is_whole = std::all_of(zeros.begin(), zeros.end(), [](float zero) { return std::nearbyint(zero) == zero; });
-    // Integers as per-channel zero points have the type of the quants.
+    // Per-channel zero points that are integers have the type of the quants.
     const auto zeros_constant = [&] {
         if (!is_whole || groups != 1) return floats(test->zeros);
         return ov::op::v0::Constant::create(quants->get_element_type(), {test->n, 1, 1}, zeros);
@@ -61,7 +61,7 @@ extern "C" int ovfleet_test_projection(const ovfleet_projection_test* test) {
     describe(weight, matmul);
     // `describe` chooses 6 bits if all quants are small enough, but the test may need the form of 8 bits.
     if (test->bits == 8) matmul.bits = 8;
-    OPENVINO_ASSERT(matmul.bits == test->bits, "the weights have ", matmul.bits, " bits");
+    OPENVINO_ASSERT(matmul.bits == test->bits, "the weights have ", matmul.bits, " bits instead of ", test->bits);
     matmul.terms = test->terms;
     matmul.epilogue = Epilogue(test->epilogue);
     matmul.norm = test->norm;

@@ -1,4 +1,4 @@
-// Products of quants and weights. Only for kernels.cpp.
+// Products of the quants of the source and integer weights. Only for kernels.cpp.
 //
 // Each instruction set has a header that defines
 //
@@ -30,8 +30,8 @@ using ovfleet::projection::TERM_BITS;
 // Four weights for each lane.
 typedef uint8_t Fours __attribute__((vector_size(LANES * 4)));
 
-// Forces a sum into a register. Otherwise, GCC adds products to each other before it adds them to the sums, for which there
-// are too few registers.
+// Forces a sum into a register. Otherwise, GCC adds products to each other before it adds them to the sums, which needs more
+// registers than the processor has.
 template <typename Sum>
 inline void keep_in_register(Sum& sum) {
 #if defined(__x86_64__)

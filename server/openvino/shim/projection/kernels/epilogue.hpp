@@ -72,7 +72,7 @@ __attribute__((noinline)) inline void activate(Epilogue epilogue, Floats* vector
 }
 
 // Applies the activation of a matrix, if it has one, to a part of the destination. This is a second pass over numbers that are
-// still in the cache, so that the function does not need registers while products are summed.
+// still in the cache, so that the activation does not need registers while products are summed.
 __attribute__((noinline)) inline void activate(const Matmul& matmul, const PackedSrc& src, const DstRange& range,
                                                FloatData dst) {
     if (!is_activation(matmul.epilogue)) return;

@@ -104,8 +104,8 @@ __attribute__((always_inline)) inline Words four_at(const uint8_t* quants, size_
     }
 }
 
-// Returns the first and the third (or, if `odd` is 1, the second and the fourth) of these four quants, as two numbers of 16
-// bits in each lane.
+// Returns the first and the third (or, if `odd` is 1, the second and the fourth) of the four quants that `four_at` returns, as
+// two numbers of 16 bits in each lane.
 template <size_t BITS>
 __attribute__((always_inline)) inline Words pair_at(const uint8_t* quants, size_t i, size_t odd) {
     // Shifting a number of 16 bits to the right discards its lowest bits, so the second and the fourth quant need no mask.
@@ -147,7 +147,7 @@ inline void add_term(const uint8_t* weights, const int8_t* quants, DotSum<BITS> 
     }
 }
 
-// Does the same for weights of 6 bits and all terms together, so that the weights are unpacked only once.
+// Like `add_term`, for weights of 6 bits and all terms together, so that the weights are unpacked only once.
 template <size_t R, size_t TERMS, size_t GROUP>
 inline void add_six_bits(const uint8_t* weights, const int8_t* quants, DotSum<SIX_BITS> (&sum)[R][2]) {
 #pragma GCC unroll 2
@@ -166,7 +166,7 @@ inline void add_six_bits(const uint8_t* weights, const int8_t* quants, DotSum<SI
     }
 }
 
-// Does the same for quants of 16 bits.
+// Like `add_term`, for quants of the source with 16 bits.
 template <size_t R, size_t BITS, size_t GROUP>
 inline void add_pairs(const uint8_t* weights, const int8_t* quants, PairSum (&sum)[R][2]) {
     // Without unrolling, the sums would be stored after each iteration.
@@ -198,7 +198,7 @@ inline void multiply_group(const uint8_t* weights, const int8_t* quants, Ints (&
             if constexpr (TERMS == 2) {
                 for (size_t r = 0; r < R; ++r)
                     for (size_t v = 0; v < 2; ++v) sum[r][v].begin_term();
-                // Read the weights again, because the sums need the registers.
+                // Force the compiler to read the weights again, because the sums need the registers.
                 asm("" : "+r"(weights));
                 add_term<R, BITS, GROUP>(weights, quants + R * SRC_GROUP, sum);
             }
@@ -615,7 +615,7 @@ void quantize(const Matmul& matmul, FloatData src, size_t tile, size_t, const Pa
     else quantize_tile(matmul, (const float*)src.data, tile, quantized_src);
 }
 
-// Above 8 rows per thread, reading rows that other threads have packed costs more than reading all weights.
+// From 8 rows per thread on, reading rows that other threads have packed costs more than reading all weights.
 constexpr Division DIVISION = {rows_per_tile, M_TILE_MAX, 8, 256 << 10, 4};
 
 }  // namespace

@@ -10,8 +10,8 @@ namespace {
 
 using namespace ovfleet::projection;
 
-// Adds the product of `up` to the totals of rows with the same adapter. The ranks are summed in their order, so that the result
-// of a row does not depend on other rows.
+// Adds the products of `up` and the results of `down` to the totals of rows with the same adapter. The ranks are summed in
+// their order, so that the result of a row does not depend on other rows.
 template <size_t R>
 inline void add_up(const Matmul& matmul, size_t block, size_t pair, const LoraDown* lora, Floats (*total)[2]) {
     const auto* up_blocks = behind_adapters<UpBlock>(matmul, lora->adapter->up_blocks) + block * 2;
@@ -40,7 +40,7 @@ __attribute__((noinline)) void add_adapters(const Matmul& matmul, size_t block, 
         if (lora[r].adapter) add_up<1>(matmul, block, pair, lora + r, total + r);
 }
 
-// Multiplies `R` rows, each scaled by its factor, by as many ranks of an adapter as registers can sum at a time.
+// Multiplies `R` rows, each scaled by its factor, by `count` ranks of an adapter, as many at a time as the registers can sum.
 template <size_t R, typename T>
 void lora_down_tile(const Matmul& matmul, const float* down, size_t count, const T* const* rows, const float* factors,
                     float* const* to) {

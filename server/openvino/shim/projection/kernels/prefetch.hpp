@@ -13,7 +13,7 @@ using namespace ovfleet::projection;
 template <int LOCALITY>
 class Prefetch {
 public:
-    // `calls` is the number of calls in which the memory from `begin` to `end` is prefetched.
+    // `calls` is the number of calls of `next` in which the memory from `begin` to `end` is prefetched.
     Prefetch(const uint8_t* begin, const uint8_t* end, size_t calls)
         : at_(begin), end_(end), bytes_(size_t(end - begin) / calls + 1) {}
     inline void next() {

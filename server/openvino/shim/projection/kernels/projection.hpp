@@ -1,7 +1,7 @@
 // The interface of the projection kernels: multiplication of a source by a matrix of integer weights.
 //
-// As in oneDNN, the source has M rows of K columns, the weights have K rows of N columns (stored transposed, `[N][K]`), and
-// the destination has M rows of N columns. Each row of the source belongs to a token.
+// The source has M rows of K columns, the weights have N rows of K columns, and the destination has M rows of N columns. Each
+// row of the source belongs to a token.
 //
 // This header does not use OpenVINO. The kernels are compiled once for each instruction set, so every function in this header
 // is `static`: if it were `inline`, the linker could keep the body that was compiled for AVX-512 and call it on a processor
@@ -72,8 +72,8 @@ struct UpBlock {
 // The number of ranks that are computed at a time.
 constexpr size_t RANK_BLOCK = 4;
 
-// The number of bits of the quants of MXFP4. A quant is twice its number, plus 12. In memory, it is a code in E2M1, which has
-// 4 bits.
+// The number of bits of the quants of MXFP4. A quant is twice the number that it represents, plus 12. In memory, it is a code
+// in E2M1, which has 4 bits.
 constexpr size_t E2M1_BITS = 5;
 constexpr float E2M1_ZERO = 12;
 static inline uint8_t quant_of_e2m1(size_t code) {
@@ -268,7 +268,7 @@ struct KPart {
 struct Division {
     // The number of rows of a tile, for M rows.
     size_t (*rows_per_tile)(size_t M);
-    // The number of rows that are packed at a time. A tile has several parts of this size, the last of which may be smaller.
+    // The number of rows that are packed at a time. A tile consists of parts of this size, the last of which may be smaller.
     size_t packed_rows;
     // From this number of rows per thread on, each thread multiplies a part of the rows by all weights. With fewer rows, each
     // thread multiplies all rows by a part of the weights.
@@ -301,8 +301,8 @@ struct Kernels {
 
 // The kernels for an instruction set, or null if they do not exist or this processor lacks the instruction set.
 const Kernels* projection_kernels(Isa isa);
-// For tests: the AMX kernels on the C++ model of the tiles, with the vectors of an instruction set. Null if they are not
-// compiled for this instruction set, or this processor lacks it.
+// For tests: the AMX kernels on the C++ model of the tiles, whose vector code is compiled for an instruction set. Null if they
+// are not compiled for this instruction set, or this processor lacks it.
 const Kernels* tile_model_kernels(Isa vectors);
 extern const Kernels kernels_portable, kernels_tile_model_portable;
 #if defined(__x86_64__)
