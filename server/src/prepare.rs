@@ -1,8 +1,8 @@
 //! Turns wire requests into requests to the engine: resolves defaults, checks ranges, and renders and tokenizes
 //! conversations. No later stage reads the wire request.
 //!
-//! This module is pure: it only computes, and the same request always has the same result. It may stop once the client
-//! has disconnected.
+//! This module is pure: it only computes, and the same request always has the same result. It stops decoding images
+//! once the client has disconnected.
 
 mod chat;
 mod completion;

@@ -67,7 +67,7 @@ pub struct ChatCompletion {
     pub id: String,
     /// The object type: always `chat.completion`.
     pub object: &'static str,
-    /// The time when generation began, in seconds since 1970.
+    /// The time when the request was submitted to the engine, in seconds since 1970.
     pub created: u64,
     /// The name of the model as given in the request.
     pub model: String,
@@ -92,7 +92,7 @@ pub struct ChatChoice {
     pub index: u32,
     /// The message that the model generated.
     pub message: ChatMessage,
-    /// The log probabilities of its tokens, if requested.
+    /// The log probabilities of the tokens of the choice, if requested.
     pub logprobs: Option<ChatLogprobs>,
     /// The reason why the choice ended.
     pub finish_reason: ChoiceFinishReason,
@@ -151,14 +151,15 @@ pub struct ChatChunk {
     pub id: String,
     /// The object type: always `chat.completion.chunk`.
     pub object: &'static str,
-    /// The time when generation began, in seconds since 1970.
+    /// The time when the request was submitted to the engine, in seconds since 1970.
     pub created: u64,
     /// The name of the model as given in the request.
     pub model: String,
     /// At most one choice; none in the chunk with the usage.
     pub choices: Vec<ChatChunkChoice>,
-    /// The numbers of tokens used. Absent unless the request sets `include_usage`; then `null` in all chunks except the
-    /// last.
+    /// The numbers of tokens used. Absent unless the request sets `include_usage`. Then, the last chunk contains the
+    /// total usage, and all other chunks contain `null` or, if the request sets `continuous_usage_stats`, the usage up
+    /// to that point.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub usage: Option<Option<Usage>>,
     /// A fingerprint as in [`ChatCompletion`].
@@ -173,7 +174,7 @@ pub struct ChatChunk {
 pub struct ChatChunkChoice {
     /// The index of the choice.
     pub index: u32,
-    /// The new part of its message.
+    /// The new part of the message.
     pub delta: ChatDelta,
     /// The log probabilities of the tokens of this chunk, if requested.
     pub logprobs: Option<ChatLogprobs>,
@@ -202,10 +203,10 @@ pub struct ChatDelta {
     /// The same as `reasoning_content`, under the name that newer clients use.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reasoning: Option<String>,
-    /// The new parts of its tool calls.
+    /// The new parts of the tool calls of the message.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tool_calls: Option<Vec<ToolCallDelta>>,
-    /// The new part of its tool call, in responses to requests that used the deprecated `functions`.
+    /// The new part of the tool call of the message, in responses to requests that used the deprecated `functions`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub function_call: Option<FunctionDelta>,
 }
@@ -243,13 +244,13 @@ pub struct Completion {
     pub id: String,
     /// The object type: always `text_completion`.
     pub object: &'static str,
-    /// The time when generation began, in seconds since 1970.
+    /// The time when the request was submitted to the engine, in seconds since 1970.
     pub created: u64,
     /// The name of the model as given in the request.
     pub model: String,
     /// The choices; at most one in a chunk.
     pub choices: Vec<CompletionChoice>,
-    /// The numbers of tokens used. They are always present in a whole response, and in chunks as in [`ChatChunk`].
+    /// The numbers of tokens used. Always present in a whole response; in a chunk, as in [`ChatChunk::usage`].
     #[serde(skip_serializing_if = "Option::is_none")]
     pub usage: Option<Option<Usage>>,
     /// A fingerprint as in [`ChatCompletion`].
@@ -261,16 +262,16 @@ pub struct Completion {
 pub struct CompletionChoice {
     /// The index of the choice. With several prompts, the choices of the first prompt come first.
     pub index: u32,
-    /// The text of the choice, or its new part in a chunk.
+    /// The text of the choice; in a chunk, the new part of the text.
     pub text: String,
-    /// The log probabilities of its tokens, if requested.
+    /// The log probabilities of the tokens of the choice, if requested.
     pub logprobs: Option<CompletionLogprobs>,
     /// The reason why the choice ended; `null` in chunks before that.
     pub finish_reason: Option<ChoiceFinishReason>,
-    /// The tokens of the choice, or those of the chunk; absent unless requested.
+    /// The tokens of the choice or, in a chunk, of the chunk; absent unless requested.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub token_ids: Option<Vec<u32>>,
-    /// The tokens of the prompt; absent unless requested.
+    /// The tokens of the prompt, in a whole response and in the first chunk of each choice; absent unless requested.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub prompt_token_ids: Option<Arc<[u32]>>,
     /// The log probabilities of the prompt; absent unless requested.

@@ -44,7 +44,7 @@ pub struct TopLogprob {
 pub struct CompletionLogprobs {
     /// The tokens as strings.
     pub tokens: Vec<String>,
-    /// The natural logarithms of their probabilities; `null` for the first token of a prompt.
+    /// The natural logarithms of the tokens' probabilities; `null` for the first token of a prompt.
     pub token_logprobs: Vec<Option<f32>>,
     /// The most probable tokens at each position, with their log probabilities; `null` for the first token of a
     /// prompt.
@@ -62,7 +62,7 @@ pub type PromptLogprobs = Vec<Option<BTreeMap<u32, PromptLogprob>>>;
 pub struct PromptLogprob {
     /// The natural logarithm of the token's probability.
     pub logprob: f32,
-    /// Its rank among all tokens by probability, starting at 1.
+    /// The rank of the token among all tokens by probability, starting at 1.
     pub rank: u32,
     /// The text of the token.
     pub decoded_token: String,

@@ -22,13 +22,14 @@ pub struct Model {
     pub created: u64,
     /// The owner of the model.
     pub owned_by: &'static str,
-    /// The path of the files of an adapter; absent for base models. (An extension with vLLM's name, as is `parent`.)
+    /// The path of the files of an adapter; absent for base models. (Like `parent`, an extension of OpenAI's API with
+    /// vLLM's name.)
     #[serde(skip_serializing_if = "Option::is_none")]
     pub root: Option<String>,
     /// The base model of an adapter; absent for base models.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub parent: Option<String>,
-    /// The largest number of tokens of prompt and response together. (An extension with the name that other
-    /// servers use.)
+    /// The largest number of tokens of prompt and response together. (An extension of OpenAI's API with the name that
+    /// other servers use.)
     pub max_model_len: u32,
 }

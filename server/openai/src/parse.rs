@@ -31,7 +31,7 @@ pub fn object(body: &[u8]) -> Result<Value, RequestError> {
     }
 }
 
-/// Deserializes the fields that `T` declares and ignores all others, which other types read.
+/// Deserializes the fields that `T` declares. Ignores all other fields, because another type may declare them.
 pub(crate) fn fields<T: DeserializeOwned>(object: &Value) -> Result<T, RequestError> {
     serde_path_to_error::deserialize(object).map_err(|error| {
         let path = error.path().to_string();

@@ -23,11 +23,11 @@ pub struct ChatRequest {
     pub logprobs: Option<bool>,
     /// The number of most probable tokens to report at each position.
     pub top_logprobs: Option<u32>,
-    /// The tools that the model may call, for the chat template.
+    /// The tools that the model may call.
     pub tools: Option<Vec<Map<String, Value>>>,
-    /// The tools that the model may or must choose.
+    /// Which of the tools the model may or must call.
     pub tool_choice: Option<Value>,
-    /// The deprecated form of `tools`: a list of the objects that `tools` has as `function`.
+    /// The deprecated form of `tools`: a list of the objects that the elements of `tools` contain as `function`.
     pub functions: Option<Vec<Map<String, Value>>>,
     /// The deprecated name of `tool_choice`.
     pub function_call: Option<Value>,
@@ -41,7 +41,8 @@ pub struct ChatRequest {
     pub documents: Option<Vec<Map<String, Value>>>,
     /// Additional variables for the chat template.
     pub chat_template_kwargs: Option<Map<String, Value>>,
-    /// Whether the template opens the turn of the assistant; true by default.
+    /// Whether the template opens the turn of the assistant; true by default, unless the model continues the last
+    /// message.
     pub add_generation_prompt: Option<bool>,
     /// Whether the model continues the last message instead of answering it.
     pub continue_final_message: Option<bool>,
@@ -158,7 +159,7 @@ pub struct Generation {
     pub assistant_confidence_threshold: Option<f32>,
     /// Whether to use beam search.
     pub use_beam_search: Option<bool>,
-    /// The exponent of the sequence length, by which the score of a beam is divided.
+    /// The score of a beam is divided by the length of its sequence to the power of this value.
     pub length_penalty: Option<f32>,
     /// The condition under which beam search ends: `true`, `false` or `"never"`.
     pub early_stopping: Option<Value>,
@@ -191,9 +192,9 @@ impl Prediction {
 #[derive(Clone, Copy, Debug, Default, Deserialize)]
 #[serde(default)]
 pub struct StreamOptions {
-    /// Whether a last chunk reports the usage.
+    /// Whether an additional last chunk reports the usage.
     pub include_usage: Option<bool>,
-    /// Whether every chunk reports the usage up to that point.
+    /// Whether every chunk reports the usage up to that point; has no effect without `include_usage`.
     pub continuous_usage_stats: Option<bool>,
 }
 
@@ -256,7 +257,7 @@ pub struct Message {
     /// The tool calls of the assistant.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tool_calls: Option<Vec<Map<String, Value>>>,
-    /// The deprecated form of a single tool call: the object that a tool call has as `function`.
+    /// The deprecated form of a single tool call: the object that a tool call contains as `function`.
     #[serde(default, skip_serializing)]
     pub function_call: Option<Map<String, Value>>,
     /// The identifier of the tool call that this message answers.
@@ -290,7 +291,7 @@ pub struct ContentPart {
     pub image_url: Option<ImageUrl>,
 }
 
-/// The location of an image. A string is the URL.
+/// The location of an image. A request may contain only the URL, as a string.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct ImageUrl {
     /// The URL, which may contain the image itself (`data:`).
@@ -315,7 +316,7 @@ impl<'de> Visitor<'de> for ImageUrlVisitor {
     type Value = ImageUrl;
 
     fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter.write_str("an object with a url, or a string")
+        formatter.write_str("a string or an object with a url")
     }
 
     fn visit_str<E: de::Error>(self, url: &str) -> Result<ImageUrl, E> {

@@ -117,7 +117,7 @@ fn unknown_fields_and_nulls_are_ignored() {
 }
 
 #[test]
-fn a_prompt_has_four_forms_and_a_stop_two() {
+fn a_prompt_has_four_forms_and_a_stop_has_two_forms() {
     let prompt = |prompt: Value| {
         CompletionRequest::parse(json!({"prompt": prompt}).to_string().as_bytes()).unwrap().prompt.unwrap()
     };

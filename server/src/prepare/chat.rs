@@ -25,7 +25,7 @@ pub(crate) fn chat(mut request: ChatRequest, target: Target<'_>) -> Result<Prepa
         return Err(Error::invalid("top_logprobs", "requires logprobs = true"));
     }
     let logprobs = has_logprobs.then(|| request.top_logprobs.unwrap_or(0));
-    // Check the model first, because the other errors depend on it.
+    // Check the model before the parameters whose limits depend on it.
     let model = parameters::model(&generation, target.model)?;
     let answer = AnswerRequest { model, logprobs, tokens_max: TokensMax::requested(&generation) };
     let mut conversation = Conversation::of_chat(request)?;
@@ -37,17 +37,17 @@ pub(crate) fn chat(mut request: ChatRequest, target: Target<'_>) -> Result<Prepa
     Ok(prepared)
 }
 
-/// The parameters of the answer whose names differ between the chat and the responses endpoint.
+/// The parameters of the answer that the chat and the responses endpoint read in different ways.
 pub(super) struct AnswerRequest {
     /// The name of the model in the request.
     pub(super) model: String,
-    /// Number of most probable tokens with log probabilities; `None` for no log probabilities.
+    /// Number of most probable tokens to report at each position; `None` if no log probabilities are requested.
     pub(super) logprobs: Option<u32>,
     /// The requested length of the answer.
     pub(super) tokens_max: Option<TokensMax>,
 }
 
-/// Prepares a conversation up to the decoding of its images.
+/// Prepares a conversation without decoding its images.
 ///
 /// # Errors
 /// The request is invalid.
@@ -69,7 +69,8 @@ pub(super) fn prepare_conversation(
     let rendered = prompt::render(conversation, target.model, target.media, tokens_max_of_prompt)?;
     resolved.text.continues_text = conversation.continues;
     resolved.guide = guide::of_conversation(generation, conversation, &rendered.end, target)?;
-    // As in OVMS, text with special tokens is not parsed.
+    // As in OVMS, an answer that retains its special tokens is not parsed. Without detokenization, there is no text to
+    // parse.
     if resolved.text.skip_special && resolved.text.detokenize {
         let parser = ParserSettings::of(conversation, rendered.end, target.model, target.seed);
         resolved.text.parser = parser.map(Arc::new);

@@ -1,5 +1,5 @@
 //! Conversations with tools, which requests to the chat and the responses endpoint have in common. This module performs
-//! the checks that do not depend on the model; `prompt` renders it.
+//! the checks that do not depend on the model; `prompt` renders a conversation.
 
 use serde_json::{Map, Value};
 use server_openai::{ChatRequest, Message};
@@ -17,14 +17,14 @@ pub(crate) struct Conversation {
     /// The tools of the request, whether or not they may be called.
     pub(crate) tools: Vec<Tool>,
     pub(crate) choice: ToolChoice,
-    /// Whether an answer may have several calls; by default it may.
+    /// Whether an answer may have several calls; `None` means true.
     pub(crate) parallel: Option<bool>,
     /// Whether the request declares its tools as `functions`, and calls are reported as `function_call`.
     pub(crate) calls_functions: bool,
     pub(crate) reasoning: Reasoning,
     /// The documents for the template.
     pub(crate) documents: Option<Vec<Value>>,
-    /// Additional variables for the template, which override those that other parameters set.
+    /// Additional variables for the template, which override the variables that the reasoning effort sets.
     pub(crate) variables: Map<String, Value>,
     /// Whether the template opens the assistant's turn.
     pub(crate) add_generation_prompt: bool,
@@ -91,7 +91,7 @@ impl Effort {
         let name = if name == "max" { Self::XHigh.name() } else { name };
         Self::ALL.into_iter().find(|effort| effort.name() == name).ok_or_else(|| {
             let known = Self::ALL.map(Self::name).join(", ");
-            Error::invalid(param, format!("{name:?} must be one of {known}"))
+            Error::invalid(param, format!("{name:?} must be one of {known}, max"))
         })
     }
 }

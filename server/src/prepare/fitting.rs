@@ -1,5 +1,5 @@
-//! Finds the longest suffix of a conversation that fits into the context length. Few attempts are made, because each
-//! renders and tokenizes a conversation.
+//! Finds the longest suffix of a conversation that fits into the context length. The search makes few attempts, because
+//! each attempt renders and tokenizes a conversation.
 
 use std::borrow::Cow;
 
@@ -10,8 +10,9 @@ use super::images;
 use super::media::Media;
 use crate::model::Model;
 
-/// Guesses which of `cuts` is the first that leaves at most `tokens_max` tokens. For the guess, the messages are
-/// tokenized as JSON, starting with the last one, until they exceed the limit.
+/// Guesses the index of the first of `cuts` that leaves at most `tokens_max` tokens. A cut is the index of a message at
+/// which the shortened conversation may begin. For the guess, the messages are tokenized as JSON, starting with the
+/// last one, until they exceed the limit.
 pub(super) fn guess_cut(
     messages: &[Message],
     cuts: &[usize],
@@ -33,7 +34,7 @@ pub(super) fn guess_cut(
     0
 }
 
-/// Returns the message without the locations of images, which are not tokenized.
+/// Returns the message without its images, because the tokenizer does not receive their URLs.
 fn without_images(message: &Message) -> Cow<'_, Message> {
     let Some(Content::Parts(parts)) = &message.content else { return Cow::Borrowed(message) };
     if !parts.iter().any(images::is_image) {

@@ -6,7 +6,7 @@ use server_openai::{ChatRequest, Message};
 
 use crate::error::Error;
 
-/// Converts the functions of a request to tools. Returns whether the request has any.
+/// Converts the functions of a request to tools. Returns whether the request has `functions`.
 ///
 /// # Errors
 /// The request also has tools, or its functions are invalid.
@@ -21,7 +21,7 @@ pub(super) fn become_tools(request: &mut ChatRequest) -> Result<bool, Error> {
     if request.tools.is_some() || request.tool_choice.is_some() {
         return Err(Error::invalid(
             "functions",
-            "cannot be combined with tools, of which they are the deprecated form",
+            "is the deprecated form of tools and cannot be combined with tools or tool_choice",
         ));
     }
     let tool = |function| {
@@ -44,7 +44,7 @@ pub(super) fn become_tools(request: &mut ChatRequest) -> Result<bool, Error> {
     Ok(true)
 }
 
-/// In an error about tools, replaces the name of the parameter with that of the functions in the request.
+/// In an error about tools, replaces the name of the parameter with the deprecated name that the request uses.
 pub(super) fn renamed(error: Error) -> Error {
     const NAMES: [(&str, &str); 2] = [("tools", "functions"), ("tool_choice", "function_call")];
     let Error::Invalid { code, param, message } = error else { return error };

@@ -1,5 +1,5 @@
-//! Determines the constraint of an answer: the form that a request demands in one of several ways, its tool calls, and
-//! the reasoning that may precede them.
+//! Determines the constraint on an answer: the form that one of several parameters demands, the tool calls, and the
+//! reasoning that may precede them.
 //!
 //! ```text
 //! response_format, structured_outputs, guided_* ─► format ─┐
@@ -26,7 +26,7 @@ use crate::error::Error;
 use crate::model::Model;
 use format::rejected;
 
-/// Returns the constraint of the answers to a plain prompt.
+/// Returns the constraint on the answers to a plain prompt.
 ///
 /// # Errors
 /// The requested form is invalid or not supported.
@@ -40,7 +40,7 @@ pub(super) fn of_prompt(
     Ok(Some(Arc::new(guide)))
 }
 
-/// Returns the constraint for the answers to a conversation. `prompt_end` is the end of the rendered prompt.
+/// Returns the constraint on the answers to a conversation. `prompt_end` is the end of the rendered prompt.
 ///
 /// # Errors
 /// The requested form, or the schema of a strict tool, is invalid or not supported.
@@ -81,7 +81,7 @@ impl FormRequest<'_> {
         let Self { conversation, content, .. } = self;
         let must_call = conversation.may_call() && conversation.choice.is_required();
         let strict = conversation.may_call() && tools::offered(conversation).any(|(_, tool)| tool.strict);
-        // The choice may also exclude tools without requiring a call.
+        // Even if it does not require a call, the choice may exclude tools, which the answer must not call.
         let limited = conversation.may_call() && matches!(conversation.choice, ToolChoice::Allowed { .. });
         content.is_none() && !must_call && !strict && !limited
     }
@@ -134,7 +134,8 @@ impl FormRequest<'_> {
             .form(vocabulary, &HashSet::new())
     }
 
-    /// Returns the form of the answers. The arguments of the tools in `unconstrained` may be any object.
+    /// Returns the form of the answers. The arguments of the tools with the indices in `unconstrained` may be any
+    /// object.
     fn form(&self, vocabulary: &Vocabulary, unconstrained: &HashSet<usize>) -> Result<Form, Error> {
         let Self { conversation, formats, content } = self;
         if !conversation.may_call() {
@@ -178,7 +179,7 @@ fn reads_channels(formats: Formats) -> bool {
 /// Returns the unconstrained reasoning before the form, if the model reasons.
 fn preface(compiler: &Compiler, model: &Model, prompt_end: &str) -> Option<Preface> {
     let (open, close) = match model.formats.reasoning {
-        // Harmony's messages are part of the form.
+        // The form itself includes Harmony's messages with reasoning.
         ReasoningFormat::None | ReasoningFormat::Gptoss => return None,
         ReasoningFormat::Qwen3
         | ReasoningFormat::DeepSeek

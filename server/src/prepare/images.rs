@@ -3,7 +3,7 @@
 //! The sizes of all images are known before the prompt is rendered, and the prompt is tokenized and checked before any
 //! image is decoded. The memory of the images after preprocessing follows from their sizes and is reserved before any
 //! of them is decoded. A request that is too long, or whose images do not fit into memory, is therefore rejected at
-//! little cost. The files of images in `data:` URLs reserve their memory before they are decoded from base64.
+//! little cost. Memory for the files of images in `data:` URLs is reserved before they are decoded from base64.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -69,8 +69,8 @@ pub(super) fn is_image(part: &ContentPart) -> bool {
 /// Reads the images of all messages, in order. `param` is the parameter with the messages.
 ///
 /// # Errors
-/// An image is not allowed in its message, is not an image, or exceeds a limit. [`Error::MediaNeeded`] if images have to be
-/// fetched first.
+/// An image is not allowed in its message, cannot be read, or exceeds a limit. [`Error::MediaNeeded`] if images have to
+/// be fetched first.
 pub(super) fn read(
     messages: &[Message],
     param: &str,
@@ -104,7 +104,7 @@ pub(super) fn read(
 /// were fetched.
 ///
 /// # Errors
-/// The files are larger than the buffer for request bodies, regardless of other requests.
+/// The files would not fit into the buffer for request bodies even if it were empty.
 fn check_bytes(references: &[(&ImageUrl, String)], media: &Media) -> Result<(), Error> {
     let bytes_max = media.bytes_max();
     let mut bytes = media.bytes();
@@ -160,7 +160,7 @@ fn reference<'a>(
     let image = part.image_url.as_ref().ok_or_else(|| Error::missing(format!("{at}.image_url")))?;
     if message.role != "user" {
         let problem = format!(
-            "messages with the role {:?} cannot contain images; only those of the user can",
+            "messages with the role {:?} cannot contain images; only messages with the role \"user\" can",
             message.role
         );
         return Err(Error::invalid(image.param.clone().unwrap_or(format!("{at}.type")), problem));
@@ -226,10 +226,10 @@ fn read_data_url(url: &str, param: &str, media: &Media) -> Result<Bytes, Error> 
     Ok(reservation.hold(bytes))
 }
 
-/// Replaces the markers of images in a rendered prompt with the texts of the images.
+/// Replaces the markers of images in a rendered prompt with the text of the image tokens.
 ///
 /// # Errors
-/// The prompt does not have a marker for each image, or the images alone have `tokens_max` tokens.
+/// The prompt does not have a marker for each image, or the images alone take at least `tokens_max` tokens.
 pub(super) fn expand(
     prompt: &str,
     images: &[ConversationImage],
@@ -248,7 +248,7 @@ pub(super) fn expand(
     expand_prompt(prompt, reader.processor.markers(), &layouts).map_err(|error| Error::invalid(param, error))
 }
 
-/// The number of tokens that the images take.
+/// Returns the number of tokens that the images take.
 pub(super) fn num_tokens(images: &[ConversationImage]) -> usize {
     images.iter().map(|image| image.layout.num_tokens).sum()
 }
@@ -259,11 +259,11 @@ pub(super) fn image_tokens_note(num_tokens: usize) -> String {
     if num_tokens == 0 { String::new() } else { format!(" ({num_tokens} of them for images)") }
 }
 
-/// The number of tokens that the images of a message would take. Images that cannot be read take none.
+/// Returns the number of tokens that the images of a message would take. Images that cannot be read count as 0 tokens.
 pub(super) fn num_tokens_of(message: &Message, reader: &ImageReader, media: &Media) -> usize {
     let Some(Content::Parts(parts)) = &message.content else { return 0 };
     let images = parts.iter().filter_map(|part| part.image_url.as_ref());
-    // Each image is dropped before the next one is read.
+    // Each image is dropped before the next one is read, so that only one file is in memory at a time.
     let num_tokens = |image: &ImageUrl| {
         read_image(image, String::new(), reader, media).map_or(0, |image| image.layout.num_tokens)
     };
@@ -274,8 +274,8 @@ pub(super) fn num_tokens_of(message: &Message, reader: &ImageReader, media: &Med
 /// parameter with the prompt.
 ///
 /// # Errors
-/// An image cannot be decoded, the prompt does not have the tokens of the images, the memory for images is exhausted, or
-/// the client has disconnected.
+/// An image cannot be decoded, the prompt does not have the tokens of the images, the memory for images is exhausted,
+/// or the client has disconnected.
 pub(super) fn assign(
     images: Vec<ConversationImage>,
     tokens: &[TokenId],
@@ -305,7 +305,7 @@ pub(super) fn assign(
         }
         let pixels = decode(&bytes, &DecodeLimits::default()).map_err(refused)?;
         let digest = ImageDigest(reader.processor.digest(&pixels, detail).0);
-        // Different files may have the same pixels.
+        // Different files may have the same pixels, which need preprocessing only once.
         if inputs.iter().all(|input| input.digest != digest) {
             let encoder_inputs = reader.processor.preprocess(&pixels, detail).map_err(refused)?;
             drop((pixels, decoding));
@@ -351,11 +351,11 @@ impl UniqueImages {
     }
 }
 
-/// Reserves the memory that the images of a request take after preprocessing. It follows from their sizes, so it is reserved
-/// before any of them is decoded. Different files with the same pixels count separately.
+/// Reserves the memory that the images of a request take after preprocessing. The amount follows from their sizes, so
+/// the memory is reserved before any of them is decoded. Different files with the same pixels count separately.
 ///
 /// # Errors
-/// The images take more than the whole memory, or other requests use it.
+/// The images take more than the whole memory for images, or other requests use the memory.
 fn reserve_memory(images: &[ConversationImage], reader: &ImageReader) -> Result<ByteReservation, Error> {
     let mut memory = reader.memory.empty_reservation();
     let bytes_max = memory.bytes_max();

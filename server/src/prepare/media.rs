@@ -1,7 +1,8 @@
-//! The media of a request: those that are not in its body, and the budget for the bytes of those that its body contains.
+//! The media of a request: the media that were fetched, and the memory budget for the media that its body contains.
 //!
 //! Preparing a request must not wait for the network. The preparation therefore reports which media it needs
-//! ([`Error::MediaNeeded`]), the caller fetches them, and the request is prepared again, until it needs no others.
+//! ([`Error::MediaNeeded`]), the caller fetches them, and the request is prepared again, until it needs no further
+//! media.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -27,22 +28,22 @@ impl Media {
         Self { fetched: HashMap::new(), budget }
     }
 
-    /// Adds a medium.
+    /// Adds a medium that was fetched from `url`.
     pub(crate) fn insert(&mut self, url: String, bytes: Bytes) {
         self.fetched.insert(url, bytes);
     }
 
-    /// Returns the medium that was fetched from a URL or path.
+    /// Returns the medium that was fetched from `url`, which may be a path.
     pub(crate) fn get(&self, url: &str) -> Option<&Bytes> {
         self.fetched.get(url)
     }
 
-    /// The total size of the media that were fetched.
+    /// Returns the total size in bytes of the media that were fetched.
     pub(crate) fn bytes(&self) -> usize {
         self.fetched.values().map(Bytes::len).sum()
     }
 
-    /// The largest total size of the media of one request.
+    /// Returns the maximum total size in bytes of the media of one request.
     pub(super) fn bytes_max(&self) -> usize {
         self.budget.large_bytes_max()
     }
@@ -58,7 +59,8 @@ impl Media {
         Ok(reservation)
     }
 
-    /// Checks that all media have been fetched. The pairs are URLs and the parameters that contain them.
+    /// Checks that all media have been fetched, except for those in `data:` URLs. The pairs are URLs and the parameters
+    /// that contain them.
     ///
     /// # Errors
     /// [`Error::MediaNeeded`] with the media that have to be fetched.
@@ -85,7 +87,7 @@ impl Default for Media {
     }
 }
 
-/// Whether a URL contains the medium.
+/// Whether a URL contains the medium itself.
 pub(super) fn is_data(url: &str) -> bool {
     url.get(..5).is_some_and(|scheme| scheme.eq_ignore_ascii_case("data:"))
 }

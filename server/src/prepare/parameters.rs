@@ -1,6 +1,6 @@
-//! Resolves the parameters that the endpoints share: the value of the request, or else that of the model, or else the
-//! built-in default. This module checks the rules between parameters. The rules for individual parameters are in the
-//! [`table`](table.rs), against which every request is checked earlier.
+//! Resolves each parameter that the endpoints share to the value in the request, otherwise to the default of the model,
+//! otherwise to the built-in default. This module checks the rules between parameters. The rules for individual
+//! parameters are in the [`table`](table.rs), against which every request is checked earlier.
 
 mod beams;
 mod biases;
@@ -24,7 +24,7 @@ use crate::error::Error;
 use crate::limits::{CHOICES_MAX, REPETITION_PENALTY_MAX, REPETITION_PENALTY_MIN, TOP_LOGPROBS_MAX};
 use crate::model::Model;
 
-/// The default of `top_k`, which is OVMS's.
+/// The default of `top_k`, as in OVMS.
 const TOP_K_DEFAULT: u32 = 40;
 
 /// Reads a body as a JSON object and checks the type and the range of every parameter.
@@ -105,7 +105,7 @@ fn usage(generation: &Generation, stream: bool) -> Result<UsageReporting, Error>
     })
 }
 
-/// Returns the number of choices that are generated for each prompt.
+/// Returns the number of choices to generate for each prompt.
 fn candidates(generation: &Generation, choices: u32, stream: bool) -> Result<u32, Error> {
     let Some(best_of) = generation.best_of else { return Ok(choices) };
     within("best_of", best_of, 1, CHOICES_MAX)?;
@@ -150,12 +150,12 @@ fn truncate(generation: &Generation) -> Result<Option<Truncate>, Error> {
         None => Ok(None),
         Some(-1) => Ok(Some(Truncate::ToRoom)),
         Some(0) => Err(Error::invalid("truncate_prompt_tokens", "must be -1 or at least 1")),
-        // A number that does not fit never truncates a prompt.
+        // A number above the range of `u32` never truncates a prompt.
         Some(tokens) => Ok(Some(Truncate::To(u32::try_from(tokens).unwrap_or(u32::MAX)))),
     }
 }
 
-/// Returns the hash of the cache salt, or 0 if there is none.
+/// Returns the hash of the cache salt, or 0 if the request has no salt.
 fn salt(generation: &Generation) -> Result<u64, Error> {
     use std::hash::{DefaultHasher, Hash as _, Hasher as _};
     match generation.cache_salt.as_deref() {
@@ -173,7 +173,7 @@ fn sampling(generation: &Generation, target: Target<'_>) -> Result<Sampling, Err
     let defaults = &target.model.text.defaults;
     let top_k = match generation.top_k {
         None => defaults.top_k.unwrap_or(TOP_K_DEFAULT),
-        // As in vLLM, -1 means all tokens.
+        // As in vLLM, -1 means all tokens, for which the engine's value is 0.
         Some(top_k) => u32::try_from(top_k).unwrap_or(0),
     };
     if generation.num_assistant_tokens.is_some() && generation.assistant_confidence_threshold.is_some() {

@@ -85,7 +85,7 @@ mod tests {
 
     #[test]
     fn the_ids_of_calls_have_one_form_and_are_unique() {
-        let reading = |seed| ParserSettings {
+        let settings = |seed| ParserSettings {
             formats: Formats::default(),
             tools: Arc::default(),
             prompt_end: String::new(),
@@ -96,7 +96,7 @@ mod tests {
         };
         let ids: Vec<String> = (0..20)
             .flat_map(|seed| (0..20).flat_map(move |choice| (0..20).map(move |call| (seed, choice, call))))
-            .map(|(seed, choice, call)| reading(seed).call_id(choice, call))
+            .map(|(seed, choice, call)| settings(seed).call_id(choice, call))
             .collect();
         for id in &ids {
             let letters = id.strip_prefix("call_").unwrap();

@@ -30,7 +30,7 @@ pub(crate) struct PreparedRequest {
     pub(crate) prompts: Vec<Request>,
     /// The memory of the images, which is needed until the answer is complete.
     pub(crate) image_memory: Option<ByteReservation>,
-    /// The prefix of the text of each prompt's choices, which may be empty.
+    /// For each prompt, the text with which its choices begin; empty without an echo.
     pub(crate) echoes: Vec<String>,
     /// The options for converting tokens to text.
     pub(crate) text: TextOptions,
@@ -57,7 +57,7 @@ pub(crate) struct TextOptions {
     pub(crate) stop_tokens: Vec<TokenId>,
     /// Whether tokens are converted to text.
     pub(crate) detokenize: bool,
-    /// Whether to discard the generated tokens. The request asks for no tokens, but the engine generates at least one.
+    /// Whether to discard the generated tokens: the request asks for no tokens, but the engine generates at least one.
     pub(crate) discards: bool,
 }
 
@@ -71,9 +71,9 @@ pub(crate) struct AnswerOptions {
     pub(crate) usage: UsageReporting,
     /// Number of returned choices for each prompt. If more are generated, the best ones are returned.
     pub(crate) choices: u32,
-    /// Number of most probable tokens with log probabilities; `None` for no log probabilities.
+    /// Number of most probable tokens to report at each position; `None` if no log probabilities are requested.
     pub(crate) logprobs: Option<u32>,
-    /// Number of most probable tokens with log probabilities for the tokens of the prompt; `None` for none.
+    /// The same number for the positions of the prompt; `None` if no log probabilities of the prompt are requested.
     pub(crate) prompt_logprobs: Option<u32>,
     /// Whether the answer has the token IDs.
     pub(crate) token_ids: bool,

@@ -38,7 +38,7 @@ pub(super) struct RenderedPrompt {
     pub(super) end: String,
 }
 
-/// Renders a conversation. `tokens_max` is the limit of the [`Encoder`].
+/// Renders and tokenizes a conversation. `tokens_max` is the limit of the [`Encoder`].
 pub(super) fn render(
     conversation: &Conversation,
     model: &Model,
@@ -83,7 +83,8 @@ pub(super) fn render(
         return Ok(RenderedPrompt { tokens: encoder.prompt(&text, SpecialTokens::Absent)?, images, end });
     };
     let text = images::expand(&text, &images, param, reader, tokens_max)?;
-    // Templates of vision-language models often omit the token that begins a text, as in transformers.
+    // Templates of vision-language models often omit the token that begins a text. Then, as in transformers, the
+    // tokenizer adds it.
     let tokenizer = &model.text.tokenizer;
     let has_start = tokenizer.bos().is_none_or(|start| text.starts_with(&tokenizer.token_text(start)));
     let tokens = encoder.prompt(&text, SpecialTokens::added_if(!has_start))?;
@@ -160,7 +161,7 @@ fn text(
             let mut with_system = messages.clone();
             tools_as_text::append(tools_as_text::system(&mut with_system), &description);
             match render(&with_system, None) {
-                // Some templates reject system messages.
+                // Some templates reject system messages. Describe the tools in the user's first message instead.
                 Err(RenderFailure::Render(RenderError::Refused(_))) => {
                     if let Some(user) = messages.iter_mut().find(|message| message["role"] == "user") {
                         tools_as_text::prepend(user, &description);

@@ -53,7 +53,8 @@ pub(super) enum LimitSource {
 }
 
 /// The reciprocal of the fraction of the context length that truncation leaves for an answer whose length the request
-/// does not limit. If the default length is smaller, truncation leaves room only for that length.
+/// does not limit. With [`Truncate::ToRoom`], truncation leaves less room if the default length is smaller, or if there
+/// is none.
 pub(super) const ANSWER_SHARE: u32 = 4;
 
 impl TokensMax {
@@ -80,12 +81,12 @@ pub(super) struct UndecodedRequest {
 }
 
 impl UndecodedRequest {
-    /// The request without its images.
+    /// Returns the request without its images.
     pub(super) fn request(&self) -> &PreparedRequest {
         &self.request
     }
 
-    /// The number of tokens of all prompts, including those of the images.
+    /// Returns the number of tokens of all prompts, including those of the images.
     pub(super) fn num_prompt_tokens(&self) -> u64 {
         self.request.prompts.iter().map(|prompt| prompt.prompt.len() as u64).sum()
     }
@@ -93,13 +94,14 @@ impl UndecodedRequest {
     /// Decodes the images and reserves their memory.
     ///
     /// # Errors
-    /// An image cannot be decoded, a prompt does not have the tokens of its images, the memory for images is exhausted, or
-    /// the client has disconnected.
+    /// An image cannot be decoded, a prompt does not have the tokens of its images, the memory for images is exhausted,
+    /// or the client has disconnected.
     pub(super) fn decode_images(self, target: Target<'_>) -> Result<PreparedRequest, Error> {
         let Self { mut request, mut images, param } = self;
         let Target { model, canceled, .. } = target;
         let Some(reader) = &model.images else { return Ok(request) };
-        // If there are several prompts, they have no images, so their texts must not contain image tokens.
+        // A request with several prompts has no images. For such prompts, `assign` only checks that they contain no
+        // image tokens.
         for prompt in &mut request.prompts {
             let images = std::mem::take(&mut images);
             let assigned = images::assign(images, &prompt.prompt, param, reader, canceled)?;
@@ -121,7 +123,7 @@ pub(super) struct ResolvedParameters {
     pub(super) beams: Option<BeamSearch>,
     /// The parameters of prompt lookup, if it is enabled.
     pub(super) lookup: Option<PromptLookup>,
-    /// The parameters of the draft model, if there is one.
+    /// The parameters for the draft model of the server, if it has one.
     pub(super) draft: DraftModelParams,
     pub(super) sampling: Sampling,
     pub(super) text: TextOptions,
@@ -137,7 +139,7 @@ pub(super) struct ResolvedParameters {
     pub(super) salt: u64,
     /// The number of the adapter; 0 for none.
     pub(super) adapter: u32,
-    /// The constraint of the answers.
+    /// The constraint on the answers.
     pub(super) guide: Option<Arc<dyn Guide>>,
 }
 
@@ -160,7 +162,7 @@ impl ResolvedParameters {
     /// Checks that the choices do not repeat too many log probabilities or too much text of the prompts.
     ///
     /// # Errors
-    /// The answer would contain too many log probabilities of prompt tokens, or too much of their text.
+    /// The answer would contain too many log probabilities of prompt tokens, or too much text of the prompts.
     fn check_repeated(&self, requests: &[Request], echoes: &[String]) -> Result<(), Error> {
         let choices = u64::from(self.choices);
         let param = if choices > 1 { "n" } else { "prompt" };
@@ -169,7 +171,7 @@ impl ResolvedParameters {
         if tokens * choices * scored > LOGPROBS_TOTAL_MAX {
             let problem = format!(
                 "{choices} choices for each prompt with log probabilities of {tokens} prompt tokens exceed the limit of \
-                 {LOGPROBS_TOTAL_MAX} log probabilities"
+                 {LOGPROBS_TOTAL_MAX} log probabilities (log probabilities of each token: {scored})"
             );
             return Err(Error::coded("integer_above_max_value", param, problem));
         }
@@ -213,8 +215,8 @@ impl ResolvedParameters {
         Ok(())
     }
 
-    /// Returns the parameter for which the engine reports log probabilities that the request does not ask for; `None` if
-    /// the request asks for them.
+    /// Returns the parameter for which the engine reports log probabilities that the request does not ask for; `None`
+    /// if the request asks for them.
     fn implied_logprobs(&self) -> Option<&'static str> {
         let cause = if !self.text.detokenize {
             "detokenize = false"
@@ -237,7 +239,7 @@ impl ResolvedParameters {
         Ok(())
     }
 
-    /// The context length; `None` if longer prompts are truncated.
+    /// Returns the context length; `None` if longer prompts are truncated.
     pub(super) fn prompt_tokens_max(&self, target: Target<'_>) -> Option<u32> {
         self.truncate.is_none().then_some(target.limits.requests.max_model_len)
     }
@@ -268,7 +270,7 @@ impl ResolvedParameters {
             }
             let mut request = self.request(prompt, &images, param, tokens_max, target)?;
             if index > 0 && request.sampling.seed == target.seed {
-                // The request sets no seed, so the choices of its prompts are independent.
+                // The request sets no seed, so its prompts get different seeds, which make their choices independent.
                 request.sampling.seed = mix(target.seed ^ mix(index as u64));
             }
             requests.push(request);

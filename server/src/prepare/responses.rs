@@ -87,7 +87,7 @@ pub(crate) fn count_input_tokens(
     Ok(undecoded.num_prompt_tokens())
 }
 
-/// Prepares a request up to the decoding of its images.
+/// Prepares a request without decoding its images.
 ///
 /// # Errors
 /// The request is invalid.
@@ -98,7 +98,7 @@ fn prepare_undecoded(
     target: Target<'_>,
 ) -> Result<UndecodedResponse, Error> {
     debug_assert_eq!(id.kind(), Kind::Response);
-    // Check the model first, because the other errors depend on it.
+    // Check the model before the parameters whose limits depend on it.
     let model = parameters::model(&request.generation, target.model)?;
     let mut ids = id.items();
     check(request)?;
@@ -147,7 +147,7 @@ fn check(request: &Request) -> Result<(), Error> {
     Ok(())
 }
 
-/// Checks the metadata of a conversation. The table of parameters covers only the metadata of responses.
+/// Checks the metadata of a conversation. The table of parameters does not cover requests to `/conversations`.
 ///
 /// # Errors
 /// The metadata has too many pairs, or a name or a value is too long.

@@ -94,8 +94,8 @@ fn model(name: Option<&String>, target: Target<'_>) -> Result<(), Error> {
     }
 }
 
-/// Truncates the tokens of a text as requested, and subtracts their number from `tokens_left`, the number of tokens that
-/// the answer may still have.
+/// Truncates the tokens of a text as requested, and subtracts their number from `tokens_left`, the number of tokens
+/// that the answer may still have.
 ///
 /// # Errors
 /// The answer would have too many tokens.
@@ -150,7 +150,10 @@ fn pad(lists: &mut [Vec<TokenId>], wire: &TokenizeRequest, tokenizer: &Tokenizer
         return Err(Error::invalid("pad_to_max_length", "requires max_length"));
     };
     if lists.len().saturating_mul(length) > TOKENS_MAX {
-        let problem = format!("{length} tokens for each of {} texts exceed {TOKENS_MAX} tokens", lists.len());
+        let problem = format!(
+            "{length} tokens for each of {} texts exceed the limit of {TOKENS_MAX} tokens",
+            lists.len()
+        );
         return Err(Error::coded("integer_above_max_value", "max_length", problem));
     }
     let padding = padding(tokenizer)?;
@@ -165,8 +168,8 @@ fn pad(lists: &mut [Vec<TokenId>], wire: &TokenizeRequest, tokenizer: &Tokenizer
     Ok(())
 }
 
-/// Returns the padding token that the model's files name, or else a token with the usual name of a padding token, or
-/// else the end token, with which models without a padding token are usually trained.
+/// Returns the padding token that the model's files name, otherwise a token with a usual name of padding tokens,
+/// otherwise the end token, with which models without a padding token are usually trained.
 fn padding(tokenizer: &Tokenizer) -> Result<TokenId, Error> {
     const NAMES: [&str; 5] = ["<pad>", "<|pad|>", "[PAD]", "<|finetune_right_pad_id|>", "<|endoftext|>"];
     let named =
@@ -190,7 +193,7 @@ mod tests {
         assert_eq!(truncate(3, None), Ok(3));
         assert_eq!(truncate(9, Some(1)), Ok(1), "only the tokens of the answer count");
         let Err(Error::Invalid { code, param, .. }) = truncate(2, None) else {
-            panic!("there is room for 1")
+            panic!("accepted 2 tokens, although only 1 is left")
         };
         assert_eq!((code, param.as_str()), ("string_above_max_length", "text"));
         assert_eq!(truncate(1, None), Ok(1));

@@ -69,7 +69,7 @@ pub(crate) const BUILT_IN: [(&str, &str); 16] = [
 ];
 
 const HOSTED: &str = "this server does not run tools";
-const OWN_CALLS: &str = "this server does not generate its type of calls; declare a function instead";
+const OWN_CALLS: &str = "this server does not generate calls of this type; declare a function instead";
 const ALL_OFFERED: &str = "the model is offered every tool of the request at once";
 
 /// Returns the reason why a tool of this type cannot be offered; `None` if the type is not a known built-in type.
@@ -77,7 +77,8 @@ pub(crate) fn built_in(kind: &str) -> Option<&'static str> {
     BUILT_IN.iter().find(|(known, _)| *known == kind).map(|(_, reason)| *reason)
 }
 
-/// Returns the name by which the model calls a member of a namespace. Codex's namespaces already end with the separator.
+/// Returns the name by which the model calls a member of a namespace. Codex's namespaces already end with the
+/// separator.
 pub(crate) fn joined_name(namespace: &str, name: &str) -> String {
     const SEPARATOR: &str = "__";
     let separator = if namespace.ends_with(SEPARATOR) { "" } else { SEPARATOR };
@@ -95,8 +96,8 @@ impl Tool {
         Self { path, name, description, parameters, strict: false, kind: ToolKind::Function, member: None }
     }
 
-    /// Returns the tool for templates, in the form of the chat endpoint. `strict` is omitted, so that it does not change
-    /// the prompt.
+    /// Returns the tool for templates, in the form of the chat endpoint. `strict` is omitted, so that it does not
+    /// change the prompt.
     pub(crate) fn template_value(&self) -> Value {
         let mut function = json!({"name": self.name});
         if let Some(description) = &self.description {
@@ -112,7 +113,7 @@ impl Tool {
 /// The choice of the tools that may or must be called.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) enum ToolChoice {
-    /// No tool may be called, and the prompt does not mention them.
+    /// No tool may be called, and the prompt mentions none.
     None,
     /// The model decides whether to call tools.
     #[default]
@@ -167,7 +168,7 @@ impl ToolChoice {
         }
     }
 
-    /// Whether a tool of this name may be called.
+    /// Whether a tool with this name may be called.
     pub(crate) fn allows(&self, name: &str) -> bool {
         match self {
             Self::None => false,
@@ -267,7 +268,7 @@ pub(crate) fn read(tools: Vec<Map<String, Value>>) -> Result<Vec<Tool>, Error> {
     Ok(read)
 }
 
-/// Returns a description of the problem if another tool has the same name as `tool`.
+/// Returns a description of the problem if one of the tools in `read` has the same name as `tool`.
 pub(crate) fn duplicate(read: &[Tool], tool: &Tool) -> Option<String> {
     let is_taken = read.iter().any(|other| other.name == tool.name);
     is_taken.then(|| format!("another tool already has the name {:?}", tool.name))

@@ -49,7 +49,7 @@ pub(super) async fn read(app: &App, request: Request) -> Result<Bytes, Error> {
     })
 }
 
-/// Returns the length of the body in the head of the request.
+/// Returns the length of the body that the head of the request announces.
 fn announced(headers: &HeaderMap) -> Option<usize> {
     headers.get(header::CONTENT_LENGTH)?.to_str().ok()?.parse().ok()
 }
@@ -136,7 +136,7 @@ async fn whole(body: Body, mut buffer: Buffer) -> Result<Bytes, Refusal> {
     }
     let Err(refusal) = pushed else { return Ok(buffer.finish()) };
     let readable = buffer.bytes_max + DROPPED_BYTES_MAX;
-    // Free the memory for the bytes that have arrived.
+    // Free the memory of the received bytes before reading the rest.
     drop(buffer);
     while let Some(piece) = second {
         size += piece.len();

@@ -119,7 +119,7 @@ fn finish_reason(context: &AnswerContext, reason: ChoiceFinishReason) -> ChoiceF
     }
 }
 
-/// Returns a part of the call with this number, in the form that the request uses. The first part has an ID.
+/// Returns a part of the call with this index, in the form that the request uses. Only the first part has an ID.
 fn call_delta(context: &AnswerContext, index: u32, id: Option<String>, function: FunctionDelta) -> ChatDelta {
     if context.answer_options.calls_functions {
         return ChatDelta { function_call: Some(function), ..ChatDelta::default() };
@@ -144,7 +144,8 @@ fn message(choice: WholeChoice, calls_functions: bool) -> ChatMessage {
     };
     ChatMessage {
         role: "assistant",
-        // As in OpenAI's API, calls alone have no content, and an empty answer has empty content.
+        // As in OpenAI's API, an answer that consists only of calls has no content, and an empty answer has empty
+        // content.
         content: (!is_call || !text.is_empty()).then_some(text),
         refusal: None,
         reasoning_content: reasoning.clone(),

@@ -240,7 +240,7 @@ fn new_items(given: Vec<InputItem>, referenced: Vec<Arc<Item>>, mut ids: ItemIds
     Ok(NewItems { items, generated_ids: ids.count() })
 }
 
-/// Returns a page of a conversation's items.
+/// Returns a page of a conversation's items, and whether more items follow.
 fn page_of(stored: &StoredRecord, page: &Page) -> Result<(Vec<Item>, bool), Error> {
     let mut items = stored.input().collect::<Result<Vec<_>, _>>().map_err(damaged)?;
     if page.is_descending() {

@@ -16,14 +16,14 @@ pub(super) fn mark(mut response: Response) -> Response {
     response
 }
 
-/// Counts a rejected request.
+/// Counts a rejected request, and returns its response.
 pub(super) fn rejected(app: &App, endpoint: &'static str, error: Error) -> Response {
     app.metrics().count(endpoint, error.label(), error.status());
     tracing::debug!(endpoint, outcome = error.label(), "request rejected");
     error.into_response()
 }
 
-/// Counts a request that generates no tokens.
+/// Counts a request that generates no tokens, and returns its response.
 pub(super) fn answered(
     app: &App,
     endpoint: &'static str,

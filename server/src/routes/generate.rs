@@ -39,7 +39,7 @@ pub(super) trait TextEndpoint: Send + 'static {
 
     /// Parses and prepares a request.
     fn prepare(body: &[u8], target: Target<'_>) -> Result<PreparedRequest, Error>;
-    /// Encodes the first chunk of a choice, if there is one before its first delta.
+    /// Encodes the first chunk of a choice, if the endpoint sends one before the first delta.
     fn start(context: &AnswerContext, choice: u32, events: &mut Events);
     /// Encodes a delta as a chunk.
     fn delta(context: &AnswerContext, delta: ChoiceDelta, events: &mut Events);
@@ -208,7 +208,7 @@ async fn prepare<E: TextEndpoint>(
     .await
 }
 
-/// Returns the response with the answer. An error before the first token is returned as an error response.
+/// Returns the response with the answer, or the error if the answer failed before its response began.
 async fn respond<E: TextEndpoint>(mut context: AnswerContext, answer: Answer) -> Result<Response, Error> {
     let id = context.id.clone();
     let response = if context.answer_options.stream {

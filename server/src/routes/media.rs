@@ -1,4 +1,5 @@
-//! Fetches the media that a request refers to. Their bytes count toward the buffer for request bodies until they are dropped.
+//! Fetches the media that a request refers to. The bytes of the media count toward the buffer for request bodies until
+//! the media are dropped.
 
 use axum::body::Bytes;
 use futures_util::{StreamExt as _, stream};
@@ -43,7 +44,7 @@ pub(super) async fn fetch(
     Ok(())
 }
 
-/// Returns a medium with its reference.
+/// Fetches a medium, and returns it with its reference.
 async fn fetch_one(
     app: &App,
     reference: MediaReference,

@@ -108,7 +108,7 @@ fn problem(status: u16, has_body: bool) -> Value {
         409 => "Requests are in progress.",
         413 => "The body is too large.",
         429 => "Too many requests are in progress or waiting. `Retry-After` says when to retry.",
-        503 => "The model is being loaded, or the server is shutting down.",
+        503 => "The model is being loaded, the server is shutting down, or a part of the server failed.",
         _ => "The server failed.",
     };
     if !has_body {

@@ -23,8 +23,8 @@ pub(super) fn is_light(body: &[u8]) -> bool {
         && !prepare::may_pad(body)
 }
 
-/// Prepares a request, and prepares it again whenever media that it needs have been fetched. `is_light` is the result
-/// of [`is_light`].
+/// Prepares a request, and prepares it again whenever media that it needs have been fetched. If `is_light` is set, the
+/// request is prepared on the current thread.
 ///
 /// # Cancel safety
 /// Dropping the future cancels the token that is passed to `work`, so that work on a separate thread can stop.
@@ -45,8 +45,8 @@ pub(super) async fn with_media<T: Send + 'static>(
         on_thread(app, tenant, move |app| work(app, &media, &canceled)).await
     };
     let mut media = Arc::new(Media::new(Arc::clone(app.body_bytes())));
-    // Each time, at least one image is fetched. If a conversation is truncated, each attempt to shorten it can need further
-    // images, but all attempts together need no more than a request may have.
+    // Each iteration fetches at least one image. If a conversation is truncated, each attempt to shorten it can need
+    // further images, but all attempts together need at most `IMAGES_MAX`.
     for _ in 0..prepare::IMAGES_MAX {
         match run(Arc::clone(&media)).await {
             Err(Error::MediaNeeded(references)) => {
@@ -92,7 +92,7 @@ mod tests {
             sender.send(()).unwrap();
             Ok(())
         });
-        // The future is dropped after the work has begun.
+        // `now_or_never` polls the future, which starts the work, and drops it.
         assert!(prepared.now_or_never().is_none());
         receiver.recv_timeout(Duration::from_secs(60)).expect("the work ends");
     }

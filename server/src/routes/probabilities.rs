@@ -178,7 +178,8 @@ fn prompt(context: &AnswerContext, choice: u32) -> Option<&Arc<[TokenId]>> {
     context.answer_options.prompts.get(context.prompt_of(choice))
 }
 
-/// Returns the text of the token, or the values of its bytes if they are not valid UTF-8, so that tokens remain distinct.
+/// Returns the text of the token, or the values of its bytes if they are not valid UTF-8, so that tokens remain
+/// distinct.
 fn name(context: &AnswerContext, token: TokenId) -> String {
     if context.answer_options.names_by_id {
         return id(token);

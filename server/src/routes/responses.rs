@@ -122,7 +122,7 @@ async fn prepare<T: Send + 'static>(
     .await
 }
 
-/// A request and the stored objects that it refers to.
+/// A request, and its references to stored objects.
 struct ReferringRequest {
     request: wire::Request,
     references: References,
@@ -136,7 +136,7 @@ impl ReferringRequest {
     }
 }
 
-/// Handles `POST /responses/input_tokens`, which returns the length of the prompt.
+/// Handles `POST /responses/input_tokens`, which returns the number of tokens of the prompt.
 pub(super) async fn input_tokens(State(app): State<App>, request: Request) -> Response {
     let counted = async {
         app.served()?;

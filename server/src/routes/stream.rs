@@ -21,9 +21,9 @@ pub(super) trait Encoder: Send + 'static {
     fn deltas_cost(&self, deltas: &[ChoiceDelta]) -> EncodingCost;
     /// Encodes new deltas. `usage` is the usage up to this point.
     fn deltas(&mut self, deltas: Vec<ChoiceDelta>, usage: Usage, events: &mut Events);
-    /// Encodes the end of the answer. Returns `events` and the new ones.
+    /// Appends the events of the end of the answer to `events`, and returns all of them.
     fn finish(self: Box<Self>, usage: Usage, events: Events) -> impl Future<Output = Events> + Send;
-    /// Encodes an error that ends the answer. Returns `events` and the new ones.
+    /// Appends the events of an error that ends the answer to `events`, and returns all of them.
     fn fail(self: Box<Self>, error: Error, events: Events) -> impl Future<Output = Events> + Send;
 }
 
@@ -55,8 +55,8 @@ struct AnswerStream<E> {
 }
 
 impl<E: Encoder> AnswerStream<E> {
-    /// Waits for the next event of the answer and encodes it. Returns the rest of the stream unless the event is the last
-    /// one.
+    /// Waits for the next event of the answer and encodes it. Returns the rest of the stream unless the event is the
+    /// last one.
     async fn next(self) -> (Events, Option<Self>) {
         let Self { mut answer, mut encoder, mut num_opened } = self;
         let mut events = Events::default();
@@ -69,7 +69,7 @@ impl<E: Encoder> AnswerStream<E> {
             (encoder, events) = encoding::run(cost, encode).await;
             num_opened += 1;
             if cost == EncodingCost::High {
-                // Send the part before the next one is encoded, so that only one of them is in memory.
+                // Send the part before encoding the next one, so that only one part is in memory at a time.
                 return (events, Some(Self { answer, encoder, num_opened }));
             }
         }

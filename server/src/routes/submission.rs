@@ -61,7 +61,7 @@ pub(super) fn submit(app: &App, served: &ServedModel, request: Submission<'_>) -
     Ok(Answer::new(submitted, choices, &served.model.text.tokenizer, text, record))
 }
 
-/// Adds the header that the official clients show as the ID of the request.
+/// Adds the header that OpenAI's clients show as the ID of the request.
 pub(super) fn with_request_id(mut response: Response, id: &str) -> Response {
     if let Ok(id) = id.parse() {
         response.headers_mut().insert("x-request-id", id);

@@ -1,5 +1,5 @@
-//! Large answers, which count toward limits until they have been sent. An answer that its client does not read remains in
-//! memory.
+//! Large answers, which count toward limits until they have been sent. An answer that the client does not read remains
+//! in memory.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -19,7 +19,7 @@ const UNCOUNTED_BYTES_MAX: u64 = 64 << 10;
 /// longer count.
 const PIECE_BYTES_MAX: usize = 64 << 10;
 
-/// Returns a response that holds `guard` until it has been sent. A small response drops it immediately.
+/// Returns a response that holds `guard` until it has been sent. If the response is small, drops `guard` immediately.
 pub(super) fn hold_until_sent(response: Response, guard: impl Send + Unpin + 'static) -> Response {
     if large_bytes(&response) == 0 {
         return response;
@@ -27,7 +27,7 @@ pub(super) fn hold_until_sent(response: Response, guard: impl Send + Unpin + 'st
     response.map(|body| Body::new(GuardedBody { body, rest: Bytes::new(), _guard: guard }))
 }
 
-/// Returns a response that holds `guard` and, if it is large, its bytes of `budget` until it has been sent.
+/// Like [`hold_until_sent`], but a large response also reserves its size in `budget` until it has been sent.
 ///
 /// # Errors
 /// The budget is exhausted.
@@ -41,10 +41,10 @@ pub(super) fn reserve_until_sent(
     Ok(hold_until_sent(response, (guard, reservation)))
 }
 
-/// Returns the size of a response that counts while it is sent, and 0 for any other.
+/// Returns the size of a response in bytes if the response counts toward limits while it is sent, otherwise 0.
 fn large_bytes(response: &Response) -> usize {
-    // The events of a response in progress have no known size. They do not count, because the stream sends the available
-    // events and then waits for more.
+    // The events of a response in progress have no known size. They do not count, because the stream sends the
+    // available events and then waits for more.
     let bytes = response.body().size_hint().exact().unwrap_or_default();
     if bytes > UNCOUNTED_BYTES_MAX { usize::try_from(bytes).unwrap_or(usize::MAX) } else { 0 }
 }

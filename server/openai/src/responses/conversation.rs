@@ -38,7 +38,7 @@ pub struct List {
 pub struct DeletedObject {
     /// The identifier of the deleted object.
     pub id: String,
-    /// The type of the confirmation.
+    /// The object type: [`Object::ConversationDeleted`] for a conversation, [`Object::Response`] for a response.
     pub object: Object,
     /// Whether the object was deleted: always true.
     pub deleted: bool,

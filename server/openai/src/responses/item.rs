@@ -24,7 +24,7 @@ pub enum Item {
 }
 
 impl Item {
-    /// The identifier of the item.
+    /// Returns the identifier of the item.
     #[must_use]
     pub fn id(&self) -> &str {
         match self {
@@ -70,7 +70,7 @@ pub struct Message {
     pub status: ItemStatus,
     /// The parts of the content.
     pub content: Vec<Part>,
-    /// The author: `user`, `assistant`, `system` or `developer`.
+    /// The role of the author: `user`, `assistant`, `system` or `developer`.
     pub role: String,
 }
 
@@ -109,7 +109,7 @@ pub enum Part {
 }
 
 impl Part {
-    /// The text of the part, or of the refusal; empty for an image.
+    /// Returns the text of the part; empty for an image.
     #[must_use]
     pub fn text(&self) -> &str {
         match self {
@@ -125,7 +125,8 @@ impl Part {
 pub struct Reasoning {
     /// The identifier of the item.
     pub id: String,
-    /// The complete text of the reasoning, because the server does not summarize it.
+    /// The summary of the reasoning. If the model generated the reasoning, this is its complete text, because the
+    /// server does not summarize it.
     pub summary: Vec<SummaryText>,
     /// The text of the reasoning that a client sent, if any; otherwise absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -197,7 +198,7 @@ pub struct CallOutput {
     pub id: String,
     /// The state of the item.
     pub status: ItemStatus,
-    /// The identifier of the call that it answers.
+    /// The identifier of the call that produced the result.
     pub call_id: String,
     /// The content of the result.
     pub output: Output,

@@ -18,7 +18,7 @@ pub struct Request {
     pub input: Option<TextOrList<InputItem>>,
     /// The instructions that precede the conversation, for this response only.
     pub instructions: Option<String>,
-    /// The identifier of the response that this one continues.
+    /// The identifier of the earlier response that the new response continues.
     pub previous_response_id: Option<String>,
     /// The conversation that the response belongs to: an identifier, or an object with an `id`.
     pub conversation: Option<Value>,
@@ -28,7 +28,7 @@ pub struct Request {
     pub max_tool_calls: Option<u32>,
     /// The tools that the model may call.
     pub tools: Option<Vec<Map<String, Value>>>,
-    /// The tools that the model may or must choose.
+    /// Which of the tools the model may or must call.
     pub tool_choice: Option<Value>,
     /// Whether a response may contain several tool calls; true by default.
     pub parallel_tool_calls: Option<bool>,
@@ -40,7 +40,7 @@ pub struct Request {
     pub truncation: Option<String>,
     /// The optional parts to include in the response.
     pub include: Option<Vec<String>>,
-    /// The number of most probable tokens whose log probabilities to report.
+    /// The number of most probable tokens to report at each position.
     pub top_logprobs: Option<u32>,
     /// Whether to report log probabilities.
     pub logprobs: Option<bool>,
@@ -150,7 +150,7 @@ pub struct InputPart {
     pub text: Option<String>,
     /// The text of a refusal.
     pub refusal: Option<String>,
-    /// The location of an image: a URL or, as at the chat endpoint, an object with it.
+    /// The location of an image: a URL or, as at the chat endpoint, an object with the URL.
     pub image_url: Option<ImageUrl>,
     /// The identifier of an uploaded file with an image.
     pub file_id: Option<String>,

@@ -57,14 +57,14 @@ pub struct Response {
     pub output: Vec<Item>,
     /// Whether a response may contain several tool calls.
     pub parallel_tool_calls: bool,
-    /// The identifier of the response that this one continues.
+    /// The identifier of the earlier response that this response continues.
     pub previous_response_id: Option<String>,
     /// The conversation that the response belongs to; absent if it belongs to none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub conversation: Option<ConversationName>,
     /// The prompt cache key of the request.
     pub prompt_cache_key: Option<String>,
-    /// How much the model reasons.
+    /// The settings of the reasoning.
     pub reasoning: ReasoningParameter,
     /// The safety identifier of the request.
     pub safety_identifier: Option<String>,
@@ -76,11 +76,11 @@ pub struct Response {
     pub temperature: f32,
     /// The format of the text.
     pub text: TextParameter,
-    /// The tools that the model may or must choose.
+    /// Which of the tools the model may or must call.
     pub tool_choice: Value,
     /// The tools that the model may call.
     pub tools: Vec<Value>,
-    /// The number of most probable tokens whose log probabilities are reported.
+    /// The number of most probable tokens that are reported at each position.
     pub top_logprobs: u32,
     /// The value of `top_p` that was used.
     pub top_p: f32,
@@ -92,7 +92,7 @@ pub struct Response {
     pub user: Option<String>,
     /// The metadata of the request.
     pub metadata: Map<String, Value>,
-    /// The parts of the request that have no effect; absent if there are none.
+    /// The warnings about parts of the request that have no effect; absent if there are none.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub warnings: Vec<Warning>,
 }

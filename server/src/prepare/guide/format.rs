@@ -95,7 +95,7 @@ fn response_format(map: &Map<String, Value>, at: &str) -> Result<Option<Form>, E
 }
 
 /// Reads OpenAI's form: a schema with a name, in `json_schema` or, at the responses endpoint, next to the type. A
-/// `json_schema` without `schema` is the schema itself, as in structural tags.
+/// `json_schema` without `schema` and `name` is the schema itself, as in structural tags.
 fn json_schema(map: &Map<String, Value>, at: &str) -> Result<Form, Error> {
     let (named, at) = match map.get("json_schema") {
         None => (map, at.to_owned()),
@@ -131,7 +131,7 @@ fn vllm(kind: &str, value: &Value, at: &str) -> Result<Option<Form>, Error> {
         text.ok_or_else(|| Error::coded("invalid_type", at, "must be a string"))
     };
     Ok(Some(match kind {
-        "json" => Form::Json { schema: object(value, at)?, at: at.to_owned() },
+        "json" => Form::Json { schema: json_value(value, at)?, at: at.to_owned() },
         "regex" => Form::Regex { pattern: text()?, at: at.to_owned() },
         "grammar" => Form::Grammar { text: text()?, at: at.to_owned() },
         "choice" => choice(value, at)?,
@@ -141,7 +141,7 @@ fn vllm(kind: &str, value: &Value, at: &str) -> Result<Option<Form>, Error> {
             _ => return Err(Error::coded("invalid_type", at, "must be a boolean")),
         },
         "structural_tag" => {
-            let tag = object(value, at)?;
+            let tag = json_value(value, at)?;
             let Value::Object(map) = &tag else {
                 return Err(Error::coded("invalid_type", at, "must be an object"));
             };
@@ -159,8 +159,8 @@ fn vllm(kind: &str, value: &Value, at: &str) -> Result<Option<Form>, Error> {
     }))
 }
 
-/// Reads an object, or JSON in a string.
-fn object(value: &Value, at: &str) -> Result<Value, Error> {
+/// Returns the value or, if it is a string, the JSON value in the string.
+fn json_value(value: &Value, at: &str) -> Result<Value, Error> {
     match value {
         Value::String(text) => {
             serde_json::from_str(text).map_err(|error| Error::invalid(at, format!("is not JSON: {error}")))

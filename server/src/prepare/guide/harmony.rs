@@ -36,7 +36,7 @@ pub(super) fn answer(content: Form) -> Form {
     Form::Sequence(vec![analysis(), last(content)])
 }
 
-/// An answer that is, or may be, a call.
+/// An answer that must or may be a call.
 pub(super) fn with_calls(calls: &Calls<'_>, must_call: bool, content: Option<&Form>) -> Form {
     let call = |(name, arguments): (&str, Form)| {
         Form::Sequence(vec![
@@ -49,7 +49,8 @@ pub(super) fn with_calls(calls: &Calls<'_>, must_call: bool, content: Option<&Fo
         ends.push(last(content.cloned().unwrap_or_else(Form::text)));
     }
     let mut parts = vec![analysis()];
-    // A preamble is content too, so it is not allowed if the content is constrained.
+    // A preamble (a message in the commentary channel) is content too, so it is not allowed if the content is
+    // constrained.
     if content.is_none() {
         parts.extend([message("commentary").optional(), analysis()]);
     }

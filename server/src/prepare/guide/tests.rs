@@ -20,7 +20,7 @@ static COMPILER: LazyLock<Compiler> = LazyLock::new(|| {
         let tools = ToolFormat::ALL.into_iter().flat_map(|format| format.special_tokens());
         tools.chain(ReasoningFormat::ALL.into_iter().flat_map(|format| format.special_tokens()))
     };
-    // In most vocabularies, MiniCPM's markers are not special tokens.
+    // In most vocabularies, MiniCPM's opening tags, which contain `name=`, are not special tokens.
     let mut special: Vec<&str> = formats().copied().filter(|text| !text.contains("name=")).collect();
     special.sort_unstable();
     special.dedup();
@@ -44,7 +44,8 @@ static COMPILER: LazyLock<Compiler> = LazyLock::new(|| {
     Compiler::new(Vocabulary::new(bytes.chain(special).chain(longer)).unwrap(), 1).unwrap()
 });
 
-/// The router retries 503 on another replica and does not count it against the health of this one.
+/// If a replica answers with 503, the router retries the request on another replica, and does not count the error
+/// against the health of the first replica.
 #[test]
 fn a_form_that_cannot_be_checked_is_a_503() {
     let failure = FormError { is_internal: true, ..FormError::new("", "no process") };
@@ -71,7 +72,7 @@ fn draw_after(guide: &Guide, seed: u64, begin: &str) -> Option<String> {
     for byte in begin.bytes() {
         allowed.clear();
         state.allow(&mut allowed).unwrap();
-        assert!(allowed.contains(u32::from(byte)), "{begin:?} may begin it");
+        assert!(allowed.contains(u32::from(byte)), "the text may not begin with {begin:?}");
         state.commit(u32::from(byte)).unwrap();
         text.push(byte);
     }
@@ -144,7 +145,8 @@ fn three_tools(strict: bool) -> Vec<Tool> {
     ]
 }
 
-/// A tool whose name, like those of its parameters, is not an identifier. LFM2's calls cannot express `filter[status]`.
+/// A tool whose name and most of whose parameter names are not identifiers. LFM2's calls cannot express
+/// `filter[status]`.
 fn oddly_named(format: ToolFormat) -> Tool {
     let mut properties = json!({
         "q": {"type": "string", "enum": ["x", "y"]},
@@ -173,11 +175,12 @@ fn formats(tool: ToolFormat) -> Formats {
     Formats { tool, reasoning }
 }
 
-/// The parsed content of an answer.
+/// The parsed parts of an answer.
 #[derive(Debug, Default)]
 struct ParsedAnswer {
     content: String,
     reasoning: String,
+    /// For each call, its name, its arguments, and whether it is complete.
     calls: Vec<(String, String, bool)>,
 }
 
@@ -202,9 +205,9 @@ fn read(text: &str, formats: Formats, tools: &[Tool], prompt_end: &str) -> Parse
 /// Checks that every call is complete, and that its arguments match the schema of its tool.
 fn check_calls(said: &ParsedAnswer, tools: &[Tool], text: &str) {
     for (name, arguments, is_whole) in &said.calls {
-        assert!(is_whole, "a call of {name} has no end in {text:?}");
+        assert!(is_whole, "the call of {name} is not complete in {text:?}");
         let tool = tools.iter().find(|tool| tool.name == *name);
-        let tool = tool.unwrap_or_else(|| panic!("{name} is not offered in {text:?}"));
+        let tool = tool.unwrap_or_else(|| panic!("the request has no tool {name}: {text:?}"));
         let value: Value = match serde_json::from_str(arguments) {
             Ok(value) => value,
             Err(error) if error.to_string().starts_with("number out of range") => continue,
@@ -231,7 +234,7 @@ fn conversation(mut tools: Vec<Tool>, choice: ToolChoice) -> Conversation {
     Conversation { param: "messages", tools, choice, ..Conversation::default() }
 }
 
-/// All formats that a model may have.
+/// Each format of tool calls, with the format of reasoning of a model that uses it.
 fn all_formats() -> impl Iterator<Item = Formats> {
     ToolFormat::ALL.into_iter().filter(|format| *format != ToolFormat::None).map(formats)
 }
@@ -258,8 +261,8 @@ fn required_calls_parse_as_calls_in_every_format() {
                 check_calls(&said, &tools, &text);
                 names.extend(said.calls.into_iter().map(|call| call.0));
             }
-            assert!(whole >= 20, "{formats:?}: {whole} of 60 are whole");
-            assert_eq!(names.len(), 4, "{formats:?}: of {names:?}");
+            assert!(whole >= 20, "{formats:?}: only {whole} of 60 texts are complete");
+            assert_eq!(names.len(), 4, "{formats:?}: the texts call only {names:?}");
             assert!(parallel.is_some() || several > 0 || formats.tool == ToolFormat::Gptoss, "{formats:?}");
         }
     }
@@ -295,7 +298,7 @@ fn strict_tools_are_constrained_within_text() {
         let guide = guide(&conversation(tools.clone(), ToolChoice::Auto), formats, None);
         let (mut called, mut plain) = (0, 0);
         for seed in 0..120 {
-            // Random sampling would not produce this text by chance.
+            // Random sampling would almost never produce these beginnings of calls.
             let begin = match formats.tool {
                 ToolFormat::MiniCpm5 if seed % 2 == 0 => "<function name=",
                 ToolFormat::Phi4 if seed % 2 == 0 => "x functools",
@@ -307,7 +310,7 @@ fn strict_tools_are_constrained_within_text() {
             called += usize::from(!said.calls.is_empty());
             plain += usize::from(said.calls.is_empty());
         }
-        assert!(called > 0 && plain > 0, "{formats:?}: {called} called, {plain} did not");
+        assert!(called > 0 && plain > 0, "{formats:?}: {called} texts with calls, {plain} texts without");
     }
 }
 
@@ -399,7 +402,7 @@ fn a_parameter_that_a_python_call_cannot_name_is_rejected_if_its_tool_is_strict(
         let said = read(&text, formats, &loose.tools, "");
         assert!(said.content.is_empty() && !said.calls.is_empty(), "{text:?}");
     }
-    assert!(whole >= 20, "{whole} of 60 are whole");
+    assert!(whole >= 20, "only {whole} of 60 texts are complete");
 }
 
 #[test]

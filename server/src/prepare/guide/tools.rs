@@ -46,8 +46,8 @@ impl<'a> Calls<'a> {
         Self { format, tools: offered(conversation).collect(), unconstrained, parallel }
     }
 
-    /// Returns the form of an answer that consists of one or more calls and nothing else; `None` if the model has no
-    /// known format.
+    /// Returns the form of an answer that consists of one or more calls and nothing else; `None` if the format of the
+    /// model is unknown or Harmony, for which `harmony` defines the forms.
     pub(super) fn alone(&self, vocabulary: &Vocabulary) -> Option<Form> {
         let one = |marked: MarkedForm| marked.form();
         Some(match self.format {
@@ -66,8 +66,8 @@ impl<'a> Calls<'a> {
         })
     }
 
-    /// Returns the form of calls within text. Each call is constrained after its mark. `None` if the model has no
-    /// known format.
+    /// Returns the form of calls within text. Each call is constrained after its mark. `None` for the same formats as
+    /// in [`Self::alone`].
     pub(super) fn in_text(&self, vocabulary: &Vocabulary) -> Option<Form> {
         let calls = || self.calls();
         let tags: Vec<MarkedForm> = match self.format {
@@ -100,7 +100,7 @@ impl<'a> Calls<'a> {
         }))
     }
 
-    /// Returns the name of each tool and its arguments as JSON.
+    /// Returns the name of each tool, and the form of its arguments as JSON.
     pub(super) fn json_arguments(&self) -> impl Iterator<Item = (&'a str, Form)> {
         self.calls().map(|call| (call.name, call.json()))
     }
@@ -131,7 +131,7 @@ impl<'a> Calls<'a> {
         Form::Choice(self.calls().map(write).collect())
     }
 
-    /// Returns the form of one call or, if parallel calls are allowed, of several calls with a separator.
+    /// Returns the form of one call or, if parallel calls are allowed, of one or more calls with a separator.
     fn several(&self, one: Form, between: &str) -> Form {
         if !self.parallel {
             return one;
@@ -221,7 +221,7 @@ impl<'a> Calls<'a> {
         MarkedForm { mark: "<｜tool▁call▁begin｜>", rest: Form::Sequence(rest) }
     }
 
-    /// Llama's calls have no mark, but consist of the whole answer: other text must not begin like a call.
+    /// Llama's calls have no mark, and an answer is either calls or text. Therefore, text must not begin like a call.
     fn llama_in_text(&self) -> Form {
         let calls = self.several(self.each(|call| object(call, "parameters")), "; ");
         let text = Form::Regex { pattern: r"[^\s\{\[](?s:.*)".to_owned(), at: "tools".to_owned() };
@@ -229,7 +229,7 @@ impl<'a> Calls<'a> {
     }
 }
 
-/// A call of a tool.
+/// A call of a tool, with the schema of its arguments.
 struct Call<'a> {
     name: &'a str,
     schema: Value,

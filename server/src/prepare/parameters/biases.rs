@@ -20,7 +20,7 @@ pub(super) fn logit_bias(generation: &Generation, target: Target<'_>) -> Result<
     }
     let read = |(token, value): (&String, &serde_json::Value)| {
         let param = || format!("logit_bias.{token}");
-        // A token that is written in two ways would have two biases.
+        // Reject other spellings of a number, such as 007, because a token with two spellings would have two biases.
         let token: TokenId =
             token.parse().ok().filter(|number: &TokenId| number.to_string() == *token).ok_or_else(|| {
                 Error::invalid(param(), "the name must be a token ID, an integer of at least 0")
@@ -48,7 +48,7 @@ pub(super) fn allowed_token_ids(
     Ok(Some(tokens.into()))
 }
 
-/// Reads `bad_words` as sequences of tokens, at the beginning of a text and after a space.
+/// Tokenizes each of `bad_words` twice: at the beginning of a text, and after a space.
 pub(super) fn bad_words(generation: &Generation, target: Target<'_>) -> Result<Arc<[Vec<TokenId>]>, Error> {
     let words = generation.bad_words.as_deref().unwrap_or_default();
     let mut runs: Vec<Vec<TokenId>> = Vec::new();

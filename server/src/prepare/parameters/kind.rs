@@ -17,7 +17,7 @@ pub(crate) enum Kind {
     Number(f64, f64),
     /// A string with at most this number of bytes.
     Text(usize),
-    /// A string with at most this number of characters, where OpenAI's API counts characters.
+    /// A string with at most this number of characters, for parameters whose limit in OpenAI's API is in characters.
     Characters(usize),
     /// One of these strings.
     OneOf(&'static [&'static str]),
@@ -122,7 +122,7 @@ impl Kind {
             .try_for_each(|(index, value): (usize, _)| element.check(&format!("{path}[{index}]"), value))
     }
 
-    /// Returns the error of the kind that the value resembles most.
+    /// Checks a value of one of several kinds. The error is that of the kind that the value resembles most.
     fn either(self, path: &str, value: &Value, kinds: &[Self]) -> Result<(), Error> {
         let (mut closest, mut of_arrays) = (None, Vec::new());
         for kind in kinds {
@@ -158,7 +158,7 @@ impl Kind {
     }
 }
 
-/// The first element of an array; the inner `None` stands for an empty array.
+/// Returns the first element of an array; the inner `None` stands for an empty array.
 fn first(value: &Value) -> Option<Option<&Value>> {
     value.as_array().map(|values| values.first())
 }
@@ -167,7 +167,7 @@ fn refused(code: &'static str, path: &str, value: &Value, kind: Kind) -> Error {
     Error::coded(code, path, format!("{} is not {kind}", shown(value)))
 }
 
-/// Returns the JSON of the value, shortened if it is long.
+/// Returns the JSON of the value, shortened if it is long. For an array or an object, returns only its type.
 fn shown(value: &Value) -> String {
     let text = match value {
         Value::Array(_) => return "an array".to_owned(),
@@ -185,7 +185,7 @@ impl fmt::Display for Kind {
         match *self {
             Self::Boolean => formatter.write_str("true or false"),
             Self::Integer(i64::MIN, i64::MAX) => formatter.write_str("an integer"),
-            Self::Integer(min, i64::MAX) => write!(formatter, "an integer from {min}"),
+            Self::Integer(min, i64::MAX) => write!(formatter, "an integer of at least {min}"),
             Self::Integer(min, max) if min == max => write!(formatter, "{min}"),
             Self::Integer(min, max) => write!(formatter, "an integer from {min} to {max}"),
             Self::Number(min, max) => write!(formatter, "a number from {min} to {max}"),
@@ -204,7 +204,8 @@ impl fmt::Display for Kind {
             Self::Texts(count_max, _) => at_most(formatter, "an array of", count_max, "strings"),
             Self::Pairs(count_max, name_max, value_max) => write!(
                 formatter,
-                "an object of at most {count_max} strings of at most {value_max} characters with names of at most {name_max}"
+                "an object of at most {count_max} strings of at most {value_max} characters with names of at most \
+                 {name_max} characters"
             ),
             Self::Array(kind, count_max) => {
                 let elements = match kind {

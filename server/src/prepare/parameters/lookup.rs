@@ -8,14 +8,14 @@ use crate::model::Model;
 use crate::prepare::encode::Encoder;
 use crate::prepare::prepared::Target;
 
-/// The default number of draft tokens, which is OVMS's.
+/// The default number of draft tokens, as in OVMS.
 const NUM_DRAFT_TOKENS_DEFAULT: u32 = 5;
-/// The default number of last tokens that prompt lookup searches for, which is OVMS's.
+/// The default number of last tokens that prompt lookup searches for, as in OVMS.
 const NGRAM_SIZE_DEFAULT: u32 = 3;
 /// The default number of draft tokens if a draft model stops below a confidence threshold.
 const CONFIDENT_DRAFT_TOKENS_DEFAULT: u32 = 20;
 
-/// Returns the prompt lookup of a request, if the request or the server enables it.
+/// Returns the parameters of prompt lookup, if the request or the server enables it.
 pub(super) fn lookup(generation: &Generation, target: Target<'_>) -> Result<Option<PromptLookup>, Error> {
     let model = target.model;
     let predicted = generation.prediction.as_ref().map(|prediction| prediction.text()).unwrap_or_default();
@@ -25,7 +25,7 @@ pub(super) fn lookup(generation: &Generation, target: Target<'_>) -> Result<Opti
     }
     let mut prediction =
         Encoder { model, param: "prediction", tokens_max: None, image_tokens: 0 }.literal(&predicted)?;
-    // No answer is longer than the context.
+    // No answer is longer than the context length.
     prediction.truncate(target.limits.requests.max_model_len as usize);
     prediction.shrink_to_fit();
     let defaults = &model.text.defaults;
@@ -39,8 +39,8 @@ pub(super) fn lookup(generation: &Generation, target: Target<'_>) -> Result<Opti
     }))
 }
 
-/// Returns the parameters of the draft model, if there is one. If a request sets the number of draft tokens or the
-/// confidence threshold, neither of the model's defaults is used.
+/// Returns the parameters for the draft model of the server, if it has one. If a request sets the number of draft
+/// tokens or the confidence threshold, neither default of the model is used.
 pub(super) fn draft(generation: &Generation, model: &Model) -> DraftModelParams {
     let defaults = &model.text.defaults;
     let (tokens, confidence) =

@@ -1,6 +1,7 @@
-//! The table of all parameters of the endpoints whose input is text: allowed values, defaults, the other servers that
-//! have them, and notes. Requests are checked against this table before they are parsed. `/openapi.json` is generated
-//! from the table, and `docs/reference/api.md` from `/openapi.json`.
+//! The table of the parameters of the endpoints that generate text or convert between text and tokens. For each
+//! parameter, it contains the allowed values, the default, the other servers that have the parameter, and a note.
+//! Requests are checked against this table before they are parsed. `/openapi.json` is generated from the table, and
+//! `docs/reference/api.md` from `/openapi.json`.
 //!
 //! Rules that depend on the model (whether a token is in its vocabulary) or on other parameters are checked when the
 //! parameter is resolved.

@@ -6,11 +6,11 @@ use server_openai::{Content, Message};
 use crate::error::Error;
 use crate::prepare::conversation::Conversation;
 
-/// The end of the text of the last message in the second rendering. No template changes private-use characters.
+/// Marks the end of the text of the last message in the second rendering. No template changes private-use characters.
 const END_OF_TEXT: &str = "\u{10fffd}\u{f8ff}\u{10fffd}";
 
-/// Renders the prompt up to the end of the text of the last message. Whitespace at the ends of the text is removed if the
-/// template removes it.
+/// Renders the prompt up to the end of the text of the last message. Whitespace at the ends of the text is removed if
+/// the template removes it.
 ///
 /// The text itself may also occur in the markers of the template, so a second rendering with a longer text determines
 /// the part of the prompt that follows the text.
@@ -33,7 +33,9 @@ pub(super) fn render(
         .rfind(END_OF_TEXT)
         .and_then(|end| prompt.strip_suffix(&longer[end + END_OF_TEXT.len()..]))
         .filter(|continued| continued.trim_end().ends_with(&said));
-    continued.map(str::to_owned).ok_or_else(|| invalid("cannot be continued: the chat template changes it"))
+    continued
+        .map(str::to_owned)
+        .ok_or_else(|| invalid("cannot be continued: the chat template changes its text"))
 }
 
 /// Returns the last text of a message, unless it is only whitespace or a call follows it.

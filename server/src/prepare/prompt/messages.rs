@@ -290,7 +290,8 @@ fn calls_text(calls: &[Call], format: ToolFormat) -> String {
 fn value(message: ParsedMessage, model: &Model) -> Value {
     let ParsedMessage { role, mut content, parts, name, mut reasoning, calls, call_id, style } = message;
     if model.formats.tool == ToolFormat::Gptoss && !calls.is_empty() {
-        // gpt-oss's template renders either reasoning or content before a call, and rejects both together.
+        // gpt-oss's template renders either reasoning or content before a call, and rejects both together. Append the
+        // content to the reasoning.
         if let (Some(thought), Some(text)) = (&mut reasoning, content.take_if(|text| !text.is_empty())) {
             *thought = format!("{thought}\n\n{text}");
         }

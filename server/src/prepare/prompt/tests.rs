@@ -8,7 +8,7 @@ use crate::backend::built_in_text_with;
 mod families;
 mod images;
 
-/// The templates of the model families, from the tests of `server-text`.
+/// Returns the template of a model family, from the tests of `server-text`.
 fn golden(name: &str) -> String {
     let golden: Value =
         serde_json::from_str(include_str!("../../../text/tests/golden/templates.json")).unwrap();
@@ -39,7 +39,7 @@ fn tools() -> Value {
     ])
 }
 
-/// Returns two calls in one message, their results in reverse order, and a question.
+/// Returns a question, two calls in one message, and their results in reverse order.
 fn history() -> Value {
     let call = |id: &str, name: &str, arguments: Value| json!({"id": id, "type": "function", "function": {"name": name, "arguments": arguments}});
     json!([
@@ -114,7 +114,7 @@ fn a_template_that_renders_one_call_gets_each_call_with_its_result() {
 }
 
 #[test]
-fn a_template_that_requires_ids_of_nine_letters_gets_them() {
+fn a_template_that_requires_ids_of_nine_characters_gets_them() {
     check(
         &golden("mistral"),
         json!({"tools": tools(), "messages": history()}),
@@ -164,7 +164,7 @@ fn a_template_that_renders_no_tools_gets_them_as_text() {
         <|im_start|>assistant
     "#]],
     );
-    // The tools are appended to the system message.
+    // If the conversation has a system message, the tools are appended to it.
     let messages = json!([{"role": "system", "content": "s"}, {"role": "user", "content": "q"}]);
     let rendered = prompt(&golden("chatml"), json!({"tools": tools(), "messages": messages})).unwrap();
     assert!(rendered.starts_with("<|im_start|>system\ns\n\n# Tools\n\n"), "{rendered}");
@@ -202,7 +202,11 @@ fn tools_that_may_not_be_called_are_not_rendered() {
     let auto = with(json!({"tools": tools()}));
     assert_ne!(auto, without);
     for choice in [json!("auto"), json!("required"), json!({"type": "function", "function": {"name": "f"}})] {
-        assert_eq!(with(json!({"tools": tools(), "tool_choice": choice})), auto, "turns share their prefix");
+        assert_eq!(
+            with(json!({"tools": tools(), "tool_choice": choice})),
+            auto,
+            "the choice must not change the prompt"
+        );
     }
 }
 
@@ -248,7 +252,7 @@ fn reasoning_gets_the_name_that_the_template_reads() {
     request["reasoning_effort"] = json!("xhigh");
     let rendered = prompt(harmony, request).unwrap();
     assert!(rendered.contains("analysis<|message|>hm") && rendered.ends_with("high"), "{rendered}");
-    assert!(!rendered.ends_with("xhigh"), "gpt-oss knows three: {rendered}");
+    assert!(!rendered.ends_with("xhigh"), "gpt-oss has only three efforts: {rendered}");
 }
 
 #[test]
@@ -277,7 +281,7 @@ fn the_number_of_messages_is_limited() {
 }
 
 #[test]
-fn variables_that_other_parameters_set_are_rejected() {
+fn reserved_variables_are_rejected() {
     for name in RESERVED {
         let request =
             json!({"messages": [{"role": "user", "content": "q"}], "chat_template_kwargs": {name: 1}});

@@ -1,6 +1,7 @@
 //! Describes tools, calls and results as text, for templates that do not render them. Tools are described with the
 //! wording of the templates of Hermes and Qwen, which other models follow best. DeepSeek's models receive a different
-//! description. Calls and results are in the model's own format.
+//! description. Calls are in the model's own format if it is that of Phi-4, Granite or LFM2, and otherwise in that of
+//! Hermes. Results are in the format of Hermes and Qwen.
 
 use std::io;
 
@@ -65,7 +66,7 @@ fn deepseek_tools(tools: &[Value], model: &Model) -> String {
     text
 }
 
-/// Returns calls in the model's own format.
+/// Returns the text of calls: in the given format for Phi-4, Granite and LFM2, and otherwise in that of Hermes.
 pub(super) fn calls(calls: &[(&str, &Value)], format: ToolFormat) -> String {
     let objects = calls.iter().map(|(name, arguments)| json!({"name": name, "arguments": arguments}));
     match format {

@@ -45,7 +45,7 @@ impl Preparation {
         chat(request, self.target()).map(|prepared| prepared.prompts[0].stop.max_tokens)
     }
 
-    /// Does the same for a completion request.
+    /// Returns the number of tokens that a completion request with these parameters can generate in each choice.
     fn completion(&self, parameters: Value) -> Result<u32, Error> {
         let prompt = json!({"model": "m", "prompt": "Hi"});
         let request = CompletionRequest::read(&with(prompt, parameters)).unwrap();
@@ -54,7 +54,7 @@ impl Preparation {
 }
 
 fn with(mut request: Value, parameters: Value) -> Value {
-    let Value::Object(parameters) = parameters else { panic!("parameters are an object") };
+    let Value::Object(parameters) = parameters else { panic!("the parameters must be an object") };
     request.as_object_mut().unwrap().extend(parameters);
     request
 }
@@ -93,7 +93,8 @@ fn a_requested_length_with_too_many_log_probabilities_is_rejected() {
     assert_rejected(&prompts(49_933), "max_tokens");
 }
 
-/// The engine reports log probabilities of all candidates to rank them, and with the IDs of tokens.
+/// The engine also reports log probabilities to rank the candidates of `best_of`, and together with token IDs, even if
+/// the request does not ask for log probabilities.
 #[test]
 fn an_error_about_the_number_of_tokens_names_the_parameter_that_limits_it() {
     let preparation = Preparation::new();

@@ -5,8 +5,8 @@ use server_openai::responses::Request;
 
 use crate::error::Error;
 
-/// Returns the requested format of the text, converted to the form of this endpoint. OVMS's clients may use the form of
-/// the chat endpoint.
+/// Returns the requested format of the text, converted to the form of this endpoint. OVMS's clients may send it as
+/// `response_format`, as to the chat endpoint.
 pub(super) fn format(request: &Request) -> Map<String, Value> {
     let plain = || Map::from_iter([("type".to_owned(), json!("text"))]);
     let requested = request.text.as_ref().and_then(|text| text.format.clone());

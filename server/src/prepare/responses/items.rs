@@ -112,7 +112,9 @@ fn message(item: InputItem, at: &str, ids: &mut ItemIds) -> Result<Item, Error> 
         refuse_images(
             &content,
             &at,
-            &format!("messages with the role {role:?} cannot contain images; only those of the user can"),
+            &format!(
+                "messages with the role {role:?} cannot contain images; only messages with the role \"user\" can"
+            ),
         )?;
     }
     Ok(Item::Message(Message {
@@ -235,7 +237,7 @@ fn output(item: InputItem, at: &str, ids: &mut ItemIds) -> Result<CallOutput, Er
     })
 }
 
-/// Returns the ID that the client has chosen, or a new one.
+/// Returns the ID that the client has chosen, or a new ID if that ID is missing, empty or too long.
 fn item_id(given: Option<String>, prefix: &str, ids: &mut ItemIds) -> String {
     let given = given.filter(|id| !id.is_empty() && id.len() <= ID_BYTES_MAX);
     given.unwrap_or_else(|| ids.next(prefix))

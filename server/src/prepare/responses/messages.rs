@@ -57,7 +57,8 @@ impl Turns {
         let text = joined(&item.content);
         if item.role != "assistant" {
             self.close();
-            // Many templates accept a system message only at the beginning of a conversation.
+            // Many templates accept only one system message, at the beginning of a conversation, so the first ones are
+            // joined.
             if item.role == "user" || self.done.iter().any(|message| message.role != "system") {
                 self.done.push(message(&item.role, text));
             } else {
@@ -66,7 +67,7 @@ impl Turns {
             return;
         }
         match &mut self.open {
-            // The message has no text so far, only reasoning and calls.
+            // The message has no text so far, only reasoning or calls.
             Some(open) if open.content.is_none() => open.content = Some(Content::Text(text)),
             _ => {
                 self.close();
@@ -162,7 +163,8 @@ fn message(role: &str, text: String) -> Message {
     Message { role: role.to_owned(), content: Some(Content::Text(text)), ..Message::default() }
 }
 
-/// Returns parts with images in the form that they have at the chat endpoint. `item` is the index of the item.
+/// Returns parts with images in the form that they have at the chat endpoint. `item` is the index of the item in the
+/// request's input; `None` if it is stored.
 fn content(parts: &[Part], item: Option<usize>) -> Content {
     let param = |index: usize| match item {
         Some(item) => format!("input[{item}].content[{index}].image_url"),
@@ -191,14 +193,14 @@ fn joined(parts: &[Part]) -> String {
     parts.iter().map(Part::text).collect::<Vec<_>>().join("\n")
 }
 
-/// Returns the indices at which a conversation may be cut: those of the user's messages. The system message at the
-/// beginning is always kept.
+/// Returns the indices at which a conversation may be cut: those of the user's messages, unless a cut there would
+/// remove nothing. The system message at the beginning always remains.
 pub(crate) fn cuts(messages: &[Message]) -> Vec<usize> {
     let first = usize::from(messages.first().is_some_and(|message| message.role == "system"));
     (first..messages.len()).filter(|&at| at > first && messages[at].role == "user").collect()
 }
 
-/// Returns the conversation without the messages before `cut`.
+/// Returns the conversation without the messages before `cut`, except for the system message at the beginning.
 pub(crate) fn without(messages: &[Message], cut: usize) -> Vec<Message> {
     let first = usize::from(messages.first().is_some_and(|message| message.role == "system"));
     messages[..first].iter().chain(&messages[cut..]).cloned().collect()

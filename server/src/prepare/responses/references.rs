@@ -55,7 +55,7 @@ pub(crate) struct Context {
 /// Returns the stored objects that a request refers to.
 ///
 /// # Errors
-/// The references contradict each other.
+/// A reference is malformed, there are too many references, or the references contradict each other.
 pub(crate) fn references(request: &Request) -> Result<References, Error> {
     let conversation = conversation_name(request)?;
     if conversation.is_some() && request.previous_response_id.is_some() {

@@ -52,7 +52,7 @@ pub(super) fn response(request: &Request, id: Id, prepared: &PreparedRequest) ->
     }
 }
 
-/// Returns the requested verbosity, or else the default.
+/// Returns the requested verbosity, otherwise the default.
 pub(super) fn verbosity(request: &Request) -> Option<String> {
     let requested = request.text.as_ref().and_then(|text| text.verbosity.clone());
     Some(requested.unwrap_or_else(|| "medium".to_owned()))

@@ -70,7 +70,9 @@ fn images_name_the_parameter_that_contains_them() {
     ]);
     let items = items(&given).unwrap();
     let params = |messages: &[Message]| {
-        let Some(server_openai::Content::Parts(parts)) = &messages[1].content else { panic!("parts") };
+        let Some(server_openai::Content::Parts(parts)) = &messages[1].content else {
+            panic!("the content has no parts")
+        };
         let image = parts[1].image_url.as_ref().unwrap();
         assert_eq!((image.url.as_str(), image.detail.as_deref()), ("data:,", Some("low")));
         image.param.clone().unwrap()
@@ -107,7 +109,7 @@ fn reasoning_text_and_calls_of_a_turn_are_one_message() {
 }
 
 #[test]
-fn calls_before_their_text_are_in_its_message() {
+fn calls_before_a_text_become_a_part_of_its_message() {
     let given = json!([
         {"type": "function_call", "call_id": "c1", "name": "f", "arguments": "{}"},
         {"role": "assistant", "content": "I called."},
@@ -154,7 +156,7 @@ fn an_error_names_the_path_of_a_malformed_item() {
     refused(
         &json!([{"role": "assistant", "content": [{"type": "output_text", "text": "x"}, image]}]),
         &expect![[
-            r#"input[0].content[1].type: messages with the role "assistant" cannot contain images; only those of the user can"#
+            r#"input[0].content[1].type: messages with the role "assistant" cannot contain images; only messages with the role "user" can"#
         ]],
     );
     refused(
@@ -266,7 +268,7 @@ fn an_error_in_a_format_names_the_parameter_of_this_endpoint() {
 }
 
 #[test]
-fn a_function_is_named_flat() {
+fn the_response_repeats_the_choice_of_a_function_in_the_flat_form() {
     let shown = |given: Value| choice(&request(&json!({"tool_choice": given})));
     assert_eq!(shown(json!("required")), json!("required"));
     let flat = json!({"type": "function", "name": "f"});
@@ -287,7 +289,8 @@ fn a_conversation_is_cut_at_messages_of_the_user_and_retains_the_system_message(
     assert_eq!(messages::cuts(&all[..2]), [0; 0]);
 }
 
-/// A conversation that fits with the room for an answer is prepared once more, without this limit.
+/// Truncation searches for a suffix that leaves room for an answer, and then prepares the suffix again without this
+/// limit.
 #[test]
 fn a_truncated_conversation_needs_the_memory_of_its_images_only_once() {
     const IMAGE: &str = "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9\
@@ -317,5 +320,9 @@ fn a_truncated_conversation_needs_the_memory_of_its_images_only_once() {
     let prepared = responses(&request(&body), Context::default(), id, target).unwrap().prepared;
     let prompt = &prepared.prompts[0];
     assert!(prompt.images.is_some());
-    assert_eq!(prompt.stop.max_tokens as usize, 200 - prompt.prompt.len(), "the answer may fill the context");
+    assert_eq!(
+        prompt.stop.max_tokens as usize,
+        200 - prompt.prompt.len(),
+        "the answer may fill the context length"
+    );
 }

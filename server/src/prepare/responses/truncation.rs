@@ -11,7 +11,7 @@ use crate::prepare::fitting::{first_fitting, guess_cut};
 use crate::prepare::prepared::Target;
 use crate::prepare::resolved::{ANSWER_SHARE, LimitSource, TokensMax, UndecodedRequest};
 
-/// Prepares the conversation, or the longest suffix of it that fits if it may be truncated.
+/// Prepares the conversation. If it does not fit and may be truncated, prepares its longest suffix that fits.
 ///
 /// # Errors
 /// The request is invalid, or no suffix of the conversation fits.
@@ -48,8 +48,8 @@ pub(super) fn prepare_fitting(
     let cut = fitting.as_ref().map_or(cuts.last(), |(at, _)| cuts.get(*at)).copied();
     match (tokens_max, cut) {
         (Some(_), _) | (_, None) => fitting.map(|(_, prepared)| prepared).ok_or(too_long),
-        // The answer may fill the context length. The last turn alone may leave less room than the fraction that
-        // truncation otherwise leaves.
+        // Prepare the suffix again without the limit, so that the answer may fill the context length. If no suffix fits
+        // with the limit, the suffix is the last turn alone.
         (None, Some(cut)) => {
             // Release the memory of the images before they are read again.
             drop(fitting);
@@ -70,7 +70,7 @@ fn is_too_long(error: &Error) -> bool {
     }
 }
 
-/// Returns the number of most probable tokens with log probabilities, or `None` for no log probabilities.
+/// Returns the number of most probable tokens to report at each position; `None` if no log probabilities are requested.
 fn logprobs(request: &Request) -> Option<u32> {
     let is_included = request.include.iter().flatten().any(|name| name == "message.output_text.logprobs");
     let is_requested =

@@ -1,5 +1,5 @@
 //! Generates a response as a whole, as a stream of events, or in the background. In each case, an [`Assembly`]
-//! assembles the response from the same deltas.
+//! assembles the response from the deltas of the answer.
 
 use std::sync::Arc;
 
@@ -82,8 +82,8 @@ impl ResponseEncoder {
     /// Completes the response, adds it to its conversation, and stores it if requested.
     ///
     /// # Cancel safety
-    /// A client can disconnect at any time. The last two steps are one unit of work, so that the conversation never
-    /// gets a turn whose response is not stored.
+    /// A client can disconnect at any time. The last two steps are one unit of work, so that a disconnection cannot
+    /// leave a turn in the conversation whose response is not stored.
     async fn completed(mut self: Box<Self>, usage: Usage) -> Box<Self> {
         self.assembly.complete(response_usage(usage), unix_time());
         let response = self.assembly.response();
@@ -214,7 +214,8 @@ enum ResponseEnd {
 /// Ends a background response and stores it.
 fn conclude(store: &Store, live: &LiveResponse, end: ResponseEnd) {
     if matches!(end, ResponseEnd::Finished(_)) {
-        // Join the conversation before publishing the final state, after which the client may continue the conversation.
+        // Join the conversation before publishing the final state, after which the client may continue the
+        // conversation.
         join(store, &live.response(), live.input(), live.tenant());
     }
     live.change(|assembly, sink| {
@@ -290,14 +291,14 @@ fn write(store: &Store, record: ResponseRecord, tenant: Tenant) -> bool {
     written.is_ok()
 }
 
-/// Adds the input and the output of a response to its conversation. All choices of the response have ended. A response
-/// that fails or is canceled does not become a part of the conversation.
+/// Adds the input and the output of a response to its conversation, after all choices have ended. A response that fails
+/// or is canceled does not become a part of the conversation.
 fn join(store: &Store, response: &WireResponse, input: &[Arc<Item>], tenant: Tenant) {
     let WireResponse { conversation, output, .. } = response;
     let Some(id) = conversation.as_ref().and_then(|conversation| Id::parse(&conversation.id)) else { return };
     let items: Vec<Arc<Item>> = input.iter().cloned().chain(output.iter().cloned().map(Arc::new)).collect();
     let joined = store.append(id, tenant, |stored| {
-        // Another turn may have added an item of this one in the meantime.
+        // Another turn may have added an item with the same ID in the meantime.
         stored.check_new_ids(&items)?;
         Ok::<_, store::Error>(NewItems { items, generated_ids: stored.counts().generated_ids })
     });

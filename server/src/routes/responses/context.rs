@@ -187,7 +187,7 @@ pub(super) struct Chain<'a> {
     stored: Vec<Id>,
 }
 
-/// The items to return of a response.
+/// The items of a response to return.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Part {
     Input,

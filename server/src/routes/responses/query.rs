@@ -72,8 +72,8 @@ const PAGE_BYTES_MAX: u64 = 1 << 20;
 /// Selects the items of a page. All items of the list must be added to the selection in the order of the page.
 ///
 /// The IDs of new items are unique, but earlier versions stored items with duplicate IDs. A page begins after the first
-/// item with a given ID. If an item that repeats an ID ended a page, the next page would begin before the end of this
-/// one, and a client would request pages forever. Such items are on no page.
+/// item with a given ID. If an item that repeats an ID ended a page, the next page would begin before the end of that
+/// page, and a client would request pages forever. Therefore, items that repeat an ID are on no page.
 pub(crate) struct Selection<'a> {
     page: &'a Page,
     /// The hashes of the IDs of all items so far. The IDs themselves would take too much memory for a long chain of
@@ -110,7 +110,7 @@ impl<'a> Selection<'a> {
         }
     }
 
-    /// Adds an item of `bytes` bytes, if it is on the page.
+    /// Adds an item of `bytes` bytes to the page if it belongs there. Returns its position.
     pub(crate) fn add(&mut self, id: &str, bytes: u64) -> PagePosition {
         if !self.ids.insert(self.hasher.hash_one(id)) {
             return PagePosition::Skipped;
@@ -198,7 +198,8 @@ mod tests {
         Page::of(&format!("/v1/x?{query}").parse().unwrap())
     }
 
-    /// Returns the items that are on a page, and whether more follow it. Each item has an ID and a size in bytes.
+    /// Returns the IDs of the items that are on a page, and whether more items follow. Each item has an ID and a size
+    /// in bytes.
     fn select(page: &Page, items: &[(String, u64)]) -> Result<(Vec<String>, bool), Error> {
         let (mut selection, mut selected) = (Selection::new(page), Vec::new());
         let mut items: Vec<_> = items.iter().collect();

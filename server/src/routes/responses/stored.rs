@@ -103,7 +103,7 @@ async fn items(app: &App, tenant: Tenant, id: String, uri: &Uri) -> Result<Respo
     .await
 }
 
-/// Returns a part of a list.
+/// Returns the list object for a page of items.
 pub(crate) fn list(data: Vec<Item>, has_more: bool) -> List {
     let id = |item: &Item| item.id().to_owned();
     List {
@@ -135,7 +135,7 @@ fn page_of_input(
     'links: for number in numbers {
         let link = match chain.link(number)? {
             Ok(link) => link,
-            // The response may have just been evicted.
+            // An earlier response may have just been evicted, so leave out its items.
             Err(_) if number > 0 => continue,
             Err(_) => return Ok(None),
         };

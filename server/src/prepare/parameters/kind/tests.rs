@@ -12,7 +12,7 @@ fn check(kind: Kind, good: &[Value], bad: &[Value], expect: &Expect) {
     let mut shown = String::new();
     for value in bad {
         let Err(Error::Invalid { code, param, message }) = kind.check("it", value) else {
-            panic!("{value} is refused")
+            panic!("{value} was accepted")
         };
         assert!(message.starts_with(&format!("{param}: ")), "{message}");
         shown += &format!("{code} | {message}\n");
@@ -81,7 +81,7 @@ fn long_values_are_shortened_in_messages() {
             string_above_max_length | it.a: "日本語です" is not a string of at most 4 characters
             string_above_max_length | it: "abcd" is not a string of at most 3 characters
             object_above_max_properties | it: has 3 members (limit: 2)
-            invalid_type | it: an array is not an object of at most 2 strings of at most 4 characters with names of at most 3
+            invalid_type | it: an array is not an object of at most 2 strings of at most 4 characters with names of at most 3 characters
         "#]],
     );
 }

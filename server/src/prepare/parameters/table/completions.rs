@@ -11,7 +11,7 @@ pub(super) const TABLE: &[Parameter] = &[
     row("suffix", Kind::Text(usize::MAX), "", OPENAI_VLLM)
         .note("Fill-in-the-middle. A 400 if the vocabulary has no tokens for it. vLLM always rejects it."),
     row("echo", Kind::Boolean, "false", ALL).note(
-        "With `logprobs`, the prompt has log probabilities too, streamed or not. `max_tokens` may then be 0.",
+        "With `echo`, `max_tokens` may be 0. With `logprobs`, the prompt has log probabilities too, streamed or not.",
     ),
     row("logprobs", Kind::Integer(0, TOP_LOGPROBS_MAX as i64), "", OVMS_PARTLY)
         .note("OpenAI: at most 5. OVMS: 1, and not with `stream`."),

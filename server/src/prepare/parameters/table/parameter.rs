@@ -18,7 +18,7 @@ pub(crate) struct Parameter {
     pub(crate) note: &'static str,
 }
 
-/// The other servers that have a parameter of this name.
+/// The other servers that have a parameter with this name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Peers {
     pub(crate) ovms: PeerSupport,
@@ -86,7 +86,7 @@ pub(super) const OPENAI_VLLM: Peers =
     Peers { ovms: PeerSupport::None, openai: PeerSupport::Full, vllm: PeerSupport::Full };
 pub(super) const OVMS_PARTLY: Peers =
     Peers { ovms: PeerSupport::Partial, openai: PeerSupport::Full, vllm: PeerSupport::Full };
-/// No other server has the parameter, but `openvino_genai` does.
+/// None of these servers has the parameter, but `openvino_genai` or an earlier version of vLLM may have it.
 pub(super) const NO_PEERS: Peers =
     Peers { ovms: PeerSupport::None, openai: PeerSupport::None, vllm: PeerSupport::None };
 

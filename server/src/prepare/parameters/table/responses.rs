@@ -5,7 +5,7 @@ use super::shared::{EFFORTS, NO_MODERATION, STREAM_OPTIONS};
 use crate::limits::{NAME_BYTES_MAX, TOP_LOGPROBS_MAX};
 use crate::prepare::parameters::kind::Kind;
 
-/// The values of `include`. Only the first value has an effect, because the others belong to built-in tools.
+/// The values of `include`. Only the first value has an effect.
 const INCLUDABLE: &[&str] = &[
     "message.output_text.logprobs",
     "reasoning.encrypted_content",
@@ -46,10 +46,10 @@ pub(super) const TABLE: &[Parameter] = &[
     ),
     row("truncation", Kind::OneOf(&["auto", "disabled"]), "disabled", OPENAI_VLLM).note(
         "`auto` removes the beginning of the conversation, up to a message of the user, until the rest and the answer fit. \
-         Without `max_output_tokens`, a quarter of the context length is left for the answer.",
+         Without `max_output_tokens`, a quarter of the context length is left for the answer, if the last turn permits it.",
     ),
     row("include", Kind::Array(&Kind::OneOf(INCLUDABLE), usize::MAX), "", OPENAI_VLLM)
-        .note("Only `message.output_text.logprobs` has an effect; the other values belong to built-in tools."),
+        .note("Only `message.output_text.logprobs` has an effect."),
     row("top_logprobs", Kind::Integer(0, TOP_LOGPROBS_MAX as i64), "0", OPENAI_VLLM)
         .note("A value above 0 enables log probabilities, whether or not `include` does."),
     row("logprobs", Kind::Boolean, "false", OVMS).note("The same as `message.output_text.logprobs` in `include`."),

@@ -21,7 +21,10 @@ pub(super) const CONVERSATION: &[Parameter] = &[
     row("documents", Kind::Array(&Kind::Object, usize::MAX), "", VLLM)
         .note("For templates that render documents."),
     row("chat_template_kwargs", Kind::Object, "", OVMS_VLLM)
-        .note("Additional variables of the template. Variables that other parameters set are rejected."),
+        .note(
+            "Additional variables of the template, which override those of the reasoning effort. `messages`, `tools`, \
+             `documents`, `add_generation_prompt`, `bos_token` and `eos_token` are rejected.",
+        ),
 ];
 
 /// The parameters of the length and the form of answers.
@@ -30,15 +33,17 @@ pub(super) const OUTPUT: &[Parameter] = &[
     row("stream", Kind::Boolean, "false", ALL),
     row("stream_options", Kind::Fields(STREAM_OPTIONS), "", ALL).note(
         "Only with `stream`. `include_usage`: an additional last chunk with the usage. `continuous_usage_stats` (vLLM): \
-         every chunk has the usage so far. `include_obfuscation` (OpenAI) has no effect; nothing is padded.",
+         with `include_usage`, every chunk has the usage so far. `include_obfuscation` (OpenAI) has no effect; nothing is \
+         padded.",
     ),
     row("max_tokens", COUNT, "see note", ALL).note(
         "Completions: 16, as in OpenAI and vLLM (OVMS: until the end token); chat: up to the context length. \
-         `max_new_tokens` of `generation_config.json` overrides both defaults. A default is limited to the room after the \
-         prompt, and so that the choices together have at most 2,097,152 log probabilities (one for each token with \
-         `best_of`, `return_token_ids` or `detokenize: false`). 0 only with `echo`.",
+         `max_new_tokens` of `generation_config.json` overrides both defaults. A default is reduced so that the answer \
+         fits after the prompt, and so that the choices together have at most 2,097,152 log probabilities (one for each \
+         token with `best_of`, `return_token_ids` or `detokenize: false`). 0 only with `echo`.",
     ),
-    row("max_completion_tokens", COUNT, "", ALL).note("The newer name of `max_tokens`, which has priority."),
+    row("max_completion_tokens", COUNT, "", ALL)
+        .note("The newer name of `max_tokens`. If both are set, `max_tokens` is ignored."),
     row("min_tokens", COUNT, "0", VLLM)
         .note("Before this number of tokens, no end token, stop token or stop string ends a choice."),
     row("n", Kind::Integer(1, CHOICES_MAX as i64), "1", ALL)
@@ -56,16 +61,17 @@ pub(super) const OUTPUT: &[Parameter] = &[
     row("detokenize", Kind::Boolean, "true", VLLM)
         .note("With false, choices have `token_ids` instead of text. Not with `stop`."),
     row("return_token_ids", Kind::Boolean, "false", VLLM).note(
-        "Choices have `token_ids`, with a stop token and the tokens of a stop string, which texts and log probabilities \
-         omit. `prompt_token_ids` is in each choice of completions, and once in chat completions (streamed: in the first \
-         chunk of each choice).",
+        "Choices have `token_ids`, including the stop token or the tokens of the stop string, which texts and log \
+         probabilities omit. `prompt_token_ids` is in each choice of completions, and once in chat completions (streamed: \
+         in the first chunk of each choice).",
     ),
     row("return_tokens_as_token_ids", Kind::Boolean, "false", VLLM)
         .note("Log probabilities name tokens as `token_id:123`."),
     row("truncate_prompt_tokens", Kind::Integer(-1, u32::MAX as i64), "", VLLM)
         .note(
-            "Number of tokens at the end of the prompt that remain; -1 leaves room for the answer. If the request does not \
-             limit the answer, the room is that of the default, at most a quarter of the context length.",
+            "Number of tokens at the end of the prompt that remain. -1 leaves room for the requested length of the answer, \
+             otherwise for the default length (at most a quarter of the context length), or for one token if there is no \
+             default.",
         ),
     row("prompt_logprobs", Kind::Integer(0, TOP_LOGPROBS_MAX as i64), "", VLLM).note(
         "Not with `stream`. vLLM's -1, the whole vocabulary, is rejected, because it would take gigabytes for a long prompt. \
@@ -192,5 +198,5 @@ pub(super) const CANDIDATES: &[Parameter] = &[
     row("num_beam_groups", Kind::Integer(1, CHOICES_MAX as i64), "1", NO_PEERS)
         .note("Beam search: number of groups of equal size, which search one after the other."),
     row("diversity_penalty", Kind::Number(-1000.0, 1000.0), "0", NO_PEERS)
-        .note("Beam search: the penalty of tokens that an earlier group has selected in the same step."),
+        .note("Beam search: the penalty on tokens that an earlier group has selected in the same step."),
 ];

@@ -9,13 +9,13 @@ const TEXTS: Kind = Kind::Either(&[Kind::Text(usize::MAX), Kind::Texts(TEXTS_MAX
 pub(super) const TOKENIZE: &[Parameter] = &[
     row("model", Kind::Text(usize::MAX), "the served model", ALL),
     row("text", TEXTS, "", OVMS).note("One of `text`, `prompt` and `messages` is required."),
-    row("prompt", TEXTS, "", VLLM).note("vLLM's name of `text`."),
+    row("prompt", TEXTS, "", VLLM).note("vLLM's name for `text`."),
     row("messages", Kind::Array(&Kind::Object, usize::MAX), "", VLLM)
         .note("A conversation, as in chat completions."),
     row("add_special_tokens", Kind::Boolean, "true", OVMS_VLLM)
         .note("No effect on a conversation, as in chat completions."),
     row("max_length", Kind::Integer(1, u32::MAX as i64), "", OVMS)
-        .note("Number of tokens that are returned at most: the first ones."),
+        .note("Maximum number of tokens to return for each text: the first ones."),
     row("pad_to_max_length", Kind::Boolean, "false", OVMS)
         .note("Pads shorter lists to `max_length`, which is then required."),
     row("padding_side", Kind::OneOf(&["left", "right"]), "right", OVMS),

@@ -32,7 +32,7 @@ const TEMPLATE: &str = "{% for message in messages %}<|im_start|>{{ message.role
 const TEXT_TEMPLATE: &str = "{% for message in messages %}<|im_start|>{{ message.role }}\n\
     {{ message.content }}<|im_end|>\n{% endfor %}";
 
-/// Two images of one pixel.
+/// Two different images of one pixel each.
 const IMAGES: [&str; 2] = [
     "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5Erk\
      Jggg==",
@@ -43,7 +43,7 @@ const IMAGES: [&str; 2] = [
 /// Number of tokens of an image.
 const TOKENS: usize = 16;
 
-/// The memory for images: that of two images after preprocessing.
+/// The memory for images, which suffices for two images after preprocessing.
 const MEMORY: usize = 2 * 3 * 56 * 56 * 4;
 
 fn model(template: &str) -> Model {
@@ -100,8 +100,12 @@ fn images_are_spans_of_the_prompt_in_their_order() {
     let images = assigned(prompt, &model(TEMPLATE)).unwrap().unwrap().images;
     assert_eq!((images.inputs.len(), images.prompt.attention), (2, SpanAttention::Causal));
     assert!(images.positions.is_none() && images.prompt.is_valid(tokens.len() as u32));
-    let [first, second, third] = images.prompt.spans[..] else { panic!("three spans") };
-    assert_eq!(third, ImageSpan { start: third.start, ..first }, "the same image");
+    let [first, second, third] = images.prompt.spans[..] else { panic!("expected three spans") };
+    assert_eq!(
+        third,
+        ImageSpan { start: third.start, ..first },
+        "the first and the third image are the same"
+    );
     assert_ne!(first.digest, second.digest);
     let image_token = tokens[first.start as usize];
     for ImageSpan { start, num_tokens, first_row, .. } in [first, second, third] {
@@ -170,7 +174,7 @@ fn errors_name_the_part() {
         ]],
     );
     let system = json!([{"role": "system", "content": [image(IMAGES[0])]}]);
-    expect![[r#"messages[0].content[0].type: messages with the role "system" cannot contain images; only those of the user can"#]]
+    expect![[r#"messages[0].content[0].type: messages with the role "system" cannot contain images; only messages with the role "user" can"#]]
         .assert_eq(&rendered(TEMPLATE, &system).err().unwrap().to_string());
     let many = json!([{"role": "user", "content": vec![image(IMAGES[0]); 33]}]);
     expect!["messages: has more than 32 images"]
@@ -178,11 +182,13 @@ fn errors_name_the_part() {
 }
 
 #[test]
-fn images_in_other_places_are_fetched_once_each() {
+fn images_outside_of_the_request_are_fetched_once_each() {
     let urls = ["https://example.org/a.png", "/b.png", "https://example.org/a.png"];
     let parts: Vec<Value> = urls.into_iter().map(image).collect();
     let messages = json!([{"role": "user", "content": parts}]);
-    let Err(Error::MediaNeeded(needed)) = rendered(TEMPLATE, &messages) else { panic!("not fetched yet") };
+    let Err(Error::MediaNeeded(needed)) = rendered(TEMPLATE, &messages) else {
+        panic!("rendered without the images")
+    };
     let needed: Vec<String> =
         needed.iter().map(|medium| format!("{} {}", medium.param, medium.url)).collect();
     expect![[r#"
@@ -207,7 +213,7 @@ fn the_memory_for_images_is_limited() {
 }
 
 #[test]
-fn the_memory_for_images_is_claimed_before_they_are_decoded() {
+fn the_memory_for_images_is_reserved_before_they_are_decoded() {
     let model = model(TEMPLATE);
     // Decoding these files would fail.
     let truncated = [70_usize, 74, 78].map(|length| &IMAGES[0][..length]);
@@ -288,7 +294,7 @@ fn the_files_of_images_reserve_their_memory_before_they_are_decoded_from_base64(
     drop(both);
     assert_eq!(read(&IMAGES).unwrap().images.len(), 2);
     assert!(read(&[malformed]).err().unwrap().to_string().contains("is not valid base64"));
-    // The failed request has returned its memory. These images can never be in memory at the same time.
+    // The failed request has returned its memory. These three images exceed the whole budget.
     let error = read(&[IMAGES[0], IMAGES[1], malformed]).err().unwrap();
     let Error::Invalid { code, param, message } = error else { panic!("{error}") };
     assert_eq!((code, param.as_str()), ("array_above_max_length", "messages[0].content[2].image_url"));
@@ -329,7 +335,7 @@ fn an_error_about_the_length_of_a_prompt_says_how_many_tokens_are_for_images() {
 }
 
 #[test]
-fn a_model_without_images_names_the_part() {
+fn a_model_that_does_not_support_images_rejects_an_image_with_its_path() {
     let messages = json!([{"role": "user", "content": [text("a"), image(IMAGES[0])]}]);
     let request = ChatRequest::read(&json!({"messages": messages})).unwrap();
     let conversation = Conversation::of_chat(request).unwrap();

@@ -4,7 +4,7 @@ use super::*;
 use crate::prepare::tools::{BUILT_IN, ToolChoice};
 
 fn read(tools: &Value) -> Result<RequestTools, Error> {
-    let Value::Array(tools) = tools.clone() else { panic!("tools are an array") };
+    let Value::Array(tools) = tools.clone() else { panic!("the tools must be an array") };
     RequestTools::read(tools.into_iter().map(|tool| tool.as_object().unwrap().clone()).collect())
 }
 
@@ -202,7 +202,7 @@ fn the_input_of_a_custom_tool_is_read_from_its_arguments() {
         (r#"{"input": "a\ud83d\ude0"#, "a"),
         (r#"{"input": "a\ud83d"#, "a"),
         (r#"{"input": "#, r#"{"input": "#),
-        // The model used a different name for the parameter.
+        // These arguments contain no text named `input`.
         (r#"{"patch": "a"}"#, r#"{"patch": "a"}"#),
         (r#"{"input": 1}"#, r#"{"input": 1}"#),
         ("", ""),
