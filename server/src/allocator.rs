@@ -13,8 +13,8 @@ const INTERVAL: Duration = Duration::from_secs(5);
 /// Trim only if the memory exceeds the lowest measurement by this amount, because trimming holds the allocator's locks
 /// for some milliseconds.
 const EXCESS_BYTES_MIN: u64 = 32 << 20;
-/// The maximum number of measurements between two trims. It is reached if trims return little memory because the memory
-/// is still in use. Memory that becomes unused is returned within half a minute.
+/// The maximum of [`Trimmer::period`]. It is reached if trims return little memory because the memory is still in use.
+/// Memory that becomes unused later is returned within half a minute.
 const READINGS_MAX: u32 = 6;
 
 /// Decides when to trim the allocator's memory.
@@ -22,7 +22,7 @@ const READINGS_MAX: u32 = 6;
 struct Trimmer {
     /// The lowest anonymous memory so far, in bytes.
     least: u64,
-    /// Number of measurements between two trims.
+    /// Minimum number of measurements from one trim to the next.
     period: u32,
     /// Number of measurements since the last trim.
     readings: u32,
@@ -40,8 +40,8 @@ impl Trimmer {
         anonymous - self.least >= EXCESS_BYTES_MIN && self.readings >= self.period
     }
 
-    /// Records the memory before and after a trim. Memory that is in use now may be free later, so a trim that returns
-    /// little memory is repeated, but at increasing intervals.
+    /// Records a trim that changed the memory from `before` to `after` bytes. Memory that is in use now may be free
+    /// later, so a trim that returns little memory is repeated, but at increasing intervals.
     fn record_trim(&mut self, before: u64, after: u64) {
         self.readings = 0;
         let is_useful = before.saturating_sub(after) >= EXCESS_BYTES_MIN / 4;
@@ -69,14 +69,15 @@ fn return_free_memory() {
 #[cfg(not(feature = "openvino"))]
 fn return_free_memory() {}
 
-/// Trims the memory of this process while it is above its lowest measurement. Never returns.
+/// Trims the memory of this process when it exceeds its lowest measurement by at least [`EXCESS_BYTES_MIN`]. Never
+/// returns.
 pub(crate) async fn trim_excess() -> anyhow::Result<Infallible> {
     let mut trimmer = Trimmer::new(anonymous_bytes().unwrap_or(u64::MAX));
     let mut ticks = tokio::time::interval(INTERVAL);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         ticks.tick().await;
-        // Some systems do not report the memory of a process.
+        // Some systems do not report the memory of a process, so nothing is trimmed there.
         let Some(before) = anonymous_bytes() else { return std::future::pending().await };
         if trimmer.is_due(before) {
             let start = Instant::now();
@@ -115,7 +116,7 @@ mod tests {
             }
         }
         assert!((160..200).contains(&trims), "{trims} trims");
-        // The memory has become unused.
+        // From here on, the memory is unused, so the next trim returns it.
         let due = (0..READINGS_MAX).any(|_| trimmer.is_due(500 << 20));
         assert!(due);
         trimmer.record_trim(500 << 20, 200 << 20);

@@ -23,7 +23,8 @@ impl ApiRules {
 
     /// Sets the message fields that a request implies.
     pub(crate) fn complete_messages(self, messages: &mut [Message]) {
-        // In OVMS, missing content counts as empty. An assistant's message may always lack content.
+        // In OVMS, missing content counts as empty. In both APIs, an assistant's message may lack content, so it is
+        // left unchanged.
         if self == Self::Ovms {
             for message in messages.iter_mut().filter(|message| message.role != "assistant") {
                 message.content.get_or_insert_with(|| Content::Text(String::new()));

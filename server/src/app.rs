@@ -61,10 +61,11 @@ impl App {
     /// Creates the state of a server that has not loaded its model yet and stores responses in memory.
     ///
     /// # Panics
-    /// This function never panics, because only opening a directory can fail.
+    /// This function never panics: only opening a directory can fail, and the default configuration has none.
     pub fn new(limits: HttpLimits, metrics: Metrics) -> Self {
         let config = StoreConfig::default();
-        Self::with_store(limits, metrics, &config).expect("invariant: only a directory can fail")
+        Self::with_store(limits, metrics, &config)
+            .expect("invariant: the default configuration has no directory, and only a directory can fail")
     }
 
     /// Creates the state of a server that has not loaded its model yet and fetches no images.

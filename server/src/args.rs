@@ -95,8 +95,8 @@ pub struct Args {
     #[arg(long, default_value_t = 50051, help_heading = "Network")]
     pub grpc_port: u16,
 
-    /// An additional port, on the same address, that serves only `/metrics`, `/v2/health/live` and `/v2/health/ready`. 0
-    /// selects a free port.
+    /// An additional port, on the same address, that serves only `/metrics`, `/v2/health/live` and `/v2/health/ready`.
+    /// 0 selects a free port.
     ///
     /// Its connections do not count toward --max-connections, so that probes and scrapes succeed regardless of the
     /// number of clients. The API port serves these paths, too. Default: none.
@@ -144,8 +144,8 @@ pub struct Args {
     )]
     pub tensor_parallel_size: u32,
 
-    /// Size of the KV cache. Accepts a unit suffix, as in 2GiB. With --draft-model, the size includes the caches of both
-    /// models.
+    /// Size of the KV cache. Accepts a unit suffix, as in 2GiB. With --draft-model, the size includes the caches of
+    /// both models.
     ///
     /// Default: half of the memory that is free after the model is loaded, but at most what --max-num-seqs sequences of
     /// the maximum length need.
@@ -342,12 +342,12 @@ pub enum Command {
     Fetch(Box<FetchArgs>),
     /// Mark a running server as not ready and wait until it has finished its requests.
     Drain(DrainArgs),
-    /// Compile the grammar on standard input within limits of time and memory. The server uses this command itself.
+    /// Compile the grammar from standard input within limits of time and memory. The server uses this command itself.
     #[command(hide = true)]
     TryGrammar,
 }
 
-/// The backend that computes the model.
+/// The backend that runs the model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Backend {
     /// The OpenVINO runtime on the device given by --device.

@@ -114,8 +114,8 @@ struct Texts {
     draft_model_len: u32,
 }
 
-/// Loads the tokenizers and the runners concurrently. They are independent of each other, except for the context
-/// length.
+/// Loads the tokenizers and the runners. With OpenVINO, it loads them concurrently: of the tokenizer's files, the
+/// runners need only the context length, which the caller has read.
 fn load(
     config: &BackendConfig,
     source: Option<&TextSource>,

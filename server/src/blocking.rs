@@ -18,8 +18,8 @@ static THREADS: LazyLock<Runtime> = LazyLock::new(|| {
     threads.expect("invariant: a runtime that uses neither I/O nor timers can be created")
 });
 
-/// Runs `work` on a thread that may block and has the priority of [`lower_priority`], and returns its result. A panic of
-/// `work` continues on the calling thread.
+/// Runs `work` on a thread that may block and has the priority of [`lower_priority`], and returns its result. A panic
+/// of `work` continues on the calling thread.
 ///
 /// # Cancel safety
 /// Once the future has been polled, the work is completed, even if the future is dropped, unless the process exits.
@@ -38,7 +38,7 @@ pub(crate) async fn run<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'st
 /// of all sequences is delayed. If the priority cannot be changed, the thread keeps its priority.
 #[cfg(target_os = "linux")]
 pub(crate) fn lower_priority() {
-    // On Linux each thread has its own priority.
+    // On Linux, each thread has its own priority, and the call accepts the ID of a thread.
     let _ = rustix::process::setpriority_process(Some(rustix::thread::gettid()), NICE);
 }
 

@@ -17,17 +17,18 @@ use crate::app::App;
 use crate::error::Error;
 use crate::sse::Events;
 
-/// An upper bound for the size of an error body; the server's are much smaller.
+/// An upper bound for the size of an error body. The server's error bodies are much smaller.
 const ERROR_BYTES_MAX: usize = 1 << 20;
 
-/// Returns the same API with OVMS's errors and additional paths.
+/// Returns the API of `router` with OVMS's errors and additional paths.
 pub fn ovms_api(router: Router, app: App) -> Router {
     let paths = Router::new()
         .route("/v2/models/{*path}", get(model_ready))
         .route("/v1/config", get(config))
         .method_not_allowed_fallback(method)
         .with_state(app);
-    // Paths are rewritten before they are routed, so the API is a nested service.
+    // The layers of a router run after it has matched the path. Therefore, the API is the fallback of an outer router,
+    // whose layers rewrite the path before the API matches it.
     Router::new()
         .fallback_service(router.merge(paths))
         .layer(middleware::from_fn(rewrite))

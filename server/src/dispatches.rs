@@ -2,8 +2,8 @@
 //! the request itself until a report includes it, and relies on the report from then on.
 //!
 //! A request is included once the engine has accepted it. A rejected request is included immediately, because no figure
-//! of a report counts it. The memory is bounded: the server forgets the oldest ranges first. The server remembers a
-//! router while the router is subscribed, and for some time afterward in case it reconnects.
+//! of a report counts it. The memory is bounded: the server forgets the lowest ranges of numbers first. The server
+//! remembers a router while the router is subscribed, and for some time afterward in case it reconnects.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -17,13 +17,13 @@ const HEADER: &str = "x-ovfleet-dispatch";
 ///
 /// If exceeded: the router that disconnected first is forgotten.
 const DEPARTED_MAX: usize = 64;
-/// Number of ranges that the server remembers for a router. It forgets the lowest ranges first.
+/// Number of ranges of dispatch numbers that the server remembers for a router. It forgets the lowest ranges first.
 const RANGES_MAX: usize = 256;
-/// Number of requests of one router that are submitted to the engine and not accepted yet. If exceeded, a new request
-/// counts as accepted immediately.
+/// Maximum number of requests of one router that are submitted to the engine and not accepted yet. If exceeded, a new
+/// request counts as accepted immediately.
 const PENDING_MAX: usize = 4096;
 
-/// The number that a router assigned to a request.
+/// The router that sent a request, and the number that it assigned to the request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Dispatch {
     router: u64,
@@ -43,7 +43,7 @@ impl Dispatch {
     }
 }
 
-/// The dispatches of all subscribed routers. Clones share them.
+/// The dispatches of the subscribed routers and of those that disconnected last. Clones share them.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Dispatches(Arc<Mutex<Vec<RouterDispatches>>>);
 
@@ -62,7 +62,8 @@ struct RouterDispatches {
     streams: usize,
     /// The first and last number of each range. The ranges are ascending, disjoint and not adjacent.
     included: Vec<(u64, u64)>,
-    /// The numbers of requests, each with the count of submissions at which the engine has accepted the request.
+    /// The numbers of the submitted requests, each with the count of accepted submissions at which the engine has
+    /// accepted the request.
     pending: Vec<(u64, u64)>,
 }
 
@@ -100,7 +101,7 @@ impl Dispatches {
     /// including this one; if it was rejected, `None`.
     pub(crate) fn record(&self, dispatch: Dispatch, submissions: Option<u64>) {
         let mut routers = self.lock();
-        // A router that is not subscribed gets no reports.
+        // An unknown router receives no reports, so its requests need no record.
         let Some(router) = routers.iter_mut().find(|router| router.router == dispatch.router) else { return };
         match submissions {
             Some(submissions) if router.pending.len() < PENDING_MAX => {

@@ -34,11 +34,11 @@ pub struct DrainArgs {
 }
 
 impl DrainArgs {
-    /// Drains the server. A timeout is not an error: the container is then stopped, and the server cuts off the remaining
-    /// requests.
+    /// Drains the server. A timeout is not an error: the container is then stopped, and the server cuts off the
+    /// remaining requests.
     ///
     /// # Errors
-    /// The server cannot be reached, or it rejects the replica token.
+    /// The file with the replica token cannot be read, the server cannot be reached, or it rejects the token.
     pub(crate) async fn run(self) -> anyhow::Result<()> {
         let start = Instant::now();
         let end = start + self.timeout;

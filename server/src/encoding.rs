@@ -1,14 +1,14 @@
-//! Decides which thread encodes a part of an answer. An answer can have millions of log probabilities and token IDs, and
-//! repeat megabytes of prompts. If a thread that serves connections encoded them, it would delay the tokens of other
-//! requests.
+//! Decides which thread encodes a part of an answer. An answer can have millions of log probabilities and token IDs,
+//! and repeat megabytes of prompts. If a thread that serves connections encoded them, it would delay the tokens of
+//! other requests.
 
 use tokio::sync::Semaphore;
 
 use crate::blocking;
 
 /// Maximum number of tokens, with their IDs or log probabilities, in a part of an answer that is encoded inline. A step
-/// of the engine adds one token to each choice. Parts with more tokens are prompts, whole texts, and deltas that have
-/// accumulated because the client reads slowly.
+/// of the engine adds one token to each choice, or a few with speculative decoding. Parts with more tokens are prompts,
+/// whole texts, and deltas that have accumulated because the client reads slowly.
 const INLINE_TOKENS_MAX: usize = 64;
 /// Maximum size in bytes of the text of a part that is encoded inline.
 const INLINE_TEXT_BYTES_MAX: usize = 16 << 10;

@@ -131,7 +131,7 @@ impl Error {
         Self::coded("invalid_value", param, problem)
     }
 
-    /// Returns the error for an invalid value with a more specific code of OpenAI's.
+    /// Returns the error for an invalid value, with a code that is more specific than `invalid_value`.
     pub(crate) fn coded(
         code: &'static str,
         param: impl Into<String>,
@@ -148,13 +148,14 @@ impl Error {
     }
 
     /// Returns the error for a request whose images do not fit into the buffer for request bodies, which has
-    /// `bytes_max` bytes. The preparation of other requests, which takes less than a second for most, frees memory.
+    /// `bytes_max` bytes. A retry after a second may succeed, because the preparation of most requests takes less time
+    /// and then frees memory.
     pub(crate) fn body_buffer_full(bytes_max: usize) -> Self {
         let limit = format!("{bytes_max} bytes");
         Self::Overloaded { resource: Resource::BodyBytes, limit, retry_after: RETRY_AFTER_MIN }
     }
 
-    /// Returns the status, the class, the code and the parameter of the error.
+    /// Returns the status, the type, the code and the parameter of the error.
     fn parts(&self) -> (StatusCode, &'static str, Option<&'static str>, Option<&str>) {
         const REQUEST: &str = "invalid_request_error";
         const SERVER: &str = "server_error";
@@ -213,7 +214,7 @@ impl Error {
             Self::Failed(Failure::Wake(_)) => {
                 (StatusCode::SERVICE_UNAVAILABLE, SERVER, Some("wake_failed"), None)
             }
-            // The router retries 503 on another replica and does not count it against the health of this one.
+            // The router retries 503 on another replica and does not count it against the health of this replica.
             Self::FormCheck(_) => (StatusCode::SERVICE_UNAVAILABLE, SERVER, Some("form_check_failed"), None),
             Self::Failed(Failure::Image(_)) => {
                 (StatusCode::INTERNAL_SERVER_ERROR, SERVER, Some("image_failed"), None)

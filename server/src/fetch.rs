@@ -75,7 +75,8 @@ impl FetchArgs {
             progress.add(finished.bytes());
             return Ok(finished);
         }
-        // A directory that this process cannot write to may contain a complete model. Otherwise, the lock is necessary.
+        // A failure to lock the directory is not an error before this line, because a directory that this process
+        // cannot write to may contain a complete model.
         let _lock = lock?;
         let credentials = SourceCredentials::load(self.credentials.as_deref())?;
         let client = source::client(Duration::from_secs(self.idle_timeout))?;
@@ -117,14 +118,17 @@ impl FetchArgs {
             (None, _) => {}
             (Some(sha256), [file]) => file.sha256 = Some(sha256.clone()),
             (Some(_), files) => {
-                let message = format!("--sha256 requires a source with one file, but it has {}", files.len());
+                let message = format!(
+                    "--sha256 requires a source with one file, but the source has {} files",
+                    files.len()
+                );
                 return Err(Error::Wrong(message));
             }
         }
         Ok(source)
     }
 
-    /// Returns a string that distinguishes this fetch from others into the same directory.
+    /// Returns a string that distinguishes this fetch from fetches of other models into the same directory.
     fn identity(&self) -> String {
         let source = match (&self.hf_repo, &self.url, &self.s3_object) {
             (Some(repo), ..) => {

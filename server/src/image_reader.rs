@@ -1,5 +1,5 @@
-//! The reader of images for a vision-language model: its image processor, and how its chat template renders messages with
-//! images.
+//! The reader of images for a vision-language model: its image processor, and how its chat template renders messages
+//! with images.
 
 use std::any::Any;
 use std::sync::Arc;
@@ -26,7 +26,7 @@ pub(crate) type EncoderContent = fn(EncoderInputs, Option<Vec<FeatureRow>>) -> A
 #[derive(Debug)]
 pub(crate) struct ImageReader {
     pub(crate) processor: ImageProcessor,
-    /// The token of the positions that images take.
+    /// The token that fills the positions of images in a prompt.
     pub(crate) image_token: TokenId,
     pub(crate) content: EncoderContent,
     pub(crate) template: TemplateContent,
@@ -74,7 +74,7 @@ impl ImageReader {
 }
 
 impl TemplateContent {
-    /// Renders messages of both forms to find out which of them the template supports.
+    /// Renders a list of parts and a text to find out which of them the template supports.
     fn of(text: &ModelText) -> Self {
         let Some(template) = &text.chat_template else { return Self::Text };
         let renders = |content| {

@@ -10,7 +10,7 @@
 //! ```
 //!
 //! Nothing after `prepare` reads the wire request. If a client disconnects, the body of its answer is dropped. This
-//! drops the token stream, which frees the sequence. There is no other way to cancel a request.
+//! drops the token stream, which frees the sequences. Dropping the stream is the only way to cancel a request.
 
 mod allocator;
 mod api_rules;

@@ -14,7 +14,7 @@ pub enum Phase {
     Serving,
     /// The server accepts requests, but none should be sent, because the process will be stopped soon.
     Draining,
-    /// The process has received a request to stop, and is finishing its requests.
+    /// The process has received a signal to stop, and is finishing its requests.
     Stopping,
     /// The engine has stopped.
     Stopped,
@@ -87,7 +87,7 @@ mod tests {
         lifecycle.advance(Phase::Draining);
         let since = *lifecycle.drains_since.get().unwrap();
         lifecycle.advance(Phase::Stopping);
-        assert_eq!(*lifecycle.drains_since.get().unwrap(), since, "SIGTERM does not start it anew");
+        assert_eq!(*lifecycle.drains_since.get().unwrap(), since, "SIGTERM does not reset the time");
         assert!(lifecycle.drain_time_left(HOUR) <= HOUR);
         assert_eq!(lifecycle.drain_time_left(Duration::ZERO), Duration::ZERO);
     }

@@ -1,7 +1,7 @@
 //! The limits of the server, and the means of enforcing them: admission, budgets and slots.
 //!
-//! Every queue and buffer has a limit, here or in the engine's configuration. The documentation of a limit says whether a
-//! request that exceeds it is rejected or waits. This file lists the limits of the values in requests and answers.
+//! Every queue and buffer has a limit, here or in the engine's configuration. The documentation of a limit says whether
+//! a request that exceeds it is rejected or waits. This file lists the limits of the values in requests and answers.
 
 mod admission;
 mod budget;

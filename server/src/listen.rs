@@ -90,7 +90,8 @@ pub(crate) async fn serve(
         connections.spawn(async move {
             tokio::select! {
                 ended = connection => if let Err(error) = ended {
-                    // Clients may disconnect or send malformed data at any time.
+                    // Clients may disconnect or send malformed data at any time, so such errors are not worth more than
+                    // a trace.
                     tracing::trace!(%error, "a connection failed");
                 },
                 () = must_make_room(&pressure, &has_request) => {}

@@ -20,7 +20,8 @@ use crate::lifecycle::Phase;
 const COALESCE: Duration = Duration::from_millis(20);
 /// The longest time between two reports.
 const HEARTBEAT: Duration = Duration::from_secs(1);
-/// A change in the number of used blocks is reported if it exceeds the total number of blocks divided by this number.
+/// A change in the number of active or evictable blocks is reported before the next heartbeat if it exceeds the total
+/// number of blocks divided by this number.
 const BLOCKS_PART: u32 = 50;
 /// Number of open gRPC streams, such as load reports to routers.
 ///
@@ -169,7 +170,7 @@ impl Replica for ReplicaService {
         tracing::info!("draining: the server is no longer ready");
         self.app.lifecycle().advance(Phase::Draining);
         let state = (self.app.clone(), self.reports.clone(), None, permit);
-        // Reports are sent after every change and at least once per second, which is often enough to show the progress.
+        // A report is sent at least once per second, which is often enough to show the progress.
         let progress = stream::unfold(state, |(app, mut reports, sent, permit)| async move {
             if sent == Some(0) {
                 return None;

@@ -38,7 +38,8 @@ use web::{RedirectPolicy, WebClient};
 use crate::limits::{FairSlot, FairSlots, NoSlot};
 use crate::tenant::Tenant;
 
-/// Number of images that are fetched at the same time. Each takes up to `--max-image-bytes` of memory. Tenants take turns.
+/// Number of images that are fetched at the same time. Each takes up to `--max-image-bytes` of memory. Tenants take
+/// turns.
 ///
 /// If exceeded: further fetches wait up to `--image-fetch-timeout`; then 429, `image_fetch_busy`, with `Retry-After`.
 pub(crate) const FETCHES_MAX: usize = 16;
@@ -82,8 +83,8 @@ pub struct MediaPolicy {
     #[arg(long, value_name = "TIME", default_value = "5s", value_parser = duration)]
     pub image_fetch_timeout: Duration,
 
-    /// Maximum file size of an image that is fetched or read. Accepts a unit suffix, as in 4MiB. Images larger than 20 MiB
-    /// are rejected regardless of this flag.
+    /// Maximum file size of an image that is fetched or read. Accepts a unit suffix, as in 4MiB. Images larger than 20
+    /// MiB are rejected regardless of this flag.
     ///
     /// If exceeded: 400, `invalid_image_url`.
     #[arg(long, value_name = "SIZE", default_value = "20MB")]
@@ -162,10 +163,10 @@ impl MediaFetcher {
     /// Dropping the future closes the connection. A file that is being read remains open until the read returns.
     ///
     /// # Errors
-    /// The policy does not allow the reference, the image is too large, fetching it fails or takes too long, or too many
-    /// images are being fetched.
+    /// The policy does not allow the reference, the image is too large, fetching it fails or takes too long, or too
+    /// many images are being fetched.
     pub(crate) async fn fetch(&self, reference: &str, tenant: Tenant) -> Result<Bytes, MediaError> {
-        // Check before waiting, so that a reference that is not allowed is refused immediately.
+        // Check the reference before waiting for a slot, so that one that is not allowed is rejected immediately.
         match Reference::parse(reference)? {
             Reference::Web(url) => {
                 let web = self.web.as_ref().ok_or(MediaError::UrlsDisabled)?;

@@ -1,7 +1,8 @@
-//! The Prometheus metrics of the process. `docs/reference/metrics.md` lists them; a test compares the list with the code.
+//! The Prometheus metrics of the process. `docs/reference/metrics.md` lists them; a test compares the list with the
+//! code.
 //!
-//! The engine's thread counts tokens and steps once per step, and the record of a request ([`crate::request_record`])
-//! counts the request. Gauges are read from the engine's load on each scrape.
+//! The engine's thread updates the counts of tokens and steps after each step, and the record of a request
+//! ([`crate::request_record`]) counts the request. Gauges are read from the engine's load on each scrape.
 
 mod exposition;
 mod images;

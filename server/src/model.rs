@@ -23,14 +23,16 @@ pub struct Model {
     pub(crate) text: ModelText,
     /// The time when the model was loaded, in seconds since 1970.
     pub(crate) created: u64,
-    /// A hash of everything that may change the model's answers.
+    /// A hash of the names, the backend, the precisions and the version of the server. If two fingerprints differ, the
+    /// answers to the same request may differ.
     pub(crate) fingerprint: String,
     /// The formats of the model's tool calls and reasoning.
     pub(crate) formats: Formats,
     /// The features that the model's chat template supports.
     pub(crate) template_features: TemplateFeatures,
-    /// Special tokens that the parser of an answer reads as text, ascending.
+    /// Special tokens that the parser of an answer reads as text if the request has tools, ascending.
     pub(crate) visible_tokens_with_tools: Arc<[TokenId]>,
+    /// Special tokens that the parser of an answer reads as text if the request has no tools, ascending.
     pub(crate) visible_tokens_without_tools: Arc<[TokenId]>,
     /// Whether prompt lookup is enabled for all requests.
     pub(crate) prompt_lookup: bool,
@@ -50,8 +52,7 @@ pub struct Model {
 }
 
 impl Model {
-    /// Creates a model with these names. `computed` describes the backend and the precisions with which the model is
-    /// computed.
+    /// Creates a model with these names. `computed` describes the backend that runs the model, and its precisions.
     ///
     /// # Panics
     /// `names` is empty.
@@ -83,7 +84,7 @@ impl Model {
         model.set_formats(formats)
     }
 
-    /// Sets the formats of tool calls and of reasoning instead of detecting them in the chat template.
+    /// Sets the formats of tool calls and of reasoning. A format that is `None` is detected in the chat template.
     ///
     /// # Errors
     /// The formats cannot be combined.

@@ -1,7 +1,8 @@
 //! Binds the process to a NUMA node, or groups of its threads to several nodes. The process must be bound before it
 //! starts a second thread.
 
-/// Binds the process to a node. Without a node, warns if the process runs on several nodes with one group of threads.
+/// Binds the process to a node or, without a node, divides its threads into groups. Warns if one group of threads runs
+/// on several nodes.
 #[cfg(feature = "openvino")]
 pub(crate) fn bind(numa_node: Option<u32>, tensor_parallel_size: u32) -> anyhow::Result<()> {
     let Some(node) = numa_node else {
@@ -12,8 +13,8 @@ pub(crate) fn bind(numa_node: Option<u32>, tensor_parallel_size: u32) -> anyhow:
         } else if nodes.len() > 1 {
             tracing::warn!(
                 ?nodes,
-                "the server runs on several NUMA nodes; one replica per node (--numa-node) or one group of threads per node \
-                 (--tensor-parallel-size) is faster"
+                "the server runs on several NUMA nodes, and access to the memory of other nodes is slower: run one replica \
+                 per node (--numa-node) or one thread group per node (--tensor-parallel-size)"
             );
         }
         return Ok(());
@@ -27,7 +28,7 @@ pub(crate) fn bind(numa_node: Option<u32>, tensor_parallel_size: u32) -> anyhow:
     Ok(())
 }
 
-/// Rejects a node and groups: only the OpenVINO crate can bind the process.
+/// Rejects a node and several thread groups: only the OpenVINO crate can bind the process.
 #[cfg(not(feature = "openvino"))]
 pub(crate) fn bind(numa_node: Option<u32>, tensor_parallel_size: u32) -> anyhow::Result<()> {
     anyhow::ensure!(numa_node.is_none(), "--numa-node: this server was built without OpenVINO");

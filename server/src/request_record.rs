@@ -10,7 +10,7 @@ use crate::limits::AdmittedRequest;
 use crate::metrics::Metrics;
 
 /// A request in progress. A record that is dropped before [`RequestRecord::ended`] or [`RequestRecord::failed`] is
-/// counted as canceled, because its client has disconnected.
+/// counted as canceled: usually, its client has disconnected.
 #[derive(Debug)]
 pub(crate) struct RequestRecord {
     metrics: Metrics,
@@ -98,7 +98,7 @@ impl Drop for RequestRecord {
                 outcome = "cancelled",
                 completion_tokens = self.tokens,
                 total_ms = self.arrived.elapsed().as_millis() as u64,
-                "the client disconnected"
+                "request canceled"
             );
         }
     }

@@ -59,7 +59,8 @@ impl Args {
     /// Runs the subcommand or, without one, the server until it receives a signal to stop.
     ///
     /// # Errors
-    /// The server could not start, its engine died, or it received a second signal while stopping.
+    /// The subcommand failed, the server could not start, its engine died, or it received a second signal while
+    /// stopping.
     pub fn run(self) -> anyhow::Result<()> {
         logs::start(&self.log, self.log_format)?;
         // Bind before any other thread starts, because threads inherit the binding.

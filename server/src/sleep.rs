@@ -29,7 +29,7 @@ pub async fn sleep_when_idle(engine: EngineHandle, after: Duration, level: Sleep
             // Any change of the load restarts the idle time.
             changed = load.changed() => if changed.is_err() { break },
             () = tokio::time::sleep(after) => match engine.sleep(level).await {
-                // A request has just arrived.
+                // The engine is busy if a request has just arrived.
                 Ok(()) | Err(SleepError::Busy) => {}
                 Err(SleepError::Wake(_) | SleepError::Stopped) => break,
             },

@@ -93,7 +93,7 @@ struct Inner {
 enum Replacement {
     Optional,
     /// The record is a new version of a stored one. It is not stored if the stored one has been removed in the
-    /// meantime, because the removal would have no effect.
+    /// meantime, because the removal would otherwise have no effect.
     Required,
 }
 
@@ -243,7 +243,8 @@ impl Store {
     ) -> Result<Option<Vec<Arc<Item>>>, E> {
         let _one = self.lock(id);
         let Some(stored) = self.get(id, tenant)? else { return Ok(None) };
-        // The last write to the file may have been interrupted, so the record can be shorter than the file.
+        // The last write to the file may have been interrupted, so the record can be shorter than the file, and its own
+        // size counts.
         let bytes = stored.bytes();
         check_room(stored.counts(), bytes)?;
         let NewItems { items, generated_ids } = items(&stored)?;
@@ -269,7 +270,7 @@ impl Store {
     /// Replaces the head of a conversation. Returns the new head, or `None` if this tenant has no such conversation.
     ///
     /// # Errors
-    /// The conversation cannot be read or written.
+    /// The conversation cannot be read or written, or `head` fails.
     pub(crate) fn set_head<E: From<Error>>(
         &self,
         id: Id,
@@ -320,7 +321,7 @@ impl Store {
         let bytes = lines.len() as u64;
         let limit = match replacement {
             Replacement::Optional => RECORD_BYTES_MAX,
-            // Several requests may have added items, each within the limit.
+            // Several requests may have added items, each within the limit, so the whole record may exceed it.
             Replacement::Required => u64::MAX,
         };
         self.check_size(bytes, limit)?;
@@ -351,7 +352,7 @@ impl Store {
     fn read(&self, id: Id, entry: Entry) -> Result<Option<StoredRecord>, Error> {
         match (entry.data, &self.0.directory) {
             (Some(chunks), _) => Ok(Some(StoredRecord::new(chunks))),
-            // The record may have just been evicted.
+            // The record may have just been evicted. In this case, the file does not exist.
             (None, Some(directory)) => directory.read(id.key(), entry.bytes),
             (None, None) => Ok(None),
         }
@@ -372,7 +373,7 @@ impl Store {
     }
 }
 
-/// Whether items can be added to a conversation of this size.
+/// Checks that items can be added to a conversation of this size.
 ///
 /// # Errors
 /// The conversation is full ([`Error::Full`]).

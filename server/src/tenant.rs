@@ -45,8 +45,8 @@ impl Tenant {
         Some(Self(number)).filter(|tenant| *tenant != Self::default() && *tenant != Self::NOBODY)
     }
 
-    /// Assigns these prompts to this tenant. As a result, the prefix cache and the cache of encoded images separate them
-    /// from the prompts of other tenants, and tenants take turns in the queue.
+    /// Assigns these prompts to this tenant. As a result, the prefix cache and the cache of encoded images separate
+    /// them from the prompts of other tenants, and tenants take turns in the queue.
     pub(crate) fn assign_prompts(self, prompts: &mut [Request]) {
         for prompt in prompts {
             prompt.cache_salt = self.salt(prompt.cache_salt);
@@ -73,8 +73,8 @@ impl Tenant {
     }
 }
 
-/// Replaces the digests of images by hashes of the digests and the salt of their prompt. Otherwise, the time to the first
-/// token would reveal whether a prompt with another salt has the same image.
+/// Replaces the digests of images by hashes of the digests and the salt of their prompt. Otherwise, the time to the
+/// first token would reveal whether a prompt with another salt has the same image.
 fn salt_digests(images: &mut RequestImages, salt: u64) {
     let salted = |ImageDigest(digest)| {
         let mut hash = Sha256::new();

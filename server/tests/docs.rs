@@ -81,11 +81,11 @@ async fn the_parameters_are_described() {
     for (name, _) in
         schemas.iter().filter(|(_, schema)| schema["properties"].as_object().is_some_and(is_table))
     {
-        assert!(described.contains(name), "{name} has a table in the reference");
+        assert!(described.contains(name), "{name} has no table in the reference");
     }
 }
 
-/// Whether these are the parameters of a request in the table.
+/// Whether the reference has a table of these properties: they are the parameters of a request.
 fn is_table(properties: &serde_json::Map<String, Value>) -> bool {
     properties.values().any(|property| property["x-ovfleet"].is_string())
 }

@@ -65,7 +65,8 @@ pub struct LimitArgs {
 
     /// Maximum number of open HTTP connections.
     ///
-    /// If exceeded: further connections wait, and idle connections are closed after one second to make room for them.
+    /// If exceeded: further connections wait, and connections that have not sent a request within one second are closed
+    /// to make room for them.
     #[arg(
         long,
         value_name = "COUNT",

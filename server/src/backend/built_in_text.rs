@@ -17,7 +17,8 @@ pub fn built_in_text() -> anyhow::Result<ModelText> {
     built_in_text_with(TEMPLATE, &[])
 }
 
-/// Returns the built-in tokenizer with this chat template and, after its three special tokens, the additional ones.
+/// Returns the built-in tokenizer with the chat template `template`. `special_tokens` follow its own three special
+/// tokens.
 ///
 /// # Errors
 /// The temporary files from which the tokenizer is loaded cannot be written, or the template is invalid.
@@ -61,5 +62,5 @@ fn byte_letter(byte: u8) -> char {
         return char::from(byte);
     }
     let before = (0..byte).filter(|&other| !plain(other)).count() as u32;
-    char::from_u32(0x100 + before).expect("invariant: all of these code points are letters")
+    char::from_u32(0x100 + before).expect("invariant: every code point from U+0100 to U+0143 is a character")
 }

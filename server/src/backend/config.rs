@@ -10,7 +10,7 @@ use server_parsers::{ReasoningFormat, ToolFormat};
 use crate::api_rules::ApiRules;
 use crate::args::{ActivationPrecision, Backend, NamedAdapter, Properties, SimArgs};
 
-/// The model, the backend that computes it, and the limits of the engine.
+/// The model, the backend that runs it, and the limits of the engine.
 #[derive(Clone, Debug)]
 pub(crate) struct BackendConfig {
     pub(crate) backend: Backend,
@@ -60,7 +60,8 @@ pub(crate) struct OpenVinoConfig {
     pub(crate) activation_precision: ActivationPrecision,
     pub(crate) cache_dir: Option<PathBuf>,
     pub(crate) plugin_config: Vec<Properties>,
-    /// Number of groups of threads. With several groups, the plugin uses the processors of all nodes and does not bind threads.
+    /// Number of thread groups. With several groups, the plugin uses the processors of all nodes and does not bind
+    /// threads.
     pub(crate) tensor_parallel_size: u32,
     pub(crate) sparse_attention: Option<f32>,
 }
@@ -69,7 +70,8 @@ impl BackendConfig {
     /// Rejects configurations immediately that would otherwise fail only after the model is loaded.
     ///
     /// # Errors
-    /// No model is given, two flags contradict each other, or two models have the same name.
+    /// No model is given, two flags contradict each other, there are too many adapters, or an adapter has the name of
+    /// the model or of another adapter.
     pub(crate) fn check(&self) -> anyhow::Result<()> {
         if self.model.is_none() && self.backend == Backend::OpenVino {
             bail!("no model is given: use --model PATH, or --backend sim to run without a model");

@@ -14,10 +14,12 @@ use super::config::{BackendConfig, OpenVinoConfig};
 use super::runners::{ImageBackend, Runners};
 use crate::args::{ActivationPrecision, NamedAdapter};
 
-/// The context length of a model whose files do not specify one.
+/// The context length that determines the default size of the KV cache if neither a flag nor the model's files specify
+/// one.
 const CONTEXT_DEFAULT: u32 = 8192;
 
-/// Loads the model and its draft model. `context` is the number of tokens of a prompt and its completion together.
+/// Loads the model and its draft model. `context` is the maximum number of tokens of a prompt and its completion
+/// together.
 pub(super) fn load(config: &BackendConfig, context: Option<u32>) -> anyhow::Result<Runners> {
     let runtime_config = runtime_config(config, context)?;
     let draft_config = |path| draft_config(path, config.max_model_len, &runtime_config);
@@ -91,8 +93,9 @@ fn runtime_config(config: &BackendConfig, context: Option<u32>) -> anyhow::Resul
     })
 }
 
-/// The configuration of the draft model at `path`, which uses the options of the model. Without `--max-model-len`, the
-/// draft model's own context length limits its sequences.
+/// The configuration of the draft model at `path`. It is the configuration of the model, except for the path, the
+/// adapters and the maximum length. Without `--max-model-len`, the draft model's own context length limits its
+/// sequences.
 fn draft_config(
     path: &Path,
     max_model_len: Option<u32>,
@@ -110,8 +113,8 @@ fn draft_config(
 }
 
 /// Resolves symbolic links, because the runtime evaluates the suffix of the file name, and the link `current` that
-/// `fetch` creates has no suffix. Links whose target is named by a digest, as in the cache of the Hub, are not
-/// resolved.
+/// `fetch` creates has no suffix. A link with the suffix `.gguf` whose target lacks it is not resolved: the cache of
+/// the Hub names the targets by digests.
 fn resolved(path: &Path) -> PathBuf {
     let is_gguf = |path: &Path| path.extension().is_some_and(|suffix| suffix == "gguf");
     match path.canonicalize() {
@@ -137,7 +140,8 @@ fn properties(config: &OpenVinoConfig) -> anyhow::Result<Vec<(String, String)>> 
         set_default("KV_CACHE_PRECISION", precision);
     }
     if config.tensor_parallel_size > 1 && config.device == "CPU" {
-        // One stream uses the threads of all nodes. The groups bind these threads.
+        // With one stream, the plugin uses the processors of all nodes. The thread groups bind the threads instead of
+        // the plugin.
         set_default("NUM_STREAMS", "1");
         set_default("ENABLE_CPU_PINNING", "NO");
     }

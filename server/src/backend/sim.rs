@@ -16,7 +16,8 @@ use crate::args::SimArgs;
 use crate::image_reader::ImageReader;
 use crate::model::Model;
 
-/// Creates a simulated model and, if the configuration has a draft model, a simulated draft model at a tenth of the costs.
+/// Creates a simulated model and, if the configuration has a draft model, a simulated draft model whose steps take a
+/// tenth of the time.
 pub(super) fn load(config: &BackendConfig, text: &ModelText) -> anyhow::Result<Runners> {
     let model = runner(&config.sim, config.adapters.len(), text)?;
     let draft = config.draft_model.as_ref().map(|_| {
@@ -51,7 +52,8 @@ pub fn built_in_model_with_images(
     Ok((model, EncoderConfig { encoder, cache_bytes: memory_bytes as u64 }))
 }
 
-/// Returns the encoder of a simulated model of the LLaVA family, which divides an image into 16 parts.
+/// Returns the image processor and the encoder of a simulated model of the LLaVA family, which divides each image into
+/// 16 patches.
 fn image_backend() -> anyhow::Result<ImageBackend> {
     let config = json!({
         "model_type": "llava", "vision_feature_select_strategy": "default",
@@ -67,7 +69,7 @@ fn image_backend() -> anyhow::Result<ImageBackend> {
     })
 }
 
-/// Returns the built-in tokenizer with the token that images need.
+/// Returns the built-in tokenizer with the token `<image>`, which fills the positions of images.
 pub(super) fn text_with_images() -> anyhow::Result<ModelText> {
     built_in_text_with(TEMPLATE, &["<image>"])
 }
@@ -104,7 +106,8 @@ fn runner(sim: &SimArgs, adapters: usize, text: &ModelText) -> anyhow::Result<Bo
 /// Returns the script with which the simulated model generates these answers in its turns of a conversation.
 ///
 /// # Errors
-/// The chat template does not open the model's turn, or the model has no token that ends a turn.
+/// The model has no chat template, the template does not open the model's turn, or the model has no token that ends a
+/// turn.
 pub fn script(answers: &[String], text: &ModelText) -> anyhow::Result<SimScript> {
     let template =
         text.chat_template.as_ref().context("the model has no chat template, which --sim-answer requires")?;

@@ -14,7 +14,7 @@ pub struct FetchArgs {
     pub into: PathBuf,
 
     /// Before fetching, remove the files of earlier fetches from the sibling directories of the target directory.
-    // Jobs of an earlier operator pass the alias.
+    // Jobs that an earlier version of the operator created pass the alias.
     #[arg(long, alias = "remove-former")]
     pub remove_previous: bool,
 
@@ -81,8 +81,8 @@ pub struct FetchArgs {
     #[arg(long, value_name = "SECONDS", default_value_t = 60)]
     pub idle_timeout: u64,
 
-    /// Maximum number of consecutive attempts of `ovfleet-server fetch` that transfer no data. Attempts that discard the
-    /// downloaded part of a file are counted separately, with the same limit.
+    /// Maximum number of consecutive attempts of `ovfleet-server fetch` that transfer no data. Attempts that discard
+    /// the downloaded part of a file are counted separately, with the same limit.
     ///
     /// If exceeded: the command fails with exit code 21 (the source is too slow) or 22 (the source cannot be reached).
     #[arg(long, value_name = "COUNT", default_value_t = 5)]

@@ -16,7 +16,8 @@ use super::finish::{FetchedFile, PreviousModel};
 use super::progress::Progress;
 use super::source::File;
 
-/// The first pause between attempts. The pauses grow up to `PAUSE_MAX`.
+/// The pause after an attempt that has transferred data. Each consecutive attempt without data doubles the pause, up to
+/// `PAUSE_MAX`.
 const PAUSE_MIN: Duration = Duration::from_millis(250);
 const PAUSE_MAX: Duration = Duration::from_secs(10);
 /// Size of the chunks in which files are read from disk.
@@ -65,7 +66,8 @@ impl Downloader<'_> {
             let before = part.bytes;
             let error = match self.attempt(&mut part, file).await {
                 Ok(()) => match self.place(&mut part, &path, file).await {
-                    // The part from an earlier attempt may belong to another file.
+                    // The part from an earlier fetch may belong to another version of the file, so the download starts
+                    // again.
                     Err(Error::Digest { .. }) if is_resumed => {
                         is_resumed = false;
                         continue;
@@ -113,7 +115,7 @@ impl Downloader<'_> {
         let etag = part.stored_etag().await;
         if part.bytes > 0 {
             match &etag {
-                // Only the source can confirm that the part is still current.
+                // Without a digest, only the source can confirm that the complete part is still current.
                 Some(etag) if is_complete => request = request.header(IF_NONE_MATCH, etag),
                 Some(etag) => {
                     request = request.header(RANGE, format!("bytes={}-", part.bytes)).header(IF_RANGE, etag)
@@ -128,7 +130,8 @@ impl Downloader<'_> {
         let is_unchanged = part.bytes > 0 && etag.is_some() && strong_etag(&answer) == etag.as_deref();
         match answer.status() {
             StatusCode::NOT_MODIFIED if is_complete && etag.is_some() => return Ok(()),
-            // Some sources, such as MinIO, ignore `If-Range` and return a range of the changed content.
+            // Some sources, such as MinIO, ignore `If-Range` and return a range of the changed content. Therefore, the
+            // range is accepted only with the same ETag or with a digest to verify.
             StatusCode::PARTIAL_CONTENT
                 if begins_at(&answer) == Some(part.bytes) && (is_unchanged || has_digest) => {}
             StatusCode::PARTIAL_CONTENT | StatusCode::RANGE_NOT_SATISFIABLE => {
@@ -142,11 +145,12 @@ impl Downloader<'_> {
                 if let Some(error) = Error::status(url.as_str(), status, file.location.has_credentials()) {
                     return Err(error);
                 }
-                // The source has ignored `If-None-Match`. The body is not needed.
+                // The source has ignored `If-None-Match`, but its ETag shows that the part is current, so the body is
+                // not needed.
                 if is_complete && is_unchanged {
                     return Ok(());
                 }
-                // The source has sent the whole file.
+                // The source sends the whole file, so discard the part.
                 self.restart(part).await?;
             }
         }
@@ -156,7 +160,7 @@ impl Downloader<'_> {
         match file.bytes.or(announced) {
             Some(expected) if part.bytes < expected => Err(Error::Source {
                 url: url.path().to_owned(),
-                problem: format!("the answer ended after {} of {expected} bytes", part.bytes),
+                problem: format!("the download ended after {} of {expected} bytes", part.bytes),
             }),
             _ => Ok(()),
         }
@@ -195,8 +199,8 @@ impl Downloader<'_> {
         let stored =
             part.file.metadata().await.map_err(|source| Error::disk("read", &part.path, source))?.len();
         let error = match (&file.sha256, file.bytes) {
-            // The digest was computed from the received bytes. The file can differ if the directory could not be
-            // locked.
+            // The digest was computed from the received bytes. If the directory could not be locked, another process
+            // may have changed the file.
             _ if stored != bytes => Some(Error::Disk {
                 verb: "write",
                 path: part.path.clone(),
@@ -265,7 +269,7 @@ impl Part {
         fs::read_to_string(&self.etag).await.ok()
     }
 
-    /// Stores the ETag of the content.
+    /// Stores the ETag of an answer, if it is a strong one.
     async fn store_etag(&self, answer: &Response) -> Result<(), Error> {
         match strong_etag(answer) {
             Some(etag) => {

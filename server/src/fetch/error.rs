@@ -1,5 +1,5 @@
-//! The errors of a fetch, with one exhaustive match for the exit code and one for the machine-readable reason. Exit codes
-//! from 10 to 19 mean that a retry cannot succeed.
+//! The errors of a fetch, with one exhaustive match for the exit code and one for the machine-readable reason. Exit
+//! codes from 10 to 19 mean that a retry cannot succeed.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -40,7 +40,7 @@ pub(crate) enum Error {
 }
 
 impl Error {
-    /// Returns the reason for conditions, which is stable and in CamelCase.
+    /// Returns the reason that the operator shows in conditions: a stable name in CamelCase.
     pub(crate) fn reason(&self) -> &'static str {
         match self {
             Self::NotFound { .. } => "NotFound",
@@ -75,7 +75,7 @@ impl Error {
         matches!(self, Self::Slow { .. } | Self::Source { .. })
     }
 
-    #[expect(clippy::needless_pass_by_value, reason = "it is called in map_err")]
+    #[expect(clippy::needless_pass_by_value, reason = "the closures of map_err pass the error by value")]
     pub(crate) fn disk(verb: &'static str, path: &Path, source: io::Error) -> Self {
         match source.kind() {
             // `FileTooLarge` means that the file system does not allow a file of this size.
@@ -92,7 +92,8 @@ impl Error {
         if error.is_timeout() {
             return Self::Slow { url };
         }
-        // The cause is at the end of the chain. The errors before it contain the URL, which may contain secrets.
+        // Report only the cause, which is at the end of the chain: the errors before it contain the URL, which may
+        // contain secrets.
         let mut cause: &dyn std::error::Error = error;
         while let Some(deeper) = cause.source() {
             cause = deeper;

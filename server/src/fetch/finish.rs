@@ -125,7 +125,7 @@ impl Manifest {
 /// Writes the manifest for `files`, and the link to `model`, which is the path of one of these files.
 ///
 /// # Errors
-/// The disk cannot be written.
+/// The manifest or the link cannot be written.
 pub(crate) fn finish(
     into: &Path,
     origin: Origin<'_>,
@@ -141,7 +141,7 @@ pub(crate) fn finish(
         revision: revision.clone(),
         files: files.clone(),
     };
-    let text = serde_json::to_vec(&manifest).expect("invariant: texts and numbers are JSON");
+    let text = serde_json::to_vec(&manifest).expect("invariant: strings and numbers can be written as JSON");
     let current = into.join(CURRENT);
     // The presence of the manifest means that the link points to its model. Therefore, the previous manifest is
     // removed before the link changes, and the new one is written afterward.

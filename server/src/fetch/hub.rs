@@ -114,8 +114,9 @@ impl Hub<'_> {
                 )));
             }
         }
-        serde_json::from_slice(&body)
-            .map_err(|error| Error::Wrong(format!("{url} is not a valid answer of the Hub: {error}")))
+        serde_json::from_slice(&body).map_err(|error| {
+            Error::Wrong(format!("the answer of {url} is not a valid list of files: {error}"))
+        })
     }
 
     fn base(&self) -> Result<Url, Error> {
@@ -124,7 +125,7 @@ impl Hub<'_> {
         Ok(url)
     }
 
-    /// Appends the repository and `parts`.
+    /// Appends the repository and `parts` to the path of `url`.
     fn extend(&self, url: &mut Url, parts: &[&str]) -> Result<(), Error> {
         let mut path = url.path_segments_mut().map_err(|()| self.invalid_url())?;
         // `extend` encodes the slashes in the name of a branch.

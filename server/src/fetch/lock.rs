@@ -26,11 +26,11 @@ pub(crate) struct DirectoryLock {
 }
 
 impl DirectoryLock {
-    /// Creates the directory `into` if it does not exist, and waits until no other fetch has locked it. If the file
-    /// system does not support locks, a warning is logged and the directory is not locked.
+    /// Creates the directory `into` if it does not exist, and locks it. If another fetch has locked it, this function
+    /// waits. If the file system does not support locks, a warning is logged and the directory is not locked.
     ///
     /// # Errors
-    /// The directory or the lock file cannot be created.
+    /// The directory or the lock file cannot be created, or locking fails for another reason.
     pub(crate) async fn acquire(into: &Path) -> Result<Self, Error> {
         std::fs::create_dir_all(into).map_err(|source| Error::disk("create", into, source))?;
         let path = into.join(LOCK);

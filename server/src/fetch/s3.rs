@@ -8,7 +8,7 @@ use super::error::Error;
 use super::parts::all_parts;
 use super::source::{File, Location, S3Object, SIGNED_FOR, SourceCredentials, checked_path};
 
-/// Number of S3 objects that begin with a prefix.
+/// Number of S3 objects whose keys begin with the given prefix.
 ///
 /// If exceeded: `ovfleet-server fetch` fails with exit code 13.
 const OBJECTS_MAX: usize = 10_000;
@@ -60,7 +60,7 @@ pub(crate) async fn files(
     }
     let mut files = Vec::new();
     for (found, bytes) in list(client, &bucket, keys.as_ref(), key).await? {
-        // S3 consoles create such an object for an empty directory.
+        // Skip keys that end with a slash: S3 consoles create such an object for an empty directory.
         match found.strip_prefix(key) {
             Some(path) if !path.is_empty() && !path.ends_with('/') => files.push(file(&found, path, bytes)?),
             _ => {}
@@ -96,7 +96,9 @@ async fn list(
         while let Some(chunk) = answer.chunk().await.map_err(failed)? {
             body.extend_from_slice(&chunk);
             if body.len() > PAGE_BYTES_MAX {
-                return Err(Error::Wrong("s3: a page of the object list is too long".to_owned()));
+                return Err(Error::Wrong(format!(
+                    "s3: a page of the object list is longer than {PAGE_BYTES_MAX} bytes"
+                )));
             }
         }
         let page = ListObjectsV2::parse_response(&String::from_utf8_lossy(&body))

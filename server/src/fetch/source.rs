@@ -143,7 +143,7 @@ impl SourceCredentials {
     /// Reads the credentials.
     ///
     /// # Errors
-    /// A file exists but cannot be read.
+    /// A file exists but cannot be read or is too large.
     pub(crate) fn load(directory: Option<&Path>) -> Result<Self, Error> {
         let Some(directory) = directory else { return Ok(Self::default()) };
         let read = |name: &str| {
@@ -181,7 +181,7 @@ impl SourceCredentials {
 /// Returns the file at a URL. If it is a part of a split model, returns all parts.
 ///
 /// # Errors
-/// `url` is invalid.
+/// `url` is invalid, or it names a part of a model with too many parts.
 pub(crate) fn web(url: &str, credentials: &SourceCredentials) -> Result<Vec<File>, Error> {
     let url =
         Url::parse(url).map_err(|error| Error::Wrong(format!("{url:?} is not a valid URL: {error}")))?;

@@ -15,7 +15,8 @@ use tokio::sync::Notify;
 
 use super::*;
 
-/// The faults of a web server. Each fault occurs once, in order; later requests succeed.
+/// A fault of the web server in one request. The faults of a server occur in order, one per request; later requests
+/// succeed.
 #[derive(Clone, Copy, Debug)]
 enum Fault {
     /// Answers without a fault.
@@ -24,7 +25,7 @@ enum Fault {
     Disconnects(usize),
     /// Sends no more data after this number of bytes.
     Stalls(usize),
-    /// Sends the rest only after [`Web::resume`] has been notified.
+    /// Sends this number of bytes, and the rest only after [`Web::resume`] has been notified.
     Pauses(usize),
     /// Answers with this error status.
     Fails,
@@ -41,7 +42,7 @@ struct Web {
     ignores_conditions: bool,
     /// Whether answers with a range have no ETag.
     omits_etag_of_ranges: bool,
-    /// Continues the answer that waits.
+    /// Continues an answer that [`Fault::Pauses`] has interrupted.
     resume: Arc<Notify>,
 }
 
@@ -122,7 +123,7 @@ fn stream(bytes: Vec<u8>, after: StreamEnd) -> Body {
     let rest = futures_util::stream::once(async move {
         match after {
             StreamEnd::Error => {
-                // The bytes before the fault are sent first.
+                // Yield, so that the bytes before the fault are sent first.
                 tokio::task::yield_now().await;
                 Err(std::io::Error::other("broken off"))
             }
@@ -153,7 +154,7 @@ fn content() -> Vec<u8> {
     (0..300_000_u32).flat_map(u32::to_le_bytes).collect()
 }
 
-/// Other content of the same size.
+/// Returns different content of the same size as [`content`].
 fn other_content() -> Vec<u8> {
     content().into_iter().rev().collect()
 }
@@ -192,7 +193,7 @@ async fn interrupted_downloads_are_resumed_and_the_complete_file_is_verified() {
 }
 
 #[tokio::test]
-async fn a_killed_fetch_is_resumed() {
+async fn a_failed_fetch_is_resumed_by_the_next_one() {
     let mut tasks = JoinSet::new();
     let content = content();
     let web = Web::of(&content, &[Fault::Stalls(600_000), Fault::Stalls(0)]);
@@ -245,7 +246,11 @@ async fn a_source_that_never_confirms_its_content_is_an_error() {
     let directory = tempfile::tempdir().unwrap();
     let url = format!("{}/model.gguf", web.start(&mut tasks).await);
     arguments(directory.path(), &["--url", &url, "--attempts", "2"]).run().await.unwrap_err();
-    assert_eq!(web.requested_ranges().len(), 4, "two downloads, each of which was discarded");
+    assert_eq!(
+        web.requested_ranges().len(),
+        4,
+        "two downloads, each followed by a request for a range that discards it"
+    );
 }
 
 #[tokio::test]
@@ -263,7 +268,8 @@ async fn a_complete_part_is_used_only_if_the_source_still_has_its_content() {
             ("api/models/o/n/revision/main", listing.into_bytes()),
             ("o/n/resolve/c/model.gguf", content()),
         ]);
-        // If the part is current, a download of the file fails.
+        // If the part is current, the content of the file never arrives, so the fetch succeeds only if it uses the
+        // part.
         let faults = if is_current { vec![Fault::Succeeds, Fault::Stalls(0)] } else { Vec::new() };
         let faults = Mutex::new(faults);
         let web = Arc::new(Web { files, faults, ignores_conditions, ..Web::default() });
@@ -294,7 +300,7 @@ async fn a_second_fetch_into_the_same_directory_waits_for_the_first() {
     fetches.spawn(args.clone().run());
     wait_for_size(&directory.path().join("files/model.gguf.part"), 600_000).await;
     fetches.spawn(args.run());
-    // Without a lock, the second fetch continues the part of the first one and ends before it.
+    // Without a lock, the second fetch would continue the part of the first one and end before it.
     let ended = tokio::time::timeout(Duration::from_millis(500), fetches.join_next()).await;
     assert!(ended.is_err(), "the second fetch has not waited: {ended:?}");
     web.resume.notify_one();
@@ -329,7 +335,7 @@ async fn a_file_to_which_another_process_has_written_is_rejected() {
     assert!(std::fs::read(directory.path().join("current")).unwrap() == content());
 }
 
-/// A model in two parts with the given contents.
+/// A web server with a model in two parts of nine bytes each, which all have the value in `contents`.
 fn split_model(contents: [u8; 2], faults: &[Fault]) -> Arc<Web> {
     let [first, second] = contents.map(|byte| vec![byte; 9]);
     Web::with_files([("m-00001-of-00002.gguf", first), ("m-00002-of-00002.gguf", second)], faults)
@@ -389,7 +395,7 @@ async fn a_complete_model_needs_no_lock() {
     let url = format!("{}/model.gguf", Web::of(b"model", &[]).start(&mut tasks).await);
     let args = arguments(directory.path(), &["--url", &url]);
     args.clone().run().await.unwrap();
-    // A directory in place of the lock file cannot be opened, like a file on a read-only file system.
+    // A directory in place of the lock file cannot be opened for writing, just like a file on a read-only file system.
     let lock = directory.path().join("lock");
     std::fs::remove_file(&lock).unwrap();
     std::fs::create_dir(&lock).unwrap();
@@ -456,7 +462,11 @@ async fn the_url_of_a_part_fetches_all_parts() {
     let sha256 = "0".repeat(64);
     for (more, reason, named) in [
         (vec!["--url", &format!("{missing}/m/{}", parts[0])], "NotFound", parts[1]),
-        (vec!["--url", &first, "--sha256", &sha256], "InvalidSource", "a source with one file, but it has 2"),
+        (
+            vec!["--url", &first, "--sha256", &sha256],
+            "InvalidSource",
+            "a source with one file, but the source has 2 files",
+        ),
         (vec!["--url", &format!("{base}/a-00001-of-00257.gguf")], "InvalidSource", "limit: 256"),
     ] {
         let error = arguments(directory.path(), &more).run().await.unwrap_err();
@@ -476,7 +486,7 @@ fn a_full_disk_has_its_own_reason() {
 }
 
 #[test]
-fn names_are_like_patterns() {
+fn names_match_patterns() {
     use hub::matches_pattern;
     for (name, pattern) in
         [("a.gguf", "*.gguf"), ("a.gguf", "a.gguf"), ("x/y.z", "x/*"), ("abc", "a*b*c"), ("ab", "a*b*")]

@@ -60,7 +60,8 @@ impl Admission {
     }
 
     /// Returns the time until half of the requests in progress will have ended, at the current completion rate. Clients
-    /// that return then find room for several requests instead of competing for the first free slot.
+    /// that return then find room for several requests instead of competing for the first free slot. The time is
+    /// between a second and [`RETRY_AFTER_MAX`] seconds.
     pub(crate) fn retry_after(&self, now: Instant) -> Duration {
         let ahead = self.requests() as f64 / 2.0;
         let rate = lock(&self.completions).per_second(now);
@@ -91,7 +92,7 @@ fn lock(completions: &Mutex<CompletionTimes>) -> MutexGuard<'_, CompletionTimes>
 struct CompletionTimes(VecDeque<Instant>);
 
 impl CompletionTimes {
-    /// Number of times that are remembered.
+    /// Number of requests whose completion times are stored.
     const COUNT: usize = 64;
 
     fn push(&mut self, now: Instant) {
@@ -101,7 +102,7 @@ impl CompletionTimes {
         self.0.push_back(now);
     }
 
-    /// Returns the completion rate, which is unknown until two requests are complete.
+    /// Returns the number of completed requests per second, which is unknown until two requests are complete.
     fn per_second(&self, now: Instant) -> Option<f64> {
         let first = *self.0.front().filter(|_| self.0.len() > 1)?;
         let seconds = now.saturating_duration_since(first).as_secs_f64().max(1e-3);

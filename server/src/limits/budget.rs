@@ -30,8 +30,8 @@ pub(crate) struct ByteReservation {
 }
 
 impl ByteBudget {
-    /// Creates a budget of `bytes_max`, an eighth of which is reserved for small reservations. A single reservation of
-    /// `reservation_bytes_max` always fits.
+    /// Creates a budget of `bytes_max`, of which up to an eighth is reserved for small reservations. A single
+    /// reservation of `reservation_bytes_max` always fits into the unused budget.
     pub(crate) fn new(bytes_max: usize, reservation_bytes_max: usize) -> Arc<Self> {
         let small_bytes = (bytes_max / 8).min(bytes_max.saturating_sub(reservation_bytes_max));
         Arc::new(Self { bytes_max, large_bytes_max: bytes_max - small_bytes, reserved: AtomicUsize::new(0) })
@@ -53,7 +53,7 @@ impl ByteBudget {
 }
 
 impl ByteReservation {
-    /// The bytes of the budget.
+    /// Returns the size of the whole budget.
     pub(crate) fn bytes_max(&self) -> usize {
         self.budget.bytes_max
     }
@@ -61,7 +61,7 @@ impl ByteReservation {
     /// Grows the reservation to `bytes` in total.
     ///
     /// # Errors
-    /// The budget is exhausted. The reservation does not change.
+    /// The budget is exhausted. In this case, the reservation does not change.
     pub(crate) fn grow_to(&mut self, bytes: usize) -> Result<(), BudgetExhausted> {
         let more = bytes.saturating_sub(self.bytes);
         let ByteBudget { bytes_max, large_bytes_max, .. } = *self.budget;
@@ -130,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn small_claims_have_room_when_large_ones_have_used_theirs() {
+    fn small_reservations_have_room_when_large_ones_have_used_theirs() {
         const MEBIBYTE: usize = 1 << 20;
         let budget = ByteBudget::new(16 * MEBIBYTE, 8 * MEBIBYTE);
         let (mut first, mut second, mut small) =

@@ -23,7 +23,7 @@ struct Queue {
     tenants: VecDeque<(Tenant, VecDeque<oneshot::Sender<FairSlot>>)>,
 }
 
-/// The slot of a request. Dropping it passes it on to the next request.
+/// The slot of a request. Dropping this value passes the slot on to the next request.
 #[derive(Debug)]
 pub(crate) struct FairSlot {
     queue: Arc<Mutex<Queue>>,
@@ -68,8 +68,8 @@ impl Queue {
         receiver
     }
 
-    /// Removes the requests that were canceled. They would accumulate while no slot becomes free, for example if all
-    /// slots read from a file system that hangs.
+    /// Removes the requests that were canceled. They would accumulate while no slot becomes free, for example if the
+    /// requests in all slots read from a file system that hangs.
     fn remove_canceled(&mut self) {
         self.tenants.retain_mut(|(_, requests)| {
             requests.retain(|request| !request.is_closed());
@@ -77,7 +77,8 @@ impl Queue {
         });
     }
 
-    /// Removes the request whose turn is next and moves its tenant behind the others. Canceled requests do not use a turn.
+    /// Removes the request whose turn is next and moves its tenant behind the others. Canceled requests do not use a
+    /// turn.
     fn pop(&mut self) -> Option<oneshot::Sender<FairSlot>> {
         loop {
             let (tenant, mut requests) = self.tenants.pop_front()?;
@@ -100,7 +101,7 @@ impl Drop for FairSlot {
             next
         };
         if let Some(next) = next {
-            // A request that was canceled in the meantime drops the slot, which passes it on.
+            // If the request was canceled in the meantime, sending fails and drops the slot, which passes it on.
             let _ = next.send(Self { queue: Arc::clone(&self.queue) });
         }
     }
@@ -162,6 +163,6 @@ mod tests {
             assert!(slots.slot(tenant(1 + number % 3), WAIT_MAX).now_or_never().is_none());
         }
         let count: usize = lock(&slots.queue).tenants.iter().map(|(_, requests)| requests.len()).sum();
-        assert!(count <= 2, "{count} requests are in the queue, but one waits");
+        assert!(count <= 2, "{count} requests are in the queue, but only one waits");
     }
 }

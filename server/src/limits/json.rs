@@ -13,7 +13,7 @@ pub(crate) const VALUES_BYTES_MAX: usize = 64 << 20;
 const OBJECT_BYTES: usize = 512;
 /// Memory in bytes of an array, with room for four elements.
 const ARRAY_BYTES: usize = 384;
-/// Memory in bytes of each further element or member.
+/// Memory in bytes of each element or member after the first.
 const ELEMENT_BYTES: usize = 128;
 
 /// Estimates the memory of JSON values from their text, which may arrive in pieces or be written by a serializer.
@@ -43,7 +43,8 @@ impl ValuesMemory {
         }
     }
 
-    /// Skips the text up to the end of the string or to a character that is escaped. Returns the rest.
+    /// Skips the text up to and including the quote that ends the string or the backslash that escapes a character.
+    /// Returns the rest.
     fn skip_string<'t>(&mut self, text: &'t [u8]) -> &'t [u8] {
         let Some(end) = memchr::memchr2(b'"', b'\\', text) else { return &[] };
         (self.is_in_string, self.is_escaped) = (text[end] == b'\\', text[end] == b'\\');
@@ -68,7 +69,7 @@ impl ValuesMemory {
     }
 }
 
-/// A value is estimated by serializing it into this writer.
+/// The memory of a parsed value is estimated by serializing the value into this writer.
 impl Write for ValuesMemory {
     fn write(&mut self, text: &[u8]) -> std::io::Result<usize> {
         self.add(text);
@@ -117,7 +118,7 @@ mod tests {
         }
     }
 
-    /// A lower bound for the memory of a parsed value: its own size, and the capacities of its containers.
+    /// A lower bound for the memory of a parsed value: its own size and the sizes of everything in it.
     fn occupied(value: &Value) -> usize {
         let within = match value {
             Value::Array(elements) => elements.iter().map(occupied).sum(),

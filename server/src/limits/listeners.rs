@@ -7,8 +7,8 @@ use std::time::Duration;
 pub struct HttpLimits {
     /// Size of a request body in bytes.
     pub max_body_bytes: usize,
-    /// Total size in bytes of the request bodies and of their values in memory, from their arrival until the requests are
-    /// prepared.
+    /// Total size in bytes of the request bodies and of their values in memory, from their arrival until the requests
+    /// are prepared.
     pub max_buffered_body_bytes: usize,
     /// Number of concurrent requests, each from the arrival of its body until its answer fits into the buffers of its
     /// connection.
@@ -53,8 +53,8 @@ impl HttpLimits {
     pub(crate) fn of_admin_port(self) -> Self {
         /// Number of open connections to the port given by `--admin-port`.
         ///
-        /// If exceeded: further connections wait, and idle connections are closed after one second to make room for
-        /// them.
+        /// If exceeded: further connections wait, and connections that have not sent a request within one second are
+        /// closed to make room for them.
         const CONNECTIONS_MAX: usize = 256;
         /// Time within which a client of the port given by `--admin-port` must send a request, and the same time again
         /// for reading the response.

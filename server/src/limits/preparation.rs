@@ -13,14 +13,15 @@ use crate::tenant::Tenant;
 ///
 /// If exceeded: 429, `preparation_busy`, with `Retry-After`.
 const WAIT_MAX: Duration = Duration::from_secs(30);
-/// Number of requests that are prepared at the same time: one for each core, but at most this number.
+/// Number of requests that are prepared at the same time: one for each core, but at least two and at most this number.
 ///
 /// If exceeded: further requests wait.
 const SLOTS_MAX: usize = 16;
 /// The minimum number of slots, so that one long prompt does not delay all others on a machine with one core.
 const SLOTS_MIN: usize = 2;
 
-/// The number of slots on this machine: as many as the process has cores, within limits.
+/// Returns the number of slots on this machine: one for each core of the process, between [`SLOTS_MIN`] and
+/// [`SLOTS_MAX`].
 pub(crate) fn preparation_slots() -> usize {
     let cores = std::thread::available_parallelism().map_or(SLOTS_MIN, usize::from);
     cores.clamp(SLOTS_MIN, SLOTS_MAX)

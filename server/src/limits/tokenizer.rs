@@ -1,5 +1,5 @@
-//! The memory that tokenizers may use. Before a text is tokenized, it reserves the memory of its worst case. A text that
-//! does not fit waits for those that are being tokenized.
+//! The memory that tokenizers may use. Before the server tokenizes a text, it reserves the memory that the text needs
+//! in the worst case. If too little is left, the text waits for those that are being tokenized.
 
 use server_text::ENCODE_MEMORY_PER_BYTE;
 
@@ -12,7 +12,7 @@ pub(crate) const UNRESERVED_BYTES_MAX: usize = 64 << 10;
 /// The memory that texts share while they are tokenized.
 #[derive(Debug)]
 pub(crate) struct TokenizerMemory {
-    /// The bytes of the texts.
+    /// The budget for the sizes of the texts in bytes.
     text_bytes: WaitingBudget,
 }
 
@@ -23,7 +23,8 @@ impl TokenizerMemory {
         Self { text_bytes: WaitingBudget::new(text_bytes_max) }
     }
 
-    /// Reserves memory for a text of `bytes` bytes, and waits until other texts have returned enough.
+    /// Reserves memory for a text of `bytes` bytes, but none if it has at most [`UNRESERVED_BYTES_MAX`]. Blocks the
+    /// thread until other texts have returned enough.
     ///
     /// # Errors
     /// The text needs more than the limit. The error has the size of the longest text that can be tokenized.

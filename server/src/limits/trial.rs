@@ -1,5 +1,5 @@
-//! Trials of grammars, each in a separate process that ends when it exceeds its limits. The process is this program with the
-//! hidden subcommand `try-grammar`.
+//! Trials of grammars, each in a separate process that ends when it exceeds its limits. The process is this program
+//! with the hidden subcommand `try-grammar`.
 
 use std::io::{self, Read as _, Write as _};
 use std::process::{Command, ExitCode, Output, Stdio, exit};
@@ -21,7 +21,7 @@ const TRIAL_MEMORY_BYTES_MAX: usize = 256 << 20;
 ///
 /// If exceeded: 400, `invalid_value`.
 const TRIAL_TIME_MAX: Duration = Duration::from_secs(60);
-/// The interval at which a trial is compared with its limits.
+/// The interval at which the process of a trial checks whether it exceeds its limits.
 const WATCH_PERIOD: Duration = Duration::from_millis(2);
 
 /// The name of the subcommand.
@@ -43,10 +43,11 @@ impl Trial for TrialProcesses {
         match output.status.code().map(|code| code as u8) {
             Some(0) => Ok(()),
             Some(INVALID) => Err(TrialError::Invalid(String::from_utf8_lossy(&output.stdout).into_owned())),
-            // A signal ends a process that runs out of memory or stack before the watcher compares its limits.
+            // A signal ends a process that runs out of memory or stack before it checks its limits.
             Some(EXCEEDED) | None => Err(TrialError::TooExpensive(format!(
-                "needs more than {} s of processor time or {} MiB of memory to be compiled",
+                "needs more than {} s of processor time, {} s in total or {} MiB of memory to be compiled",
                 TRIAL_CPU_MAX.as_secs(),
+                TRIAL_TIME_MAX.as_secs(),
                 TRIAL_MEMORY_BYTES_MAX >> 20
             ))),
             Some(code) => {
@@ -71,7 +72,8 @@ fn run_process(request: &[u8]) -> anyhow::Result<Output> {
         .spawn()
         .context("failed to start the process")?;
     let mut input = child.stdin.take().context("the process has no standard input")?;
-    // The process writes only after it has read everything. If it has already ended, its exit code says why.
+    // The process writes only after it has read everything, so neither process waits for the other. If the process has
+    // already ended, writing fails, and its exit code says why.
     let _ = input.write_all(request);
     drop(input);
     child.wait_with_output().context("failed to wait for the process")
@@ -124,7 +126,7 @@ fn cpu_time() -> Duration {
     Duration::new(time.tv_sec.unsigned_abs(), time.tv_nsec.unsigned_abs() as u32)
 }
 
-/// Returns the memory of this process that is in use, in bytes, or `None` if the system does not report it.
+/// Returns the resident memory of this process in bytes, or `None` if the system does not report it.
 fn memory_bytes() -> Option<usize> {
     let text = std::fs::read_to_string("/proc/self/statm").ok()?;
     let pages: usize = text.split(' ').nth(1)?.parse().ok()?;

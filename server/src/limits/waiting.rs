@@ -14,7 +14,7 @@ pub(crate) struct WaitingBudget {
 #[derive(Debug, Default)]
 struct State {
     reserved: usize,
-    /// The number of reservations that have been made, including those that wait.
+    /// The number of reservations that have been requested, including those that wait.
     arrived: u64,
     /// The number of reservations that have been granted. Reservations are granted in the order of their arrival.
     granted: u64,
@@ -58,7 +58,7 @@ impl WaitingBudget {
             state.reserved += amount;
             state.granted += 1;
             drop(state);
-            // The next reservation may fit too.
+            // The next reservation may fit, too.
             self.changed.notify_all();
         }
         Ok(WaitingReservation { budget: self, amount })
@@ -85,7 +85,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn concurrent_claims_never_exceed_the_budget() {
+    fn concurrent_reservations_never_exceed_the_budget() {
         const MAX: usize = 400;
         let budget = WaitingBudget::new(MAX);
         let (present, peak) = (AtomicUsize::new(0), AtomicUsize::new(0));
@@ -111,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn a_claim_that_can_never_fit_is_rejected_at_once() {
+    fn a_reservation_that_can_never_fit_is_rejected_at_once() {
         let budget = WaitingBudget::new(10);
         let _all = budget.reserve(10).unwrap();
         assert_eq!(budget.reserve(11).unwrap_err(), AboveBudget { max: 10 });

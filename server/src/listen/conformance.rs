@@ -1,5 +1,5 @@
-//! Checks requirements of HTTP/1.1 that `hyper` does not check. A request that two programs could interpret differently is
-//! rejected.
+//! Checks requirements of HTTP/1.1 that `hyper` does not check. A request that two programs could interpret differently
+//! is rejected.
 
 use axum::Router;
 use axum::extract::Request;
@@ -9,7 +9,7 @@ use axum::response::{IntoResponse as _, Response};
 
 use crate::error::Error;
 
-/// Returns the same routes, restricted to requests that conform to HTTP/1.1.
+/// Returns `router`, restricted to requests that conform to HTTP/1.1.
 pub(crate) fn conforming(router: Router) -> Router {
     router.layer(middleware::from_fn(check_request))
 }

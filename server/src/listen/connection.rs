@@ -24,7 +24,7 @@ pub(super) struct Connection {
     peer: Peer,
     write: OwnedWriteHalf,
     stall: StallTimer,
-    /// The unwritten rest of an answer that replaces one of `hyper`'s.
+    /// An answer that replaces one of `hyper`'s, until it is written completely.
     replacement: Option<Replacement>,
 }
 
@@ -32,7 +32,7 @@ pub(super) struct Connection {
 struct Replacement {
     bytes: Vec<u8>,
     written: usize,
-    /// The length of the replaced answer.
+    /// The length of the replaced answer in bytes, which `hyper` expects to be written.
     replaced: usize,
 }
 
@@ -144,9 +144,10 @@ impl AsyncWrite for Connection {
 #[derive(Debug)]
 struct StallTimer {
     timeout: Duration,
-    /// The time by which the client must have read enough, or `None` if it has read all offered bytes.
+    /// The time by which the client must have read [`READ_BYTES_MIN`] bytes or all offered bytes. `None` while no write
+    /// waits for the client.
     deadline: Option<Pin<Box<Sleep>>>,
-    /// Number of bytes written since the deadline was set.
+    /// Number of bytes written since the last deadline was removed.
     written: usize,
 }
 

@@ -24,8 +24,8 @@ use tonic::service::Routes;
 /// reports, each of which has its own connection, so that a connection remains for `ovfleet-server drain` and health
 /// checks.
 ///
-/// If exceeded: further connections wait. To make room for them, connections are closed that have had no gRPC call for one
-/// second, not counting health checks.
+/// If exceeded: further connections wait. To make room for them, connections are closed that have had no gRPC call for
+/// one second, not counting health checks.
 const CONNECTIONS_MAX: usize = 320;
 /// Number of concurrent streams of a connection to the port given by `--grpc-port`.
 ///
@@ -85,7 +85,7 @@ async fn serve_connection(
         let answer = services.call(request);
         async move {
             let answer: Response = answer.await?;
-            // The call is open until its answer is dropped.
+            // The body of the answer holds the call, so the call is open until the body is dropped.
             let held = move |frame| {
                 let _open = &call;
                 frame
@@ -198,7 +198,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_connection_without_a_call_but_health_checks_is_closed() {
+    async fn a_connection_without_calls_other_than_health_checks_is_closed() {
         for bytes in [&b""[..], PREFACE, &call(CHECK), &call(WATCH)] {
             let open = open_time(bytes, &Notify::new()).await;
             assert!((IDLE_MAX..=IDLE_MAX + GRACE).contains(&open), "after {open:?}");

@@ -11,7 +11,7 @@ use tokio::io::Interest;
 use tokio::net::TcpStream;
 use tokio::net::tcp::OwnedReadHalf;
 
-/// The interim response that probes a client that has stopped sending. RFC 9110 requires clients to ignore unexpected
+/// The interim response that probes a client that has stopped sending. RFC 9110 requires clients to accept unexpected
 /// interim responses.
 const PROBE: &[u8] = b"HTTP/1.1 100 Continue\r\n\r\n";
 
@@ -47,7 +47,8 @@ impl Peer {
         if self.closes().await.is_err() {
             return;
         }
-        // HTTP/1.0 has no interim responses, and the server must not send one in the middle of another answer.
+        // HTTP/1.0 has no interim responses, and the server must not send one in the middle of another answer. In these
+        // cases, a client that has stopped sending counts as disconnected.
         let can_probe = version >= Version::HTTP_11 && !self.is_stalled.load(Ordering::Relaxed);
         if !can_probe || self.stream().try_write(PROBE).ok() != Some(PROBE.len()) {
             return;
@@ -56,7 +57,7 @@ impl Peer {
         let _ = self.stream().ready(Interest::ERROR).await;
     }
 
-    /// Waits until the client stops sending.
+    /// Waits until the client has stopped sending, that is, until its FIN arrives.
     async fn closes(&self) -> std::io::Result<()> {
         while self.stream().peek(&mut [0]).await? > 0 {
             tokio::time::sleep(PAUSE).await;

@@ -1,9 +1,9 @@
-//! Adds bodies to `hyper`'s own error responses, which `hyper` sends without a body before it has parsed a request.
+//! Adds bodies to `hyper`'s own error responses, which `hyper` sends without a body if it cannot parse a request.
 
 use server_openai::{ErrorBody, ErrorObject};
 
-/// Size of the largest error response of `hyper`, a head without a body. The server's own answers with these statuses
-/// have a body.
+/// An upper bound for the size of `hyper`'s error responses, which have no body. The server's own answers with these
+/// statuses have one.
 const HEAD_BYTES_MAX: usize = 512;
 
 /// An error response that `hyper` generates.

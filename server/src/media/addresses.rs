@@ -26,7 +26,7 @@ const CREDENTIAL_NETWORKS: [IpNet; 7] = [
 
 /// The IPv4 addresses that are not public, according to IANA's registry of special-purpose addresses.
 const RESERVED_V4: [IpNet; 15] = [
-    // "This host", which Linux connects to itself.
+    // "This host": Linux connects to itself.
     v4([0, 0, 0, 0], 8),
     v4([10, 0, 0, 0], 8),
     // Carrier-grade NAT, which clusters use for pods.
@@ -49,8 +49,8 @@ const RESERVED_V4: [IpNet; 15] = [
     v4([240, 0, 0, 0], 4),
 ];
 
-/// The IPv6 addresses that are assigned to public networks. All others are loopback, unique-local, link-local, multicast,
-/// or contain an IPv4 address.
+/// The IPv6 addresses that are assigned to public networks. All others are unassigned, loopback, unique-local,
+/// link-local or multicast, or contain an IPv4 address.
 const GLOBAL_UNICAST_V6: IpNet = v6([0x2000, 0, 0, 0, 0, 0, 0, 0], 3);
 
 /// The addresses within [`GLOBAL_UNICAST_V6`] that are not public.
@@ -321,7 +321,7 @@ mod tests {
         let mut random = StdRng::seed_from_u64(seed);
         let mut refusals = 0;
         for _ in 0..50_000 {
-            // Half of the addresses are near the end of a range.
+            // Half of the addresses are near the first or the last address of a range.
             let bits = if random.random_bool(0.5) {
                 random.random()
             } else {

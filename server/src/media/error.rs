@@ -1,5 +1,5 @@
-//! The reasons why an image was not fetched. They name the refused reference and the flag that would allow it. Of what
-//! a host answered, they reveal only the status, and only if the host is allowed.
+//! The reasons why an image was not fetched. They name the refused reference and the flag that would allow it. Of the
+//! answer of a host, they reveal only the status, and only if the host is allowed.
 
 use std::io;
 use std::net::IpAddr;
@@ -18,7 +18,7 @@ pub(crate) enum MediaError {
     InvalidReference,
     #[error("the URL is longer than {bytes_max} bytes")]
     ReferenceTooLong { bytes_max: usize },
-    #[error("URLs of the scheme {scheme:?} are not supported; use data:, http:, https: or file:")]
+    #[error("URLs with the scheme {scheme:?} are not supported; use data:, http:, https: or file:")]
     UnsupportedScheme { scheme: String },
     /// The server fetches no URLs.
     #[error(

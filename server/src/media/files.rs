@@ -72,7 +72,7 @@ impl MediaDirectory {
 
 /// Opens a path below a directory without following links.
 fn open_below(directory: BorrowedFd<'_>, path: &Path) -> io::Result<File> {
-    // Opening a named pipe would wait for its other end without `NONBLOCK`.
+    // Without `NONBLOCK`, opening a named pipe would wait for its other end.
     let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
     let mut current = directory.try_clone_to_owned()?;
     let mut components = path.components().peekable();
@@ -196,7 +196,7 @@ mod tests {
                 format!("the file {named:?} cannot be read, or is not below --allowed-local-media-path");
             assert_eq!(error.to_string(), message);
         }
-        // A link back into the directory is not an escape.
+        // A path that leaves the directory through a link and returns to it is allowed.
         assert_eq!(fixture.read("media/parent/media/a.png").unwrap(), "media/a.png");
     }
 

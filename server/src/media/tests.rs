@@ -1,5 +1,5 @@
-//! Fetches from web servers that each test runs, with names that each test resolves. Time is paused, so that a time limit
-//! passes as soon as nothing else can happen.
+//! Fetches from web servers that each test runs, with names that each test resolves. Most tests pause the time, so that
+//! a time limit passes as soon as nothing else can happen.
 
 use std::collections::VecDeque;
 use std::net::{IpAddr, SocketAddr};
@@ -20,11 +20,11 @@ const BYTES_MAX: usize = 1000;
 enum Answer {
     /// The bytes of an answer, after which the connection is closed.
     Bytes(Vec<u8>),
-    /// The bytes of an answer, after which the connection accepts further requests and gets the same answer.
+    /// The bytes of an answer, after which the connection stays open and further requests get the same answer.
     KeepAlive(Vec<u8>),
     /// Accepts the request and does not answer.
     Silence,
-    /// Sends a byte of an endless body every second.
+    /// Sends a byte of a long body every second.
     Trickle,
     /// Sends an endless body without its length as fast as the client reads.
     Flood,
@@ -45,7 +45,7 @@ impl Answer {
     }
 }
 
-/// A web server that returns its answers in order, and the last one to all further requests.
+/// A web server that gives each connection the next of its answers, and all further connections the last one.
 struct WebServer {
     address: SocketAddr,
     /// The heads of the requests.
@@ -148,7 +148,7 @@ impl Resolve for FakeResolver {
     }
 }
 
-/// A policy that allows one host, and loopback addresses that end in 1.
+/// A policy that allows `domains`, public addresses and 127.0.0.1.
 fn policy(domains: &[&str]) -> MediaPolicy {
     MediaPolicy {
         allowed_media_domains: domains.iter().map(|domain| domain.parse().unwrap()).collect(),
@@ -248,7 +248,7 @@ async fn the_name_localhost_is_resolved_and_refused() {
         assert!(matches!(error, MediaError::NoAllowedAddress { .. }), "{name}: {error:?}");
     }
     assert_eq!(server.requests(), [""; 0]);
-    // The system's resolver works if the network is allowed.
+    // If the network is allowed, the server connects to the address from the system's resolver.
     let fetcher = MediaFetcher::new(policy(&[&format!("localhost:{}", server.port())])).unwrap();
     let url = format!("http://localhost:{}/", server.port());
     assert_eq!(fetcher.fetch(&url, Tenant::default()).await.unwrap(), "secret");
@@ -364,7 +364,7 @@ async fn an_image_has_at_most_the_maximum_size() {
     let body = vec![7; BYTES_MAX + 1];
     let exact = WebServer::start([Answer::with_body(&body[..BYTES_MAX])]).await;
     assert_eq!(fetch_from(&exact).await.unwrap(), body[..BYTES_MAX]);
-    // The declared length suffices to refuse an image: this server never sends the image.
+    // The declared length suffices to refuse an image: the image itself is never sent.
     let declared = Answer::Bytes(b"HTTP/1.1 200 OK\r\ncontent-length: 1001\r\n\r\n".to_vec());
     let unframed = Answer::Bytes([b"HTTP/1.1 200 OK\r\n\r\n", &body[..]].concat());
     for answer in [declared, Answer::with_body(&body), unframed, Answer::Flood] {
@@ -399,7 +399,7 @@ async fn failures_report_the_status_of_the_host_and_nothing_else() {
     let server = WebServer::start([Answer::Bytes(answer)]).await;
     let error = fetch_from(&server).await.unwrap_err();
     assert_eq!(error.to_string(), "the host \"images.test\" answered with status 403");
-    // A redirect status without a Location header, and one that does not answer any request.
+    // A redirect without a `Location` header, an answer to a conditional request, and an error.
     for head in ["302 Found", "304 Not Modified", "500 Oops"] {
         let server = WebServer::start([Answer::with_head(head)]).await;
         let error = fetch_from(&server).await.unwrap_err();
@@ -426,7 +426,7 @@ async fn a_server_without_tls_is_not_used_for_https() {
     let server = WebServer::start([Answer::with_body(b"image")]).await;
     let address = server.address.to_string();
     let mut policy = policy(&[&address]);
-    // The server waits for the end of a head that never comes.
+    // The server waits for the end of a head, which never comes, so the fetch may end only at this timeout.
     policy.image_fetch_timeout = Duration::from_secs(1);
     let error = fetcher(policy).fetch(&format!("https://{address}/"), Tenant::default()).await.unwrap_err();
     assert!(matches!(error, MediaError::Transport { .. } | MediaError::TimedOut { .. }), "{error:?}");

@@ -31,7 +31,7 @@ impl Reference {
     /// Parses a reference. An absolute path is not a URL, so its `%` and `?` are characters of file names.
     ///
     /// # Errors
-    /// The reference is neither a URL of a supported scheme nor an absolute path.
+    /// The reference is too long, or it is neither a URL with a supported scheme nor an absolute path.
     pub(super) fn parse(text: &str) -> Result<Self, MediaError> {
         if text.len() > REFERENCE_BYTES_MAX {
             return Err(MediaError::ReferenceTooLong { bytes_max: REFERENCE_BYTES_MAX });
@@ -160,8 +160,8 @@ fn without_root(host: &str) -> &str {
     host.strip_suffix('.').unwrap_or(host)
 }
 
-/// Returns the address, if the host of a URL is one. [`Url`] converts the decimal, octal, hexadecimal and shortened forms of
-/// IPv4 addresses.
+/// Returns the address, if the host of a URL is one. [`Url`] has already converted decimal, octal, hexadecimal and
+/// shortened forms of IPv4 addresses to the usual form.
 fn address(host: &str) -> Option<IpAddr> {
     match host.strip_prefix('[').and_then(|host| host.strip_suffix(']')) {
         Some(v6) => v6.parse().ok().map(IpAddr::V6),
@@ -183,7 +183,7 @@ mod tests {
         UrlPolicy { domains, addresses: AddressPolicy::default() }
     }
 
-    /// Returns the debug form of the decision about a reference that is a web URL.
+    /// Returns `ok` if the policy allows the reference, and the debug form of the error or of the file otherwise.
     fn decision(policy: &UrlPolicy, text: &str) -> String {
         match Reference::parse(text) {
             Ok(Reference::Web(url)) => {
@@ -306,7 +306,7 @@ mod tests {
             let decision = decision(&all, refused);
             assert!(decision.starts_with("AddressNotAllowed"), "{refused}: {decision}");
         }
-        // A listed address must also be in an allowed network.
+        // A listed address that is not public must also be in an allowed network.
         let listed = policy(&["127.0.0.1:8080"]);
         assert!(decision(&listed, "http://127.0.0.1:8080/").starts_with("AddressNotAllowed"));
         let addresses = AddressPolicy { allowed_networks: vec!["127.0.0.0/8".parse().unwrap()] };
@@ -406,7 +406,7 @@ mod tests {
                 assert!(matches!(url.host_str(), Some("good.test" | "good.test.")), "{text:?}");
                 assert!(matches!(url.port_or_known_default(), Some(80 | 443)), "{text:?}");
                 assert_eq!((url.username(), url.password()), ("", None), "{text:?}");
-                // The HTTP client parses the text of the URL again.
+                // The HTTP client parses the text of the URL again and must get the same host.
                 let uri: axum::http::Uri = url.as_str().parse().unwrap();
                 assert_eq!(uri.host(), url.host_str(), "{text:?}");
             }

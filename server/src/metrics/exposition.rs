@@ -1,5 +1,5 @@
-//! The text formats of metrics: OpenMetrics, which the registry writes, and Prometheus's older text format, for scrapers
-//! that request `text/plain`.
+//! The text formats of metrics: OpenMetrics, which the registry writes, and Prometheus's older text format, for
+//! scrapers that request `text/plain`.
 
 use std::collections::HashMap;
 

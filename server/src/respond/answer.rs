@@ -54,7 +54,7 @@ struct BestOf {
 /// The answer to one of the request's prompts.
 #[derive(Debug)]
 struct PromptAnswer {
-    /// The tokens, until all choices have ended.
+    /// The stream of tokens, until all choices have ended.
     stream: Option<TokenStream>,
     choices: Vec<Choice>,
     /// The number of this prompt's first choice in the whole answer.
@@ -277,15 +277,16 @@ impl PromptAnswer {
                         details.reasoning_tokens += reasoning_tokens;
                     }
                     if choice.has_ended() {
-                        // The engine does not know stop strings, so it must be notified that the choice has
-                        // ended. An aborted sequence has no `Finished`.
+                        // The engine does not know stop strings, so it must be notified that the choice has ended. An
+                        // aborted sequence has no `Finished`, so its draft tokens are counted here.
                         stream.abort(index);
                         count_drafts(drafts, usage);
                     }
                 }
                 Some(Event::Finished { index, reason, drafts }) => {
                     count_drafts(drafts, usage);
-                    // The request allows no tokens, so its limit is reached regardless of the discarded token.
+                    // A request whose tokens are discarded allows none, so its limit is reached regardless of the
+                    // generated token.
                     let reason = if self.discards { server_engine::FinishReason::Length } else { reason };
                     self.choices[index as usize].finish(self.first + index, reason, deltas);
                 }

@@ -26,7 +26,7 @@ pub(super) struct Choice {
     stop_tokens: Vec<TokenId>,
     /// The stop token that ended the choice, if tokens are requested.
     stop_token: Option<TokenId>,
-    /// Tokens whose text is not certain yet, with the position of the text in bytes.
+    /// Tokens whose text is not certain yet, with the position in bytes at which the text begins.
     held: Vec<(usize, TokenText)>,
     /// Number of bytes and characters of the detokenized text.
     bytes: usize,
@@ -103,7 +103,8 @@ impl Choice {
             Some(rest) => self.tokens_until_stops = rest,
             None => filter.activate_stops(),
         }
-        // A stop token always ends the sequence (none is sampled before `tokens_min`) and has no text.
+        // A stop token always ends the sequence, because none is sampled before `tokens_min`. It has no text unless the
+        // request sets `include_stop_str_in_output`.
         let ends = !self.include_stop && self.stop_tokens.binary_search(&token).is_ok();
         self.stop_token = logprobs.as_ref().filter(|_| ends).map(|_| token);
         match filter {
@@ -141,7 +142,8 @@ impl Choice {
         match filter.push(text) {
             StopFilterOutput::Text(text) => {
                 self.bytes_out += text.len();
-                // A token is returned together with the end of its text.
+                // A token is returned with the first part of its text. If no text is held, tokens without text are
+                // returned, too.
                 let certain = if self.bytes_out == self.bytes { usize::MAX } else { self.bytes_out };
                 let tokens = self.release(certain);
                 push(ChoiceDelta::Text { choice, text, tokens }, deltas);

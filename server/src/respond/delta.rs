@@ -20,8 +20,8 @@ pub(crate) enum ChoiceDelta {
     CallArguments { choice: u32, call: u32, text: String, tokens: Vec<TokenText> },
     /// The arguments of the call are a complete JSON object. A call that is cut off has no such delta.
     CallEnd { choice: u32, call: u32 },
-    /// The end of the choice, and the generated tokens that no other delta has if tokens are requested: a stop token, or
-    /// those of a stop string.
+    /// The end of the choice and, if tokens are requested, the generated tokens that no other delta has: a stop token,
+    /// or the tokens of a stop string.
     End { choice: u32, reason: ChoiceFinishReason, tokens: Vec<TokenId> },
 }
 
@@ -77,9 +77,9 @@ impl ChoiceDelta {
         self
     }
 
-    /// Appends the next delta, or returns it if its kind, choice or call is different.
+    /// Appends `next`, or returns it if its kind or choice is different.
     fn merge(&mut self, next: Self) -> Option<Self> {
-        // The beginning of the second call separates the arguments of two calls.
+        // The calls need not be compared, because a `CallBegin` separates the arguments of two calls.
         if discriminant(self) != discriminant(&next) || self.choice() != next.choice() {
             return Some(next);
         }

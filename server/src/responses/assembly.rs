@@ -61,7 +61,7 @@ struct Choice {
     /// The tokens of the whitespace in `blank`.
     tokens: Vec<TokenText>,
     has_items: bool,
-    /// The arguments of the open call of a custom tool, whose input is reported at its end.
+    /// The arguments of the open call of a custom tool, whose input is reported when the call ends.
     arguments: String,
 }
 
@@ -95,7 +95,8 @@ impl Assembly {
     /// Returns the cost of adding deltas and encoding their events.
     pub(crate) fn deltas_cost(&self, deltas: &[ChoiceDelta]) -> EncodingCost {
         let cost = ChoiceDelta::encoding_cost(deltas);
-        // A delta that does not continue the open item ends it, and the events of its end repeat the whole item.
+        // A delta that does not continue the open item ends it, and the events at the end of an item repeat the whole
+        // item.
         if deltas.iter().any(|delta| self.ends_item(delta)) { cost.max(self.encoding_cost()) } else { cost }
     }
 
@@ -110,7 +111,7 @@ impl Assembly {
         )
     }
 
-    /// Reports the first event: the response exists.
+    /// Reports that the response has been created and, if it must wait, that it is queued.
     pub(crate) fn create(&mut self, sink: Sink<'_>) {
         self.report(kind::CREATED, sink);
         if self.response.status == Status::Queued {
@@ -326,7 +327,7 @@ impl Assembly {
 
     fn end(&mut self, choice: usize, reason: ChoiceFinishReason, sink: Sink<'_>) {
         if !self.choices[choice].has_items {
-            // An answer that is empty or consists of whitespace is also a message.
+            // An answer that is empty or consists of whitespace becomes a message, too.
             let at = self.open_message(choice, sink);
             let Choice { blank, tokens, .. } = std::mem::take(&mut self.choices[choice]);
             self.choices[choice].open = OpenItem::Message(at);

@@ -18,8 +18,8 @@ const EVENTS_BYTES_MAX: usize = 8 << 20;
 ///
 /// If exceeded: the events of the response that exceeds the limit cannot be read again.
 const ALL_EVENTS_BYTES_MAX: usize = 128 << 20;
-/// Time for which the events of a background response remain in memory after its end, for clients that are still reading
-/// them.
+/// Time for which the events of a background response remain in memory after its end, for clients that are still
+/// reading them.
 ///
 /// If exceeded: the streams of these clients end with the error `events_discarded`.
 pub(super) const EVENTS_TIME_MAX: Duration = Duration::from_secs(60);
@@ -121,7 +121,8 @@ impl ResponseEvents {
         self.state().log.as_ref().map(|log| log.list.clone())
     }
 
-    /// Stores an event, unless events are not stored. Beyond the limits, all events are discarded.
+    /// Stores an event, unless the events of this response are not stored. If the event exceeds a limit, all events of
+    /// the response are discarded.
     pub(super) fn store(&self, event: &Event<'_>) {
         if !self.are_stored() {
             return;

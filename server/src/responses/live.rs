@@ -50,7 +50,8 @@ impl BackgroundResponses {
         })
     }
 
-    /// Runs `work`, which generates a response. [`BackgroundResponses::find`] returns the response until the work is done.
+    /// Runs `work`, which generates a response. [`BackgroundResponses::find`] returns the response until the work is
+    /// done.
     pub(crate) fn begin(&self, live: Arc<LiveResponse>, work: impl Future<Output = ()> + Send + 'static) {
         let id = live.assembly().response().id.clone();
         let events = Arc::downgrade(&live.events);
@@ -124,8 +125,8 @@ pub(crate) struct BackgroundResponse {
     pub(crate) stores_events: bool,
 }
 
-/// A response that is being generated. Clients that follow its events do not hold it, so that its memory is freed when it
-/// has ended.
+/// A response that is being generated. The followers of its events hold no reference to it, so that its memory is freed
+/// when it has ended.
 pub(crate) struct LiveResponse {
     /// The response. It is locked while its events are encoded, and while it is cloned, which takes a long time if it
     /// is large.
@@ -286,7 +287,7 @@ mod tests {
         let delta = ChoiceDelta::Text { choice: 0, text: "a".to_owned(), tokens: Vec::new() };
         live.add(vec![delta.clone()]).now_or_never().expect("a small delta is added immediately");
         let mut adding = Box::pin(live.add(vec![delta]));
-        // This thread uses the response, so it would wait for itself.
+        // This thread has locked the response, so it would wait for itself if it added the delta.
         live.change(|_, _| assert!(adding.as_mut().now_or_never().is_none()));
         adding.await;
         let response = live.response();

@@ -1,5 +1,5 @@
-//! The services that run as long as the process: load reports and gRPC, the health of the gRPC service, and the maintenance
-//! of the replica token and of the allocator.
+//! The services that run as long as the process: load reports and gRPC, the health of the gRPC service, and the
+//! maintenance of the replica token and of the allocator.
 
 use std::convert::Infallible;
 
@@ -54,7 +54,7 @@ pub(super) async fn spawn_services(
         loop {
             let current = *phase.borrow_and_update();
             set_health(&health, current).await;
-            phase.changed().await.context("the lifecycle task has ended")?;
+            phase.changed().await.context("the lifecycle was dropped")?;
         }
     });
 }

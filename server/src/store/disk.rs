@@ -4,8 +4,8 @@
 //! directory does not require reading whole files. Numbers define the order of the files, because clocks are too coarse
 //! and may go back.
 //!
-//! Only one server can use the directory at a time; it locks the directory. It also contains the ID of the store, so
-//! that the IDs of its objects remain valid after a restart.
+//! Only one server can use the directory at a time: it locks a file in the directory. This file also contains the ID of
+//! the store, so that the IDs of the store's objects remain valid after a restart.
 
 use std::fmt;
 use std::fs::{File, TryLockError};
@@ -95,7 +95,7 @@ impl Directory {
             let entry = entry.map_err(Error::io(&self.path))?;
             let (name, path) = (entry.file_name(), entry.path());
             let Some(name) = name.to_str() else { continue };
-            // The server writes only regular files.
+            // The server writes only regular files, so anything else is not a record.
             if !entry.file_type().map_err(Error::io(&path))?.is_file() {
                 continue;
             }
@@ -231,8 +231,8 @@ impl FirstLine {
     /// Represents a damaged first line: the file belongs to no tenant and is evicted first.
     const DAMAGED: Self = Self { number: 0, tenant: Tenant::NOBODY, previous: None };
 
-    /// Parses the format of [`fmt::Display`]; returns `None` for anything else. A line that is incomplete or differs in
-    /// a single byte must not make the record accessible to any tenant.
+    /// Parses the format of [`fmt::Display`]; returns `None` for anything else. A line that is incomplete or not
+    /// exactly in this format must not make the record accessible to any tenant.
     fn parse(line: &[u8]) -> Option<Self> {
         let text = std::str::from_utf8(line).ok()?;
         let mut words = text.strip_suffix('\n')?.splitn(3, ' ');

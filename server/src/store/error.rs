@@ -10,7 +10,7 @@ pub(super) const CONVERSATION_ITEMS_MAX: usize = 8192;
 ///
 /// If exceeded: 400, `array_above_max_length`.
 pub(super) const CONVERSATION_BYTES_MAX: u64 = 16 << 20;
-/// Nesting depth of the JSON of a stored object. No reader accepts deeper JSON.
+/// Nesting depth of the JSON of a stored object. The server could not read deeper JSON again.
 ///
 /// If exceeded: the response has `"store": false`, or fails if it is a background response; other requests are rejected
 /// with 400, `invalid_value`.

@@ -56,7 +56,7 @@ struct Contents {
     bytes: u64,
 }
 
-/// Panics if the server violates its contract.
+/// Writes the files in `input`, and panics if the store violates the requirements of this module's documentation.
 pub(crate) fn check(input: &[u8]) {
     DIRECTORY.with(|directory| {
         let directory = directory.get_or_init(|| TempDir::new().expect("a temporary directory")).path();
@@ -131,7 +131,9 @@ fn check_record(store: &Store, files: &[RecordFile<'_>], file: &RecordFile<'_>, 
 
 /// Adds an item to a conversation, replaces its head, and removes its first item.
 fn change(store: &Store, id: Id, tenant: Tenant, before: Contents) {
-    let read = || Contents::of(&store.get(id, tenant).expect("it can be read").expect("it is stored"));
+    let read = || {
+        Contents::of(&store.get(id, tenant).expect("the record can be read").expect("the record is stored"))
+    };
     let item = item();
     let add = |stored: &StoredRecord| {
         let counts = stored.counts();
@@ -139,7 +141,10 @@ fn change(store: &Store, id: Id, tenant: Tenant, before: Contents) {
         let generated_ids = counts.generated_ids.saturating_add(1);
         Ok::<_, Error>(NewItems { items: vec![Arc::clone(&item)], generated_ids })
     };
-    let added = store.append(id, tenant, add).expect("it has room").expect("it is stored");
+    let added = store
+        .append(id, tenant, add)
+        .expect("the conversation has room")
+        .expect("the conversation is stored");
     assert_eq!(added.len(), 1);
     let mut expected = before.items;
     expected.push(Some((item.id().to_owned(), Some((*item).clone()))));
@@ -155,24 +160,26 @@ fn change(store: &Store, id: Id, tenant: Tenant, before: Contents) {
     };
     if let Ok(changed) = store.set_head::<Error>(id, tenant, head) {
         let after = read();
-        let changed = serde_json::to_value(changed.expect("it is stored")).expect("it is JSON");
+        let changed = serde_json::to_value(changed.expect("the conversation is stored"))
+            .expect("a conversation is JSON");
         assert_eq!((&after.head, &after.items), (&Some(changed), &expected));
     }
 
-    let removed = store.remove_item(id, tenant, |_| Ok::<_, Error>((0, ()))).expect("it can be written");
+    let removed =
+        store.remove_item(id, tenant, |_| Ok::<_, Error>((0, ()))).expect("the conversation can be written");
     assert_eq!(removed, Some(()));
     expected.remove(0);
     assert_eq!(read().items, expected);
 }
 
-/// Stores a response again, unchanged.
+/// Stores a response again, with another input.
 fn replace(store: &Store, id: Id, tenant: Tenant, stored: &StoredRecord) {
     let Ok(mut response) = stored.response() else { return };
     response.id = id.to_string();
     let record = ResponseRecord { response, input: vec![item()], events: None };
-    store.put_response(record, tenant).expect("it has room");
-    let after = store.get(id, tenant).expect("it can be read").expect("it is stored");
-    assert_eq!(after.response().expect("it was written by this server").id, id.to_string());
+    store.put_response(record, tenant).expect("the response can be stored");
+    let after = store.get(id, tenant).expect("the record can be read").expect("the record is stored");
+    assert_eq!(after.response().expect("this server wrote the response").id, id.to_string());
     assert_eq!(Contents::of(&after).items.len(), 1);
 }
 
@@ -223,7 +230,8 @@ impl Contents {
 /// Returns all records as each tenant sees them.
 fn everything(store: &Store, files: &[RecordFile<'_>]) -> Vec<Option<Contents>> {
     let tenants = tenants(files);
-    let of = |id: Id| tenants.iter().map(move |tenant| store.get(id, *tenant).expect("it can be read"));
+    let of =
+        |id: Id| tenants.iter().map(move |tenant| store.get(id, *tenant).expect("the record can be read"));
     files.iter().flat_map(|file| of(file.id)).map(|stored| stored.as_ref().map(Contents::of)).collect()
 }
 

@@ -1,5 +1,5 @@
-//! The IDs of responses, conversations and items, such as `resp_` and 48 hexadecimal digits. The first 16 digits
-//! identify the store, the next 24 are random, and the last 8 are the number of an item within its response or
+//! The IDs of responses, conversations and items: a prefix, such as `resp_`, and 48 hexadecimal digits. The first 16
+//! digits identify the store, the next 24 are random, and the last 8 are the number of an item within its response or
 //! conversation (0 for the object itself).
 //!
 //! From the ID alone, without any shared state, a router determines the replica of an object, and the server determines
@@ -21,7 +21,7 @@ pub(crate) enum Kind {
 pub(crate) struct Id {
     kind: Kind,
     store_id: u64,
-    /// The lower 96 bits of the ID.
+    /// The random part of the ID, which has 96 bits.
     random: u128,
     number: u32,
 }
@@ -63,7 +63,7 @@ impl Id {
         self.kind
     }
 
-    /// Returns the ID of the item's owner if the owner is of this kind.
+    /// Returns the ID of the item's owner, which is an object of this kind.
     pub(crate) fn owner(self, kind: Kind) -> Self {
         Self { kind, number: 0, ..self }
     }

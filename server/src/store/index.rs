@@ -3,7 +3,8 @@
 //!
 //! A response is useless without the responses that it follows. Therefore only *leaves*, which are records that no
 //! other record follows, can be evicted, least recently used first. When a record becomes a leaf, it inherits the last
-//! use of its last follower. Every operation takes logarithmic time, regardless of the length of a chain.
+//! use of its last follower. Every operation except listing a chain takes logarithmic time, regardless of the length of
+//! the chain.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -85,8 +86,8 @@ impl Index {
         self.records.get_mut(&key).map(|record| &mut record.entry)
     }
 
-    /// Returns the keys of this tenant's record with `key` and of all its predecessors, latest first. The record counts as
-    /// used.
+    /// Returns the keys of this tenant's record with `key` and of all its predecessors, latest first. The record counts
+    /// as used.
     pub(super) fn chain(&mut self, key: Key, tenant: Tenant) -> Result<Vec<Key>, ChainError> {
         let (mut chain, mut next) = (Vec::new(), Some(key));
         while let Some(key) = next {
@@ -119,8 +120,8 @@ impl Index {
         self.evict()
     }
 
-    /// Adds a chunk to a record, which then has `bytes` bytes; `data` is the chunk, unless it is on disk. Returns the evicted
-    /// records, or `None` if the record itself has been evicted.
+    /// Adds a chunk to a record, which then has `bytes` bytes; `data` is the chunk, unless it is on disk. Returns the
+    /// evicted records, or `None` if the record itself has been evicted.
     pub(super) fn append(&mut self, key: Key, bytes: u64, data: Option<Arc<[u8]>>) -> Option<Vec<Key>> {
         let Record { entry, .. } = self.records.get_mut(&key)?;
         self.bytes = self.bytes - entry.bytes + bytes;
@@ -150,7 +151,8 @@ impl Index {
     fn evict(&mut self) -> Vec<Key> {
         let mut evicted = Vec::new();
         while self.records.len() > self.bounds.entries_max || self.bytes > self.bounds.bytes_max {
-            // If files were tampered with, records may follow each other in a cycle, which has no leaf.
+            // If files were tampered with, records may follow each other in a cycle, which has no leaf. Then, any
+            // record is evicted.
             let oldest = self.leaves.first_key_value().map(|(_, key)| key);
             let Some(&oldest) = oldest.or_else(|| self.records.keys().next()) else { break };
             self.take(oldest);
@@ -173,7 +175,7 @@ impl Index {
             self.followers.remove(&previous);
         }
         if let Some(followed) = self.records.get_mut(&previous) {
-            // No other leaf has this number, because the record that had it has just been removed.
+            // No other leaf has this last use, because the record that had it has just been removed.
             followed.used = followed.used.max(used);
             if is_leaf {
                 self.leaves.insert(followed.used, previous);

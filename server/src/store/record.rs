@@ -63,8 +63,8 @@ pub(crate) struct ItemCounts {
     pub(crate) generated_ids: u32,
 }
 
-/// Checks that no item has one of the IDs `taken` or the ID of an earlier item. Requests name items by their IDs, so of two
-/// items with the same ID, only one could be listed and retrieved.
+/// Checks that no item has one of the IDs `taken` or the ID of an earlier item. Requests name items by their IDs, so of
+/// two items with the same ID, only one could be listed and retrieved.
 ///
 /// # Errors
 /// Two items would have the same ID ([`Error::DuplicateItem`]).

@@ -109,7 +109,7 @@ fn a_conversation_that_is_deleted_during_a_change_remains_deleted() {
 }
 
 #[test]
-fn a_record_is_visible_to_its_tenant_only_after_a_restart_too() {
+fn a_record_is_visible_only_to_its_tenant_even_after_a_restart() {
     let directory = tempfile::tempdir().unwrap();
     let owner = Tenant::parse("0123456789abcdef0123456789abcdef").unwrap();
     for directory in [None, Some(directory.path())] {
@@ -166,7 +166,7 @@ fn a_directory_outlives_the_process_with_its_store_id_and_its_limits() {
     let store_id = store.store_id();
     let stored: Vec<Id> = (0..5).map(|number| put(&store, &number.to_string())).collect();
     drop(store);
-    // Create the files of a server that died while writing, and an unrelated file.
+    // Create an incomplete file, as a server that dies while writing leaves it behind, and an unrelated file.
     std::fs::write(directory.path().join("unfinished-x"), "half").unwrap();
     std::fs::write(directory.path().join("notes.record"), "{}").unwrap();
     let store = Store::open(&config(Some(directory.path()))).unwrap();
@@ -334,7 +334,7 @@ fn a_record_whose_first_line_is_damaged_belongs_to_no_tenant() {
     let (_, rest) = whole.split_once('\n').unwrap();
     let long = format!("0 - {}", "x".repeat(200));
     for first in ["0 -", "0 - ", "+0 - ", "00 - ", " - ", "0 - x", "0  ", "18446744073709551615 - ", &long] {
-        // Without the end of its first line, an appended item would become a part of that line.
+        // In the first case, the line has no end. If an item were appended, it would become a part of that line.
         let content = if first == "0 -" { first.to_owned() } else { format!("{first}\n{rest}") };
         std::fs::write(&path, content).unwrap();
         let is_sound = first == "0 - ";

@@ -24,7 +24,7 @@ fn with(all: Value, parameters: Value) -> Value {
     merged(merged(all, base), parameters)
 }
 
-/// Returns the texts of an answer and the sums of their log probabilities.
+/// Returns the texts of an answer, or their token IDs if the answer has them, and the sums of their log probabilities.
 async fn found(server: &Server, body: String) -> Vec<(String, f64)> {
     let answer = server.post(PATH, body).await;
     assert_eq!(answer.status, 200, "{}", answer.body);
@@ -41,7 +41,8 @@ async fn found(server: &Server, body: String) -> Vec<(String, f64)> {
 #[tokio::test]
 async fn the_best_texts_come_first_and_a_wider_search_is_no_worse() {
     let server = random();
-    // Search over all tokens, because log probabilities refer to all tokens. Few of them are text.
+    // Search over all tokens, because log probabilities refer to all tokens. Few of these are text, so compare their
+    // IDs.
     let of_all = |mut parameters: Value| {
         parameters["allowed_token_ids"] = Value::Null;
         parameters["return_token_ids"] = json!(true);
@@ -78,7 +79,7 @@ async fn the_parameters_of_beam_search_have_their_effects() {
     let mut firsts: Vec<_> = diverse.iter().filter_map(|text| text.0.chars().next()).collect();
     firsts.sort_unstable();
     firsts.dedup();
-    assert_eq!(firsts.len(), 4, "each group begins with another token: {diverse:?}");
+    assert_eq!(firsts.len(), 4, "the groups begin with different tokens: {diverse:?}");
 
     // Half of the letters end a text, so the search finds short texts immediately.
     let stops: Vec<u8> = (b'a'..=b'z').step_by(2).collect();

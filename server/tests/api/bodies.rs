@@ -20,7 +20,7 @@ fn path(which: u8) -> &'static str {
     PATHS[usize::from(which) % PATHS.len()]
 }
 
-/// Panics if the server violates its contract.
+/// Sends the body in `input`, and panics if the answer violates the requirements of this module's documentation.
 pub(crate) async fn check(server: &Server, input: &[u8]) {
     let Some((which, body)) = input.split_first() else { return };
     let path = path(*which);
@@ -28,7 +28,7 @@ pub(crate) async fn check(server: &Server, input: &[u8]) {
     let shown = || format!("{} to {path} {}: {}", answer.status, String::from_utf8_lossy(body), answer.body);
     match answer.status.as_u16() {
         200 => {}
-        // The limit of background responses may be reached.
+        // The status is 429 if background responses to earlier bodies have reached the limit of concurrent requests.
         400 | 404 | 413 | 429 => {
             let error = &answer.json()["error"];
             assert!(error["message"].is_string() && error["type"].is_string(), "{}", shown());

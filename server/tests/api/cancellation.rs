@@ -33,7 +33,7 @@ async fn a_request_dropped_before_its_first_token_frees_its_blocks() {
     {
         let request = server.open(PATH, chat(json!({"max_tokens": 400})));
         tokio::pin!(request);
-        // Poll the request until it waits, and then drop it.
+        // Poll the request once, so that it waits for its first token, and then drop it.
         assert!(futures_util::poll!(&mut request).is_pending());
         assert_eq!(server.app.requests(), 1);
     }
@@ -43,7 +43,7 @@ async fn a_request_dropped_before_its_first_token_frees_its_blocks() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn cancelling_half_of_two_hundred_streams_does_not_change_the_others() {
+async fn canceling_half_of_two_hundred_streams_does_not_change_the_others() {
     let mut setup = Setup::new(crate::harness::RepeatingRunner::new(
         "some text that goes on and on, ".bytes().map(u32::from),
     ));

@@ -11,7 +11,7 @@ const PATH: &str = "/v3/chat/completions";
 const TEXT: &str = "the quick brown fox jumps over the lazy dog ";
 
 #[tokio::test]
-async fn a_whole_answer() {
+async fn a_whole_answer_has_the_format_of_openai() {
     let server = Server::repeating(TEXT);
     let answer = server.post(PATH, chat(json!({}))).await;
     assert_eq!(answer.headers["x-request-id"].to_str().unwrap(), answer.json()["id"]);
@@ -49,7 +49,7 @@ async fn a_whole_answer() {
 }
 
 #[tokio::test]
-async fn a_streamed_answer() {
+async fn a_streamed_answer_has_the_format_of_openai() {
     let server = Server::repeating(TEXT);
     let answer = server.post(PATH, chat(json!({"stream": true, "max_tokens": 1}))).await;
     assert_eq!(answer.headers["cache-control"], "no-cache");
@@ -230,7 +230,7 @@ async fn equal_seeds_give_equal_answers_and_different_seeds_different_ones() {
         [0, 1, 2].map(|choice| answer["choices"][choice]["message"]["content"].as_str().unwrap().to_owned())
     };
     let [one, two, three] = texts().await;
-    assert!(one != two && two != three && three != one, "the choices of a seed differ");
+    assert!(one != two && two != three && three != one, "the choices of one request differ");
     assert_eq!(texts().await, [one, two, three]);
 }
 
@@ -260,7 +260,8 @@ async fn a_choice_that_a_stop_string_ended_is_not_computed_further() {
         let frame = response.body_mut().frame().await.unwrap().unwrap().into_data().unwrap();
         seen += std::str::from_utf8(&frame).unwrap();
     }
-    // The held step may have started before the choice ended. The next step contains only the other sequence.
+    // The step that waits for a permit may have started before the choice ended. The next step contains only the other
+    // sequence.
     permits.send(()).unwrap();
     server.engine.handle().load().wait_for(|load| load.load.running == 1).await.unwrap();
     drop(permits);

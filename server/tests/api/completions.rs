@@ -10,7 +10,7 @@ const PATH: &str = "/v3/completions";
 const TEXT: &str = "the quick brown fox jumps over the lazy dog ";
 
 #[tokio::test]
-async fn a_whole_answer() {
+async fn a_whole_answer_has_the_format_of_openai() {
     let server = Server::repeating(TEXT);
     expect![[r#"
         200
@@ -42,7 +42,7 @@ async fn a_whole_answer() {
 }
 
 #[tokio::test]
-async fn a_streamed_answer() {
+async fn a_streamed_answer_has_the_format_of_openai() {
     let server = Server::repeating(TEXT);
     let parameters = json!({"stream": true, "max_tokens": 1, "stream_options": {"include_usage": true}});
     expect![[r#"
@@ -127,7 +127,7 @@ async fn log_probabilities_are_parallel_lists() {
 }
 
 #[tokio::test]
-async fn a_prompt_in_each_of_its_four_forms() {
+async fn a_prompt_can_have_four_forms() {
     let server = Server::repeating(TEXT);
     let texts = async |prompt: serde_json::Value, n: u32| -> Vec<String> {
         let answer = server.post(PATH, completion(json!({"prompt": prompt, "n": n}))).await;

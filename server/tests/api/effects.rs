@@ -9,8 +9,7 @@ use crate::harness::{Answer, RepeatingRunner, Server, Setup, VOCABULARY, chat, c
 
 const PATH: &str = "/v3/completions";
 
-/// The text that the model repeats: the token at position `p` is `TEXT[p]`, modulo the length of the text. The prompt
-/// is `Hi`.
+/// The text that the model repeats: the token at position `p` is `TEXT[p % TEXT.len()]`. The prompt is `Hi`.
 const TEXT: &str = "abcdefgh";
 
 async fn answer(server: &Server, parameters: Value) -> Value {
@@ -32,8 +31,8 @@ fn gibberish() -> Server {
 async fn bad_words_are_excluded_and_their_parts_are_not() {
     let server = Server::repeating(TEXT);
     assert_eq!(text(&server, json!({})).await, "cdefghab");
-    // The most probable of the remaining tokens is generated instead. They are equally probable, so it is the first
-    // one.
+    // The most probable of the remaining tokens is generated instead. All of these are equally probable, so it is the
+    // first one, `\0`.
     assert_eq!(text(&server, json!({"bad_words": ["e"]})).await, "cd\0fghab");
     assert_eq!(text(&server, json!({"bad_words": ["fg", "ha"]})).await, "cdef\0h\0b");
     assert_eq!(text(&server, json!({"bad_words": ["xg"]})).await, "cdefghab");
@@ -95,7 +94,8 @@ async fn token_ids_are_returned_with_and_without_text() {
     assert_eq!(whole["prompt_token_ids"].as_array().unwrap().len() as u64, whole["usage"]["prompt_tokens"]);
 }
 
-/// This is vLLM's format: a chat completion has the tokens once, or in the first chunk of each choice.
+/// This is vLLM's format: a whole chat completion has the token IDs of the prompt once, and a stream has them in the
+/// first chunk of each choice.
 #[tokio::test]
 async fn every_choice_has_the_token_ids_of_the_prompt() {
     let server = Server::repeating(TEXT);
@@ -182,7 +182,7 @@ async fn best_of_returns_the_best_choices() {
     let best_scores: Vec<f64> = best["choices"].as_array().unwrap().iter().map(mean).collect();
     assert_eq!(best_scores, means[..2]);
     assert_eq!(best["choices"][1]["index"], 1);
-    assert_eq!(best["usage"]["completion_tokens"], 48, "all that were generated count");
+    assert_eq!(best["usage"]["completion_tokens"], 48, "all generated tokens count");
     // The best choice is selected separately for each prompt.
     let mut two = parameters(1, 3);
     two["prompt"] = json!(["Hi", "Ho"]);

@@ -163,7 +163,7 @@ impl Server {
         Answer::read(self.send(Request::delete(path).body(Body::empty()).unwrap()).await).await
     }
 
-    /// Waits until no sequence uses a block.
+    /// Waits until no sequence is running or waiting, and checks that no block is in use.
     pub(crate) async fn idle(&self) {
         let mut load = self.engine.handle().load();
         let idle = load.wait_for(|load| (load.load.running, load.load.waiting) == (0, 0)).await.unwrap().load;
@@ -275,7 +275,7 @@ pub(crate) fn completion(parameters: Value) -> String {
 
 /// Returns the members of both objects. Those of `parameters` have precedence.
 pub(crate) fn merged(mut base: Value, parameters: Value) -> Value {
-    let Value::Object(parameters) = parameters else { panic!("parameters are an object") };
+    let Value::Object(parameters) = parameters else { panic!("parameters must be an object") };
     base.as_object_mut().unwrap().extend(parameters);
     base
 }
@@ -347,7 +347,7 @@ impl ModelRunner for GatedRunner {
     }
 }
 
-/// A runner with the engine's simulated model and with faults.
+/// A runner of the engine's simulated model with these faults.
 pub(crate) fn faulty(faults: Vec<SimFault>) -> SimRunner {
     simulated(VOCABULARY, faults)
 }

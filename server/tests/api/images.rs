@@ -95,7 +95,7 @@ async fn a_truncated_conversation_has_as_many_pixels_as_are_allowed() {
 async fn fetched_images_that_can_never_fit_into_the_buffer_are_refused() {
     let directory = tempfile::tempdir().unwrap();
     let mut setup = reading_files(directory.path());
-    // An eighth is reserved for small bodies.
+    // An eighth of the buffer is reserved for small bodies, so one of the files fits, but not both.
     setup.limits.max_buffered_body_bytes = 256 << 10;
     let server = setup.start();
     let files: Vec<String> = (0..2).map(|number| image_file(directory.path(), number, 120_000)).collect();

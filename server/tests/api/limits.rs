@@ -272,7 +272,7 @@ async fn bodies_share_a_budget_and_one_that_exceeds_it_is_429() {
     };
     assert_eq!((large.status.as_u16(), &large.json()["error"]["code"]), (429, &json!("body_buffer_full")));
     assert!(large.headers["retry-after"].to_str().unwrap().parse::<u64>().unwrap() >= 1);
-    assert_eq!(small.status, 200, "there is room for it");
+    assert_eq!(small.status, 200, "there is room for a small body");
     let large = server.post(PATH, chat(json!({"pad": "x".repeat(30 * 1024)}))).await;
     assert_eq!(large.status, 200, "the first body has released its bytes: {}", large.body);
 }

@@ -1,4 +1,4 @@
-//! Tests the load reports and the health service over gRPC.
+//! Tests load reports and draining over gRPC.
 
 use std::time::Duration;
 
@@ -17,7 +17,7 @@ use crate::harness::{GatedRunner, Server, Setup, chat};
 
 const PATH: &str = "/v3/chat/completions";
 
-/// Serves gRPC for `server` as long as the set exists.
+/// Serves gRPC for `server` as long as the returned set exists.
 async fn serve(server: &Server) -> (ReplicaClient<Channel>, JoinSet<()>) {
     let (sender, reports) = watch::channel(Load::default());
     let mut tasks = JoinSet::new();

@@ -1,4 +1,4 @@
-//! Tests speculative decoding over HTTP: its parameters and its usage.
+//! Tests speculative decoding over HTTP: its parameters, and the draft tokens in the usage.
 
 use serde_json::{Value, json};
 

@@ -45,7 +45,7 @@ async fn the_document_describes_exactly_the_paths_that_exist() {
         }
         count += 1;
     }
-    assert!(count > 8, "{count} routes were found");
+    assert!(count > 8, "only {count} routes were found");
 }
 
 #[tokio::test]
@@ -259,7 +259,7 @@ fn the_check_finds_mismatches() {
     }
 }
 
-/// Whether a value matches a schema, for the keywords that the server's schemas use.
+/// Checks that a value matches a schema, for the keywords that the server's schemas use.
 fn fits(document: &Value, schema: &Value, value: &Value) -> Result<(), String> {
     if let Some(reference) = schema["$ref"].as_str() {
         let target = document

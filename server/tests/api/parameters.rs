@@ -1,5 +1,5 @@
-//! Tests every row of the table of parameters in `/openapi.json` with an accepted value, values of every wrong type,
-//! and values beyond each end of the range. Members of objects are tested too. The module `rows` tests the effects.
+//! Tests every parameter in the schemas of `/openapi.json` with an accepted value, values of every wrong type, and
+//! values beyond each end of the range. Members of objects are tested, too. The module `rows` tests the effects.
 
 use serde_json::{Map, Value, json};
 
@@ -8,13 +8,13 @@ use crate::harness::{Answer, Server, chat, completion, merged};
 /// Number of elements of the longest array that is sent to exceed a limit.
 const ELEMENTS_MAX: u64 = 5_000;
 
-/// A body with several parameters.
+/// A function that returns a body with these parameters.
 type Body = fn(Value) -> String;
 
 /// Parameters that need a special model or a stored object. Other tests cover them.
 const NEED_MORE: [&str; 3] = ["suffix", "previous_response_id", "conversation"];
 
-/// The endpoints: the path, the schema of the body, and a body with some parameters.
+/// The endpoints: the path, the schema of the body, and the function that returns a body.
 pub(crate) const ENDPOINTS: [(&str, &str, Body); 5] = [
     ("/v3/chat/completions", "ChatRequest", chat),
     ("/v3/completions", "CompletionRequest", completion),
@@ -182,7 +182,7 @@ async fn each_parameter_accepts_its_valid_values() {
 async fn property_is_required(server: &Server, schema: &str, name: &str) -> bool {
     let document = server.get("/openapi.json").await.json();
     let required = document["components"]["schemas"][schema]["required"].as_array().unwrap().clone();
-    // The endpoint requires one of several members.
+    // These endpoints require one of several members, so the schema does not list them as required.
     let one_of = [("TokenizeRequest", "text"), ("ResponsesRequest", "input")];
     required.contains(&json!(name)) || one_of.contains(&(schema, name))
 }
@@ -265,7 +265,7 @@ fn wrong(schema: &Value) -> Vec<Value> {
     wrong
 }
 
-/// Whether the schema allows the type of the value and of its first element.
+/// Whether the schema allows the type of the value and the types of its elements.
 fn has_type(schema: &Value, value: &Value) -> bool {
     if let Some(kinds) = schema["anyOf"].as_array() {
         return kinds.iter().any(|kind| has_type(kind, value));

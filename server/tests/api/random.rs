@@ -1,4 +1,5 @@
-//! Sends random requests with all parameters. They must be answered or rejected, and the server must continue to serve.
+//! Sends requests with random values of random parameters. They must be answered or rejected, and the server must
+//! continue to serve.
 
 use rand::rngs::StdRng;
 use rand::seq::IndexedRandom as _;
@@ -72,7 +73,7 @@ async fn any_request_is_answered_or_rejected() {
         let mut given = json!({});
         for _ in 0..rng.random_range(1..4) {
             let name = names[which].choose(&mut rng).unwrap();
-            // Other tests cover values of wrong types.
+            // Prefer numbers to values of any type, because other tests cover wrong types.
             let value = if rng.random_bool(0.5) { number(&mut rng) } else { value(&mut rng, 0) };
             given[name.as_str()] = value;
         }
@@ -88,7 +89,7 @@ async fn any_request_is_answered_or_rejected() {
                     "{body}: {error}"
                 );
             }
-            // The limit of background responses may be reached.
+            // Background responses to earlier requests may have reached the limit of concurrent requests.
             429 => refused += 1,
             status => panic!("{status} to {path} {body}: {}", answer.body),
         }

@@ -1,4 +1,4 @@
-//! Tests rejected requests and their messages, for every parameter and for malformed bodies.
+//! Tests rejected requests and their messages, for invalid parameters and for malformed bodies.
 
 use expect_test::{Expect, expect};
 use serde_json::{Value, json};
@@ -27,7 +27,7 @@ async fn refused(path: &str, bodies: Vec<String>, expect: Expect) {
 }
 
 #[tokio::test]
-async fn bodies_that_are_not_requests() {
+async fn bodies_that_are_not_requests_are_rejected() {
     let nested = format!("{}{}", "[".repeat(10_000), "]".repeat(10_000));
     let bodies = vec![
         String::new(),
@@ -65,7 +65,7 @@ async fn bodies_that_are_not_requests() {
 }
 
 #[tokio::test]
-async fn parameters_of_the_chat_endpoint() {
+async fn invalid_parameters_of_the_chat_endpoint_are_rejected() {
     let cases = [
         json!({"messages": "hi"}),
         json!({"messages": ["hi"]}),
@@ -117,7 +117,7 @@ async fn parameters_of_the_chat_endpoint() {
 }
 
 #[tokio::test]
-async fn parameters_of_the_completions_endpoint() {
+async fn invalid_parameters_of_the_completions_endpoint_are_rejected() {
     let cases = [
         json!({"prompt": null}),
         json!({"prompt": ""}),
@@ -232,7 +232,7 @@ fn shared_parameters() -> Vec<Value> {
 }
 
 #[tokio::test]
-async fn parameters_that_both_endpoints_share() {
+async fn invalid_parameters_that_both_endpoints_share_are_rejected() {
     let bodies = shared_parameters().into_iter().map(completion).collect();
     refused("/v3/completions", bodies, expect![[r#"
         400 invalid_type stream | stream: "true" is not true or false
@@ -331,7 +331,7 @@ async fn unknown_fields_and_nulls_are_ignored() {
     assert_eq!(answer.status, 200, "{}", answer.body);
 }
 
-/// These values are in range as JSON numbers, but not as the `f32` that the engine uses.
+/// Some of these values are in range as JSON numbers, but not as the `f32` that the engine uses.
 #[tokio::test]
 async fn numbers_at_the_end_of_their_ranges_fail_no_step() {
     let server = Setup::new(crate::harness::faulty(Vec::new())).start();

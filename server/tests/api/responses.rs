@@ -27,7 +27,8 @@ pub(crate) fn weather() -> Value {
         "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}})
 }
 
-/// Returns the events, and checks that their names are their types, that their numbers have no gaps, and that the last is `[DONE]`.
+/// Returns the events, and checks that their names are their types, that their numbers have no gaps, and that the
+/// stream ends with `[DONE]`.
 pub(crate) fn events(answer: &Answer) -> Vec<Value> {
     assert_eq!(answer.status, 200, "{}", answer.body);
     let all = answer.body.strip_suffix("\n\ndata: [DONE]\n\n").unwrap_or_else(|| panic!("{}", answer.body));
@@ -41,7 +42,7 @@ pub(crate) fn events(answer: &Answer) -> Vec<Value> {
     all.split("\n\n").enumerate().map(read).collect()
 }
 
-/// Combines the events to a response, like the official clients.
+/// Combines the events into the output of a response, as the official clients do.
 fn folded(events: &[Value]) -> Value {
     let mut output: Vec<Value> = Vec::new();
     for event in events {
@@ -139,7 +140,7 @@ fn order(events: &[Value]) -> Vec<&str> {
 }
 
 #[tokio::test]
-async fn a_whole_response() {
+async fn a_whole_response_has_the_format_of_openai() {
     let server = Server::repeating(TEXT);
     let answer = server.post(PATH, request(json!({}))).await;
     let response = answer.json();
@@ -243,7 +244,7 @@ async fn a_response_repeats_its_request() {
 }
 
 #[tokio::test]
-async fn a_streamed_response() {
+async fn a_streamed_response_has_the_events_of_openai() {
     let server = Server::repeating(TEXT);
     let answer = server.post(PATH, request(json!({"stream": true, "max_output_tokens": 1}))).await;
     let mut lines = String::new();
@@ -318,7 +319,7 @@ async fn a_response_that_is_cut_off_is_incomplete() {
     let events = events(&streamed);
     assert_eq!(events.last().unwrap()["type"], "response.incomplete");
     assert_eq!(folded(&events), events.last().unwrap()["response"]["output"]);
-    // A response that ends at an end token is complete.
+    // A response that ends at a stop string is complete.
     let ended = server.post(PATH, request(json!({"stop": ["fox"], "max_output_tokens": 60}))).await.json();
     assert_eq!(ended["status"], "completed");
     assert!(ended["completed_at"].as_u64().unwrap() >= ended["created_at"].as_u64().unwrap());

@@ -19,7 +19,7 @@ use crate::responses::{PATH, QWEN, events, request, shown, weather};
 const CONVERSATIONS: &str = "/v3/conversations";
 const CALL: &str = "<tool_call>\n{\"name\": \"weather\", \"arguments\": {\"city\": \"Paris\"}}\n</tool_call>";
 
-/// A server whose model has one answer for each turn.
+/// The setup of a server whose model has one answer for each turn.
 fn scripted(answers: &[&str]) -> Setup {
     Setup::scripted(QWEN, &[], answers)
 }
@@ -328,7 +328,7 @@ async fn a_conversation_collects_the_items_of_its_responses() {
     assert_eq!(server.get(&item).await.json(), added["data"][0]);
     let names: std::collections::BTreeSet<String> =
         items["data"].as_array().unwrap().iter().chain([&added["data"][0]]).map(id).collect();
-    assert_eq!(names.len(), 6, "names differ");
+    assert_eq!(names.len(), 6, "each item has its own ID");
     assert_eq!(server.delete(&item).await.json(), conversation);
     assert_eq!(code(&server.get(&item).await), (404, "item_not_found".to_owned()));
 
@@ -374,7 +374,7 @@ async fn an_item_is_added_to_a_conversation_only_once() {
         let refused = server.post(path, json!({"items": items}).to_string()).await;
         assert_eq!((refused.status.as_u16(), &refused.json()["error"]["param"]), (400, &json!("items")));
     }
-    // A client that sends the whole history repeats no item.
+    // Without a conversation, a client may send items that are stored in one.
     let history = json!([said("msg_a"), said("msg_b"), answer, said("msg_c")]);
     assert_eq!(text(&ask(&server, json!({"input": history})).await), "Two.");
 
@@ -399,7 +399,7 @@ async fn an_item_of_two_simultaneous_turns_is_in_the_conversation_once() {
         ask(&server, json!({"input": input, "conversation": conversation["id"], "max_output_tokens": 4}))
     };
     let begin = async {
-        // Both turns have been prepared when the model begins.
+        // Let the model begin only after both turns have been prepared.
         eventually(async || (server.engine.handle().submissions() == 2).then_some(())).await;
         drop(permits);
     };
@@ -438,7 +438,7 @@ async fn a_background_response_is_polled_until_it_is_complete() {
 }
 
 #[tokio::test]
-async fn a_background_response_is_cancelled_and_frees_its_blocks() {
+async fn a_background_response_is_canceled_and_frees_its_blocks() {
     let (runner, permits) = GatedRunner::new("the quick brown fox ");
     let server = Setup::new(runner).start();
     let begun =
@@ -459,7 +459,7 @@ async fn a_background_response_is_cancelled_and_frees_its_blocks() {
     );
     assert_eq!(server.delete(&path).await.status, 200);
     assert_eq!(server.get(&path).await.status, 404);
-    // Other responses cannot be canceled.
+    // Responses that are not generated in the background cannot be canceled.
     let whole = server.post(PATH, request(json!({}))).await.json();
     let refused = server.post(&format!("{PATH}/{}/cancel", id(&whole)), "").await;
     assert_eq!((refused.status.as_u16(), &refused.json()["error"]["param"]), (400, &json!("response_id")));
@@ -555,7 +555,7 @@ async fn a_response_is_stored_with_its_turn_even_if_the_client_disconnects() {
     let conversation = id(&server.post(CONVERSATIONS, "{}").await.json());
     let record = directory.path().join(format!("{conversation}.record"));
     let joining = async {
-        // The preparation of the request reads the record.
+        // The preparation of the request reads the record, so replace the record afterward.
         eventually(async || (server.engine.handle().submissions() != 0).then_some(())).await;
         replace_with_pipe(&record);
         drop(permits);
@@ -600,7 +600,7 @@ async fn a_response_that_was_incomplete_when_the_process_ended_has_failed() {
     let error = json!({"code": "server_error", "message": message});
     assert_eq!((&lost["status"], &lost["error"]), (&json!("failed"), &error));
     let next = server.post(PATH, request(json!({"previous_response_id": id(&begun)}))).await;
-    assert_eq!(next.status, 200, "the lost response is not still being generated: {}", next.body);
+    assert_eq!(next.status, 200, "the lost response counts as ended: {}", next.body);
 }
 
 #[tokio::test]
@@ -611,7 +611,7 @@ async fn a_background_response_that_cannot_be_stored_fails_with_the_reason() {
     let parameters = json!({"background": true, "max_output_tokens": 7000});
     let begun = server.post(PATH, request(parameters)).await.json();
     let path = format!("{PATH}/{}", id(&begun));
-    // The response is completed before the server tries to store it.
+    // The response is completed before the server tries to store it, so wait for the error instead of a final status.
     let failed = eventually(async || {
         let response = server.get(&path).await.json();
         (!response["error"].is_null()).then_some(response)
@@ -634,7 +634,7 @@ async fn until_final(server: &Server, path: &str) -> Value {
     done.await
 }
 
-/// Polls until there is a value.
+/// Polls until `poll` returns a value.
 async fn eventually<T>(poll: impl AsyncFn() -> Option<T>) -> T {
     let polled = tokio::time::timeout(Duration::from_secs(30), async {
         loop {

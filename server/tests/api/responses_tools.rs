@@ -118,7 +118,7 @@ async fn a_stream_has_comments_while_the_input_of_a_custom_tool_is_generated() {
     for background in [false, true] {
         let (setup, permits) = Setup::scripted(QWEN, &[], &[&patch]).gated();
         let server = setup.start();
-        // These are enough steps for the prompt and the beginning of the input, and too few for all of it.
+        // These permits are enough for the prompt and the beginning of the input, but not for the whole input.
         for _ in 0..500 {
             permits.send(()).unwrap();
         }
@@ -144,7 +144,7 @@ async fn sent(body: &mut Body) -> String {
 
 #[tokio::test]
 async fn a_call_of_a_custom_tool_that_is_cut_off_retains_its_input() {
-    // At this limit, the arguments contain more than their first word.
+    // This limit cuts off the input after its `+`.
     let tokens = PATCH.find("+a").unwrap() + 1;
     let answer = server(&[PATCH]).post(PATH, asks(json!({"max_output_tokens": tokens}))).await.json();
     let call = &answer["output"][0];

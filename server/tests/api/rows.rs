@@ -200,7 +200,7 @@ fn messages() -> Value {
     json!({"messages": [{"role": "user", "content": "Hello"}]})
 }
 
-/// Like [`entry`], for parameters that need a model with tools, images or other features.
+/// Like [`entry`], for parameters that need a model with tools, reasoning or other features.
 fn full_featured_entry(schema: &str, name: &str) -> (Model, Value, Value) {
     let mut base = json!({"max_tokens": 400, "max_output_tokens": 400});
     if schema == "TokenizeRequest" {
@@ -229,7 +229,8 @@ fn full_featured_entry(schema: &str, name: &str) -> (Model, Value, Value) {
     (Model::FullFeatured, base, value)
 }
 
-/// Returns an answer, or the set of events of a stream, without members that differ between answers.
+/// Returns an answer, or the events of a stream without successive duplicates. Members that differ between answers are
+/// replaced by `…`.
 fn plain(answer: &Answer, without: Option<&str>) -> Value {
     if let Ok(mut whole) = serde_json::from_str::<Value>(&answer.body) {
         blank(&mut whole, &NAMES);
@@ -286,7 +287,7 @@ async fn working_parameters_change_the_answer_and_accepted_ones_do_not() {
             };
             let server = models.get(model);
             let without = REPEATED_FIELDS.iter().all(|repeated| *repeated != name).then_some(name.as_str());
-            // Send the request twice: the second request hits the prefix cache.
+            // Send the request twice: like the changed request, the second one hits the prefix cache.
             server.post(path, body(base.clone())).await;
             let before = server.post(path, body(base.clone())).await;
             let mut changed = base.clone();

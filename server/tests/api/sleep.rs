@@ -79,7 +79,7 @@ async fn the_server_sleeps_and_wakes_on_request_and_remains_ready() {
         assert_eq!(
             server.get("/v2/health/ready").await.status,
             StatusCode::OK,
-            "a request would be answered"
+            "a sleeping server remains ready"
         );
         assert_eq!(server.post("/wake_up", Body::empty()).await.status, StatusCode::OK);
     }

@@ -41,8 +41,8 @@ fn refusal(answer: &Answer) -> (u16, Value, Value) {
     (answer.status.as_u16(), error["code"].clone(), error["param"].clone())
 }
 
-/// Requests as many answers as the server sends at the same time, and one more. Returns the answers, which have not been
-/// read, and the refusal.
+/// Requests as many answers as the server sends at the same time, and one more. Returns the answers, which have not
+/// been read, and the refusal.
 async fn fill<F: Future<Output = Response>>(get: impl Fn() -> F) -> (Vec<Response>, Answer) {
     let mut unread = Vec::new();
     for _ in 0..64 {
@@ -68,7 +68,7 @@ async fn the_items_that_a_request_refers_to_are_limited_together() {
     let many = server.post(PATH, request(json!({"input": references}))).await;
     assert_eq!(refusal(&many), (400, json!("context_length_exceeded"), json!("input[2].id")));
     assert!(many.body.contains("stored items of the request"), "{}", many.body);
-    // The limit also applies when items are added.
+    // The limit also applies to the items of a new conversation.
     let many = server.post(CONVERSATIONS, json!({"items": references}).to_string()).await;
     assert_eq!(refusal(&many), (400, json!("context_length_exceeded"), json!("items[2].id")));
 }
@@ -124,7 +124,7 @@ async fn a_page_is_limited_in_bytes_and_continues_where_it_ended() {
     let server = start();
     let items: Vec<Value> = (0..9).map(|_| said(&"x".repeat(300 << 10))).collect();
     let (path, first) = conversation(&server, &items).await;
-    assert_eq!(first.len(), 3, "a page has 1 MiB");
+    assert_eq!(first.len(), 3, "a page has at most 1 MiB");
     let (mut seen, mut after) = (Vec::new(), String::new());
     loop {
         let page = server.get(&format!("{path}/items?order=asc&limit=100{after}")).await;
@@ -142,7 +142,8 @@ async fn a_page_is_limited_in_bytes_and_continues_where_it_ended() {
 #[tokio::test]
 async fn replays_of_events_that_are_not_read_are_limited() {
     let server = start();
-    // The response repeats its tools in several events. The model must not call them, so the prompt does not contain them.
+    // The response repeats its tools in several events. The model must not call them, so the prompt does not contain
+    // them.
     let tool =
         json!({"type": "function", "name": "f", "description": "x".repeat(30 << 10), "parameters": {}});
     let parameters = json!({"background": true, "stream": true, "tools": [tool], "tool_choice": "none"});

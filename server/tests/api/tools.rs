@@ -63,7 +63,7 @@ fn check_id(id: &Value) {
     assert!(letters.len() == 24 && letters.bytes().all(|letter| letter.is_ascii_alphanumeric()), "{id}");
 }
 
-/// Joins the chunks of a choice like the official clients.
+/// Joins the chunks of a choice, as the official clients do.
 fn folded(events: &[&str], index: u64) -> Value {
     let (mut content, mut reasoning, mut tokens) = (String::new(), String::new(), Vec::new());
     let mut calls: Vec<Value> = Vec::new();
@@ -89,7 +89,7 @@ fn folded(events: &[&str], index: u64) -> Value {
                 assert_eq!(at + 1, calls.len(), "calls come one after the other: {call}");
                 assert!(
                     call.get("id").is_none() && call["function"].get("name").is_none(),
-                    "named once: {call}"
+                    "the ID and the name are sent only once: {call}"
                 );
                 let piece = call["function"]["arguments"].as_str().unwrap();
                 let arguments = calls[at]["function"]["arguments"].as_str().unwrap();
@@ -120,7 +120,7 @@ fn call(name: &str, arguments: &str) -> (String, String) {
 }
 
 #[tokio::test]
-async fn a_whole_answer_with_a_call() {
+async fn a_whole_answer_contains_the_call() {
     let server = Setup::scripted(HERMES, &[], &[CALL]).start();
     let mut answer = answered(&server, json!({})).await;
     answer["choices"][0]["message"]["tool_calls"][0]["id"] = json!("call_…");
@@ -149,7 +149,7 @@ async fn a_whole_answer_with_a_call() {
 }
 
 #[tokio::test]
-async fn a_streamed_answer_with_a_call() {
+async fn a_streamed_answer_contains_the_call_in_parts() {
     let server = Setup::scripted(HERMES, &[], &[&format!("Hm\n{CALL}")]).start();
     let answer = server.post(PATH, with_tools(json!({"stream": true}))).await;
     let events = answer.events();
@@ -250,7 +250,7 @@ async fn the_tags_around_a_call_may_be_special_tokens() {
 }
 
 #[tokio::test]
-async fn several_calls_with_text_before_between_and_after() {
+async fn several_calls_can_have_text_before_between_and_after_them() {
     let said =
         format!("One: {CALL} two: <tool_call>{{\"name\": \"now\", \"arguments\": {{}}}}</tool_call> done");
     let server = Setup::scripted(HERMES, &[], &[&said]).start();
@@ -260,7 +260,7 @@ async fn several_calls_with_text_before_between_and_after() {
     let choices = answer["choices"].as_array().unwrap().iter();
     let calls = choices.flat_map(|choice| choice["message"]["tool_calls"].as_array().unwrap());
     let ids: std::collections::HashSet<&str> = calls.map(|call| call["id"].as_str().unwrap()).collect();
-    assert_eq!(ids.len(), 6, "every call has an id of its own");
+    assert_eq!(ids.len(), 6, "each call has its own ID");
 }
 
 #[tokio::test]
@@ -344,7 +344,7 @@ async fn arguments_that_the_format_does_not_type_are_typed_by_the_tool() {
 }
 
 #[tokio::test]
-async fn three_turns_of_a_conversation_with_tools() {
+async fn a_conversation_with_tools_can_have_three_turns() {
     let second = "<tool_call>{\"name\": \"now\", \"arguments\": {}}</tool_call>";
     for template in [HERMES, PLAIN] {
         let server = Setup::scripted(template, &[], &[CALL, second, "It is fine."]).start();

@@ -49,7 +49,7 @@ impl Server {
                 break;
             }
         }
-        let address = address.unwrap_or_else(|| panic!("it is not ready: {}", log.lock().unwrap()));
+        let address = address.unwrap_or_else(|| panic!("the server is not ready: {}", log.lock().unwrap()));
         let more = Arc::clone(&log);
         let reader =
             std::thread::spawn(move || lines.for_each(|line| *more.lock().unwrap() += &(line + "\n")));
@@ -74,8 +74,8 @@ impl Server {
         TcpStream::connect(&self.address).unwrap()
     }
 
-    /// Opens a connection on which an answer of `max_tokens` tokens has begun. The tokens are not sampled, because a
-    /// sampled first token can be an incomplete character, which is not sent.
+    /// Opens a connection on which an answer of `max_tokens` tokens has begun. Sampling is greedy, because a random
+    /// first token can be an incomplete character, which is not sent.
     pub(crate) fn begun(&self, max_tokens: u32) -> TcpStream {
         let body = format!(
             r#"{{"model":"sim","messages":[{{"role":"user","content":"a secret"}}],"stream":true,

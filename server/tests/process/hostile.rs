@@ -72,7 +72,7 @@ fn silent_connections_make_room_for_those_with_a_request() {
     let request = b"GET /v1/models HTTP/1.1\r\nhost: x\r\n\r\n";
     let mut client = server.connect();
     for _ in 0..2 {
-        // Send the second request on the same connection, which was not closed to make room for others.
+        // Send the second request on the same connection, which must not be closed to make room for others.
         client.write_all(request).unwrap();
         client.set_read_timeout(Some(DEADLINE)).unwrap();
         let mut answer = Vec::new();
@@ -172,7 +172,7 @@ fn forms_that_would_take_gigabytes_to_compile_are_rejected() {
     let accepted = ask(valid);
     assert!(accepted.starts_with("HTTP/1.1 200"), "{accepted}");
     let peak = server.peak_memory();
-    assert!(peak < MEMORY_BYTES_MAX, "{} MB", peak >> 20);
+    assert!(peak < MEMORY_BYTES_MAX, "{} MiB", peak >> 20);
 }
 
 #[test]

@@ -52,7 +52,7 @@ fn start_errors_are_reported_in_one_line() {
 }
 
 #[test]
-fn help_explains_every_flag() {
+fn help_lists_flags_variables_and_examples() {
     let output = command(&["--help"]).output().unwrap();
     assert!(output.status.success());
     let help = String::from_utf8(output.stdout).unwrap();
@@ -145,7 +145,7 @@ fn a_dead_engine_ends_requests_with_errors_and_the_process_with_failure() {
 }
 
 #[test]
-fn a_client_that_sends_nothing_is_disconnected() {
+fn a_client_that_does_not_complete_its_request_is_disconnected() {
     let server = Server::start(&mut command(&["--read-timeout", "100ms"]));
     let mut slow = server.connect();
     slow.write_all(b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\n").unwrap();

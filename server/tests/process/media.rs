@@ -51,7 +51,7 @@ fn chat(server: &Server, images: &[&str]) -> (u16, Value) {
     (head[9..12].parse().unwrap(), serde_json::from_str(body).unwrap())
 }
 
-/// Returns the message of an image that is refused.
+/// Returns the error message for an image that the server rejects.
 fn refusal(server: &Server, image: &str) -> String {
     let (status, body) = chat(server, &[image]);
     let error = &body["error"];

@@ -99,7 +99,8 @@ fn run(new_response: NewResponse, deltas: Vec<ChoiceDelta>) -> (String, Response
     (lines, assembly.response().clone())
 }
 
-/// Returns an event without its sequence number, with each ID reduced to its kind and number.
+/// Returns an event without its sequence number. Each ID is reduced to its kind and number, and each response to its
+/// status and number of items.
 fn line(event: &Event<'_>) -> String {
     let mut value = serde_json::to_value(event).unwrap();
     let object = value.as_object_mut().unwrap();
@@ -141,7 +142,7 @@ fn check(deltas: Vec<ChoiceDelta>, expected: &Expect) -> Response {
 }
 
 #[test]
-fn a_text() {
+fn a_text_becomes_a_message() {
     let response = check(
         vec![text(0, "Hel"), text(0, "lo"), end(0, ChoiceFinishReason::Stop)],
         &expect![[r#"
@@ -199,7 +200,7 @@ fn reasoning_calls_and_text_become_items() {
 }
 
 #[test]
-fn a_text_that_is_cut_off() {
+fn a_text_that_is_cut_off_becomes_an_incomplete_message() {
     let response = check(
         vec![text(0, "Hel"), end(0, ChoiceFinishReason::Length)],
         &expect![[r#"

@@ -105,7 +105,7 @@ fn a_chain_is_listed_latest_first_up_to_a_limit() {
 }
 
 #[test]
-fn no_operation_on_a_chain_visits_the_records_that_it_follows() {
+fn no_operation_on_a_record_marks_the_records_that_it_follows_as_used() {
     // If each use marked the whole chain, the number of uses would grow by the length of the chain.
     let mut index = index(2 * CHAIN_MAX, 10_000);
     for number in 1..=CHAIN_MAX as u128 {
