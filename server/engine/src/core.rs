@@ -210,13 +210,13 @@ impl Core {
                 result => break result.ok(),
             }
         };
-        // The next step records how long the pause was.
+        // End the pause, but store when it began: the next step records how long the pause was.
         self.pause = (!self.scheduler.is_idle()).then_some(EncoderPause { began, end: began });
         command
     }
 
-    /// The pause after a step, if images are encoded and the step only decoded. If a sequence has ended, there is none,
-    /// because a waiting sequence may be able to start.
+    /// The pause after a step, if images are encoded and the step only decoded. There is no pause if a sequence has
+    /// ended, because a waiting sequence may be able to start.
     fn pause_after_step(&self, now: Duration) -> Option<EncoderPause> {
         let is_encoding = self.encoder.as_ref().is_some_and(Encoder::is_busy);
         let has_ended = |event: &Event| matches!(event, Event::Finished { .. });
@@ -348,7 +348,7 @@ impl Core {
             return;
         }
         // A thread with a pending guide wakes the engine, which then tries again. Without such a thread, no event would
-        // wake the engine.
+        // wake the engine, so it waits for the locks.
         let wait = if self.guides.has_pending() { LockWait::Never } else { LockWait::Allowed };
         let Self { requests, workers, speculator, outputs, .. } = self;
         outputs.clear();
@@ -385,7 +385,7 @@ impl Core {
             }
         }
         // Scores are sent before the first token, which is sampled from the end of the prompt. A prompt of one token
-        // has no scored tokens, and is computed in one step.
+        // has no scored tokens. Its empty scores are sent after the step that begins at position 0.
         for scheduled in &batch.sequences {
             if scheduled.computed_tokens == 0 || !scheduled.scored_tokens.is_empty() {
                 requests.send_scores(scheduled.id);
@@ -563,7 +563,7 @@ impl Core {
         None
     }
 
-    /// Evicts all cached blocks that no sequence holds, and stores them if spilling is enabled.
+    /// Evicts all cached blocks and encoder outputs that no sequence holds. Stores the blocks if spilling is enabled.
     fn clear_cache(&mut self) {
         let Self { spill, encoder, requests, scheduler, runner, .. } = self;
         match spill {

@@ -236,7 +236,7 @@ impl Encoder {
     }
 
     fn send(&self, command: EncoderCommand) {
-        // The thread ends only when the sender is dropped, because it catches panics.
+        // The thread ends only when `self` is dropped, because it catches the panics of encoding.
         let _ = self.commands.as_ref().map(|commands| commands.send(command));
     }
 }
@@ -247,7 +247,7 @@ impl Drop for Encoder {
         drop(self.commands.take());
         drop(std::mem::replace(&mut self.results, mpsc::channel().1));
         if let Some(thread) = self.thread.take() {
-            // A panic can only come from dropping the encoder.
+            // The thread catches the panics of encoding. Any other panic is ignored.
             let _ = thread.join();
         }
     }

@@ -48,8 +48,8 @@ pub enum StartError {
     TooManyWaiting,
     /// The draft model cannot use the block tables of the target model.
     #[error(
-        "the cache of the draft model has {} blocks of {} tokens, but that of the model has {} blocks of {} tokens",
-        draft.blocks_total, draft.block_tokens, target.blocks_total, target.block_tokens
+        "the cache of the draft model must have at least {} blocks of {} tokens, but it has {} blocks of {} tokens",
+        target.blocks_total, target.block_tokens, draft.blocks_total, draft.block_tokens
     )]
     DraftCache {
         /// The cache layout of the model.
@@ -58,7 +58,7 @@ pub enum StartError {
         draft: CacheLayout,
     },
     /// The operating system failed to start a thread.
-    #[error("failed to start the engine's thread")]
+    #[error("failed to start a thread of the engine")]
     Thread(#[source] std::io::Error),
     /// The identity of stored blocks does not include every adapter, so a block of one adapter could be used for
     /// another.
@@ -84,7 +84,7 @@ pub struct EngineOptions {
     /// The image encoder, if the model reads images.
     pub encoder: Option<EncoderConfig>,
     /// The number of threads that sample tokens between two steps, including the engine's thread. `None` uses all
-    /// processors, up to 16. Answers do not depend on it.
+    /// processors, up to 16. Answers do not depend on this number.
     pub sampling_threads: Option<usize>,
 }
 

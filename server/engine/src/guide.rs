@@ -8,8 +8,8 @@ use std::fmt;
 
 use server_scheduler::TokenId;
 
-/// Returns the number of threads that compute allowed tokens: a quarter of the processors, because the model needs the
-/// others and does not wait for these threads.
+/// Returns the number of threads that compute allowed tokens: a quarter of the processors, at most 8, because the model
+/// needs the others and does not wait for these threads.
 pub fn guide_threads() -> usize {
     const MAX: usize = 8;
     std::thread::available_parallelism().map_or(1, usize::from).div_ceil(4).min(MAX)

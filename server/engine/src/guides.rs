@@ -21,7 +21,7 @@ pub(crate) mod slot;
 mod threads;
 
 /// The longest time that a step waits for guides after the model has run. A step waits only for guides that usually
-/// need less time than that.
+/// need no more time than that.
 const WAIT_MAX: Duration = Duration::from_millis(5);
 
 /// Time that a request may spend computing the allowed next tokens of a structured output before its first token.

@@ -296,7 +296,8 @@ impl EngineHandle {
         let command = Command::Sleep(SleepCommand { level, reply, _permit: permit });
         match self.shared.commands.try_send(command) {
             Ok(()) => receiver.await.unwrap_or(Err(SleepError::Stopped)),
-            // The channel has room for the command of the permit's holder.
+            // The channel has room for the command of the permit's holder, so sending fails only if the engine has
+            // ended.
             Err(TrySendError::Disconnected(_) | TrySendError::Full(_)) => Err(SleepError::Stopped),
         }
     }

@@ -31,7 +31,7 @@ impl ImageFeatures {
     /// Splits `values` into rows of `width` values.
     ///
     /// # Panics
-    /// If `values` does not consist of whole rows.
+    /// Panics if `values` does not consist of whole rows.
     pub fn new(values: Vec<f32>, width: usize) -> Self {
         assert!(width > 0 && values.len().is_multiple_of(width), "invariant: features are whole rows");
         Self { values: values.into_boxed_slice(), width }
@@ -45,7 +45,7 @@ impl ImageFeatures {
     /// The values of consecutive rows.
     ///
     /// # Panics
-    /// If there are fewer rows.
+    /// Panics if there are fewer rows.
     pub fn values(&self, rows: Range<u32>) -> &[f32] {
         &self.values[rows.start as usize * self.width..rows.end as usize * self.width]
     }

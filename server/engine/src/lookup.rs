@@ -178,7 +178,7 @@ impl Table {
         if self.len * 4 >= self.slots.len() * 3 {
             self.grow(ngram.length, token);
         }
-        let slot = self.slot(ngram, token).expect("invariant: the table has just grown");
+        let slot = self.slot(ngram, token).expect("invariant: a table that has grown has slots");
         self.len += usize::from(self.slots[slot] == VACANT);
         self.slots[slot] = ngram.end as u32;
     }

@@ -63,8 +63,7 @@ impl StepReport {
     }
 }
 
-/// A function that is called on the engine's thread after each step and each wake-up. It must be quick and must not
-/// panic.
+/// A function that is called on the engine's thread with each report. It must be quick and must not panic.
 pub type Observer = Box<dyn FnMut(&StepReport) + Send>;
 
 /// The state of an engine.

@@ -15,8 +15,8 @@ use crate::search::BeamSearch;
 pub struct Request {
     /// The tokens of the prompt.
     pub prompt: Vec<TokenId>,
-    /// The images of the prompt. The draft model reads no images, so it proposes no drafts for the request, and the
-    /// prompt is not scored.
+    /// The images of the prompt. The draft model reads no images, so it proposes no drafts for the request. The prompt
+    /// cannot be scored.
     pub images: Option<Arc<RequestImages>>,
     /// The number of sequences that continue the prompt, at least 1. Each event contains the index of its sequence.
     pub num_sequences: u32,
@@ -27,8 +27,8 @@ pub struct Request {
     /// The parameters of prompt lookup, which proposes draft tokens. Drafts change only the time that a request takes.
     /// Beam search uses no drafts.
     pub lookup: Option<PromptLookup>,
-    /// The parameters of the engine's draft model, if it has one. The draft model proposes drafts unless prompt lookup
-    /// has better ones.
+    /// The parameters of the engine's draft model, if the engine has one. The draft model proposes drafts unless prompt
+    /// lookup has better ones.
     pub draft: Option<DraftModelParams>,
     /// The parameters of sampling.
     pub sampling: Sampling,
@@ -48,7 +48,7 @@ pub struct Request {
 }
 
 impl Request {
-    /// A request for one sequence in the base model, without images, drafts or a guide.
+    /// A request for one sequence with the base model, without images, drafts or a guide.
     pub fn new(prompt: Vec<TokenId>, sampling: Sampling, stop: StopCriteria) -> Self {
         Self {
             prompt,

@@ -19,7 +19,7 @@ use crate::search::Search;
 
 #[derive(Default)]
 pub(crate) struct Requests {
-    /// The requests by their numbers, which is the order in which they arrived.
+    /// The requests by their numbers, which are assigned in the order in which requests arrive.
     pub(crate) active: BTreeMap<u64, ActiveRequest>,
     /// The numbers of requests with suspended sequences, including some requests that have ended since then.
     pub(crate) suspended: BTreeSet<u64>,

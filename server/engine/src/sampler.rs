@@ -49,7 +49,7 @@ pub struct SamplingContext<'a> {
 /// The reason why no token could be sampled. Only the request fails.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SampleError {
-    /// The logits, or those of the allowed tokens, contain NaN or positive infinity.
+    /// The logits contain NaN or positive infinity. With a guide, only the logits of the allowed tokens are checked.
     #[error("the model returned NaN or +inf logits")]
     NotFinite,
     /// Biases, bans and the guide set the logit of every token to negative infinity.
@@ -128,7 +128,7 @@ impl Sampler {
             Some(peak) => self.choose(&kept, &peak, context),
             None => Err(SampleError::NotFinite),
         };
-        // The gathered tokens are in the order of their ids, which every filter preserves.
+        // With gathered tokens, the result is an index into `tokens`, which are in the order of their ids.
         let chosen = if sparse { chosen.map(|index| tokens[index as usize]) } else { chosen };
         (self.allowed, self.kept) = (tokens, kept);
         chosen
@@ -153,7 +153,8 @@ impl Sampler {
         }
     }
 
-    /// The logarithm of the sum of the exponentials of `logits`, whose maxima are known.
+    /// The logarithm of the sum of the exponentials of `logits`. The greatest logits of their blocks must be in
+    /// `maxima`.
     fn log_sum(&mut self, logits: &[f32]) -> f64 {
         let max = self.maxima.iter().copied().fold(f32::NEG_INFINITY, f32::max);
         let blocks = Blocks { logits, maxima: &self.maxima };

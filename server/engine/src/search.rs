@@ -4,8 +4,8 @@
 //! The search is that of openvino_genai, so that the same model produces the same results. It is the search of
 //! `transformers` (Wolf et al., 2020) with the groups of Diverse Beam Search (Vijayakumar et al., 2016):
 //!
-//! - A beam's score is the sum of its tokens' log probabilities. Among the `2B` best continuations of a group's `B`
-//!   beams, those that end become results if they are among the first `B`. The first `B` others continue.
+//! - A beam's score is the sum of its tokens' log probabilities. Of the continuations of a group's `B` beams, best
+//!   first, those that end become results if they are among the first `B`. The first `B` others continue.
 //! - A result's score is divided by the number of its tokens to the power of `length_penalty`. A group has at most `B`
 //!   results.
 //! - A group ends according to [`EarlyStopping`], judged by the best beam *before* the step. All groups end at the
@@ -39,7 +39,7 @@ pub struct BeamSearch {
     pub num_results: u32,
     /// The number of groups of beams that should differ from each other. It must divide the width.
     pub num_groups: u32,
-    /// The exponent of a result's length, by which the result's score is divided.
+    /// The score of a result is divided by its length to the power of this number.
     pub length_penalty: f32,
     /// The value subtracted from the log probability of a token for each beam of an earlier group that has the same
     /// token in the same step.
@@ -126,7 +126,7 @@ pub(crate) struct Search {
     params: BeamSearch,
     stop: StopCriteria,
     groups: Vec<Group>,
-    /// The tokens of all beams so far: at most `width` nodes for each step.
+    /// The tokens of all beams and results so far: at most `2 * width` nodes for each step.
     nodes: Vec<Node>,
     generated: u32,
     /// The candidates of each slot for this step.
@@ -200,7 +200,8 @@ fn merge_continuations(candidates: &[(Beam, Candidates)]) -> impl Iterator<Item 
 }
 
 impl Search {
-    /// Creates a search at the end of its prompt. `params` must be valid for the width. `stop` ends the beams.
+    /// Creates a search at the end of its prompt. `params` must be valid for the width. The beams end according to
+    /// `stop`.
     pub(crate) fn new(params: BeamSearch, width: u32, stop: StopCriteria) -> Self {
         let size = width / params.num_groups;
         let group = |index| {
@@ -225,8 +226,8 @@ impl Search {
         groups.flat_map(|group| &group.ongoing).any(|beam| beam.slot == slot)
     }
 
-    /// The number of candidates of a beam that [`Self::advance`] needs. The diversity penalty can move later candidates
-    /// to the front.
+    /// The number of candidates of a beam that [`Self::advance`] needs. More are needed with a diversity penalty,
+    /// because it can move later candidates to the front.
     pub(crate) fn num_candidates(&self) -> u32 {
         let (width, size) = (self.candidates.len() as u32, self.group_size());
         2 * size + if self.params.diversity_penalty == 0.0 { 0 } else { width - size }
@@ -316,7 +317,7 @@ impl Search {
         }
     }
 
-    /// The candidates of each beam of a group with the diversity penalty, best first.
+    /// The candidates of each beam of a group, best first after the diversity penalty.
     fn take_candidates(&mut self, index: usize, used: &[TokenId]) -> Vec<(Beam, Candidates)> {
         let candidates_max = 2 * self.group_size() as usize;
         let penalty = self.params.diversity_penalty;

@@ -294,7 +294,7 @@ impl ModelRunner for SimRunner {
                 input.read(offset, position, token)
             });
         }
-        // Arbitrary but reproducible scores.
+        // The scores are arbitrary but reproducible.
         let mut scores = std::mem::take(&mut self.block_scores);
         scores.clear();
         scores.extend(batch.blocks.iter().map(|block| (self.slots[self.slot(&[*block], 0)] % 1000) as f32));

@@ -63,8 +63,8 @@ struct ModelDraft {
 /// Number of steps of a sequence without the draft model after which the model is probed again, if that is cheap.
 const PROBE_INTERVAL: u32 = 64;
 const PROBE_DRAFTS: usize = 2;
-/// The highest cost of reading a text, as a fraction of the time that drafts are expected to save up to the maximum
-/// number of tokens. The sequence may end earlier.
+/// The highest cost of reading a text, as a fraction of the time that drafts are expected to save until the sequence
+/// has the maximum number of tokens. The fraction is less than 1, because the sequence may end earlier.
 const READING_COST_MAX: f64 = 0.5;
 /// The highest cost of a probe, as a fraction of the time of the remaining tokens.
 const PROBE_COST_MAX: f64 = 0.02;

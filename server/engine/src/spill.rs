@@ -39,14 +39,14 @@ const WRITES_MAX: usize = 64;
 ///
 /// If exceeded: further requests compute their blocks instead.
 const READS_MAX: usize = 256;
-/// Number of blocks that are read before the engine needs them.
+/// Maximum number of blocks that are read before the engine receives them.
 const READ_AHEAD_MAX: usize = 16;
-/// Number of blocks that are copied into the cache between two steps.
+/// Maximum number of blocks that are copied into the cache between two steps.
 const RESTORED_MAX: usize = 16;
 /// The minimum time that a request waits for its blocks. A request waits longer if computing the blocks would take
 /// longer.
 const WAIT_MIN: Duration = Duration::from_millis(200);
-/// The assumed number of prompt tokens computed per second before it is measured.
+/// The assumed number of prompt tokens computed per second before this rate is measured.
 const INITIAL_RATE: f32 = 500.0;
 /// Time that a request waits for the next block from `--kv-spill-dir`, if computing its blocks would take that long.
 ///
@@ -113,7 +113,8 @@ impl Spill {
         stats: Arc<SpillStats>,
     ) -> std::io::Result<Self> {
         let layout = runner.layout();
-        // The writer never waits for the engine.
+        // The channel has room for the results of all queued writes and for `Opened`, so that the writer never waits
+        // for the engine.
         let (write_sender, write_results) = sync_channel(WRITES_MAX + 1);
         let (read_sender, read_blocks) = sync_channel(READ_AHEAD_MAX);
         let (writes, write_requests) = sync_channel(WRITES_MAX);
@@ -198,7 +199,8 @@ impl Spill {
     /// per second.
     pub(crate) fn start_restores(&mut self, scheduler: &mut Scheduler, now: Duration, rate: f32) {
         for restore in scheduler.drain_restores() {
-            // The blocks must not be evicted before they are read. Later blocks are evicted first.
+            // Mark the blocks as used, so that they are not removed before they are read. In reverse order, later
+            // blocks are removed first.
             for &key in restore.keys.iter().rev() {
                 self.stored.touch(key);
             }
@@ -218,7 +220,8 @@ impl Spill {
         }
     }
 
-    /// Applies a limited number of results of the threads, so that the step is not delayed.
+    /// Applies the results of the writer, and a limited number of blocks from the reader, so that the step is not
+    /// delayed.
     pub(crate) fn poll(&mut self, scheduler: &mut Scheduler, runner: &mut dyn ModelRunner, now: Duration) {
         while let Ok(result) = self.write_results.try_recv() {
             self.apply_write_result(scheduler, result);
@@ -302,7 +305,7 @@ impl Spill {
         }
     }
 
-    /// Writes a block that was read into the cache. If it could not be read, ends its restore.
+    /// Writes a block from the reader into the cache. If the block could not be read, ends its restore.
     fn restore_block(&mut self, scheduler: &mut Scheduler, runner: &mut dyn ModelRunner, block: ReadBlock) {
         let ReadBlock { restore, key, content } = block;
         let Some(content) = content else {

@@ -10,7 +10,7 @@ use rayon::{ThreadPool, ThreadPoolBuilder};
 
 use crate::sampler::Sampler;
 
-/// The highest number of threads that sample. With more threads, the memory bandwidth would limit the speed.
+/// The highest number of threads that sample by default. With more threads, the memory bandwidth would limit the speed.
 const THREADS_MAX: usize = 16;
 /// The number of logits that justify another thread. Waking a thread takes about as long as reading that many.
 const LOGITS_PER_THREAD: usize = 1 << 18;

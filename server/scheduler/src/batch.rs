@@ -47,8 +47,8 @@ pub struct ScheduledSequence {
     /// The range in [`Batch::tokens`] of the prompt tokens whose logits are needed for prompt log probabilities. The
     /// range never includes the last token of a prompt, whose logits are used for sampling.
     pub scored_tokens: Range<u32>,
-    /// The number of draft tokens at the end of `tokens`. The scheduler sets them to 0, and the caller writes the
-    /// drafts into [`Batch::tokens`] before it runs the batch. Their logits are needed as well.
+    /// The number of draft tokens at the end of `tokens`. The scheduler fills their positions with 0, and the caller
+    /// writes the drafts into [`Batch::tokens`] before it runs the batch. Their logits are needed as well.
     pub num_draft_tokens: u32,
     /// The number of the LoRA adapter that computes the tokens, or 0 for the base model.
     pub adapter: u32,
@@ -143,7 +143,7 @@ impl Batch {
             self.tokens.copy_within(start as usize..(start + num_tokens) as usize, tokens as usize);
             let first = sequence.blocks.start as usize;
             self.blocks.copy_within(first..first + num_blocks as usize, blocks as usize);
-            // Scored tokens are never drafts.
+            // Scored tokens are never drafts, so none of them is removed.
             let moved = |index: u32| index.saturating_sub(start) + tokens;
             sequence.scored_tokens = moved(sequence.scored_tokens.start)..moved(sequence.scored_tokens.end);
             sequence.tokens = tokens..tokens + num_tokens;

@@ -1,6 +1,6 @@
 //! The blocks of the cache: which blocks are in use, by how many sequences, and what content the other blocks have.
 //!
-//! The pool decides which block is allocated and which cached content is evicted. It does not know sequences: its
+//! The pool decides which block is allocated and which cached content is evicted. It knows nothing about sequences: its
 //! callers hold references and release each reference once.
 //!
 //! ```text
@@ -93,7 +93,7 @@ struct CachedBlock {
     children: u32,
     /// Number of counted hits.
     hits: u8,
-    /// The number of evictions at the time of the last counted hit.
+    /// The number of evictions at the time of the last counted hit, or of the registration if no hit has counted.
     last_hit: u64,
     /// Whether the cached prefix of some request ended with this block.
     has_ended_hit: bool,
@@ -199,21 +199,21 @@ impl BlockPool {
 
     /// Records that a request found these blocks in the cache, each of which follows the one before.
     ///
-    /// The hit is counted only if another request's hit has ended with the same block, or if other cached blocks follow
-    /// this block: in both cases, several requests have this prefix. Otherwise the request is most likely the next turn
-    /// of the same conversation, whose earlier turns are useless to other requests.
+    /// The hit is counted only if another request's hit has ended with the same last block, or if other cached blocks
+    /// follow the last block: in both cases, several requests have this prefix. Otherwise the request is most likely
+    /// the next turn of the same conversation, whose earlier turns are useless to other requests.
     pub(crate) fn record_hit(&mut self, blocks: impl DoubleEndedIterator<Item = BlockId>) {
         let mut blocks = blocks.rev();
         let Some(last) = blocks.next() else { return };
         let last_cached = self.blocks[last.0 as usize].cached.as_mut();
-        let last_cached = last_cached.expect("invariant: a hit is cached");
+        let last_cached = last_cached.expect("invariant: a block that was hit is cached");
         if !std::mem::replace(&mut last_cached.has_ended_hit, true) && last_cached.children == 0 {
             return;
         }
         let now = self.evictable.evictions();
         for block in std::iter::once(last).chain(blocks) {
             let Block { ref_count, cached } = &mut self.blocks[block.0 as usize];
-            let cached = cached.as_mut().expect("invariant: a hit is cached");
+            let cached = cached.as_mut().expect("invariant: a block that was hit is cached");
             // A parent has at least as many hits as its child: if the child's hit counts, so does the parent's, unless
             // it was counted within the same burst.
             if now - cached.last_hit >= self.burst_evictions {
@@ -352,7 +352,7 @@ impl BlockPool {
         }
         let cached = self.blocks.iter().filter_map(|block| block.cached);
         for block in cached {
-            // Every hit includes the start.
+            // The start of a sequence is part of every hit, so it has the maximum number of hits.
             let parent = if block.parent_serial.is_start() {
                 Some(&u8::MAX)
             } else {

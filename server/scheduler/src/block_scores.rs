@@ -1,4 +1,4 @@
-//! The attention scores of a sequence's blocks, by which the sequence selects the blocks to evict while it generates.
+//! The attention scores of a sequence's blocks, by which the blocks to evict are selected while the sequence generates.
 //!
 //! The policy is that of H2O (Zhang et al., 2023): the blocks with the lowest mean attention of generated tokens are
 //! evicted, except for the first block and the most recent ones (Xiao et al., 2023).
@@ -44,8 +44,8 @@ impl BlockScores {
         }
     }
 
-    /// Returns the indices, in ascending order, of the blocks to evict so that no more than `blocks_max` of the `full`
-    /// blocks remain. The first `pinned` blocks are not evicted.
+    /// Returns the indices, in ascending order, of the blocks to evict so that at most `blocks_max` of the first `full`
+    /// blocks remain. The first `pinned` blocks and the most recent ones are not evicted, even if more blocks remain.
     pub(crate) fn blocks_to_evict(&self, full: usize, pinned: usize, blocks_max: u32) -> Vec<usize> {
         let blocks_max = blocks_max as usize;
         let recent = blocks_max / 4;

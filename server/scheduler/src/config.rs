@@ -18,8 +18,8 @@ pub const SCORED_TOKENS_MAX: u32 = 128;
 pub const DRAFT_TOKENS_MAX: u32 = 256;
 
 /// Number of tokens of the images that are being encoded or are queued for the image encoder. With an image in reserve,
-/// it does not wait for the engine between two images. With a longer queue, the images of a request with a higher
-/// priority would have to wait for all of it.
+/// the encoder does not wait for the engine between two images. With a longer queue, the images of a request with a
+/// higher priority would have to wait for the whole queue.
 ///
 /// If exceeded: further images wait in the order of their requests. A single image may have more tokens.
 pub const MAX_NUM_ENCODER_INPUT_TOKENS: u32 = 1024;
@@ -47,12 +47,13 @@ pub struct SchedulerConfig {
     pub max_num_batched_tokens: u32,
     /// Maximum number of tokens that a step computes while sequences decode and prompts wait to be computed. The
     /// setting limits how long a prompt may delay the decoding sequences. Prompts get at least a quarter of these
-    /// tokens, regardless of how many sequences decode. If several prompts wait for each decoding sequence, the
-    /// limit is that many times as large, up to `max_num_batched_tokens`.
+    /// tokens, regardless of how many sequences decode. The limit is a multiple of this number, up to
+    /// `max_num_batched_tokens`, if several prompts wait for each decoding sequence or many prompts wait.
     pub max_chunk_tokens: u32,
     /// The duration that a step with decoding sequences should not exceed. Prompts get as many tokens as fit into this
     /// time, predicted from the times of earlier steps ([`Scheduler::record_step`](crate::Scheduler::record_step)), but
-    /// at least [`PROMPT_TOKENS_MIN`]. Until enough steps have been recorded, they get a quarter of `max_chunk_tokens`.
+    /// at least [`PROMPT_TOKENS_MIN`]. Until enough steps have been recorded, the size of a step is a quarter of
+    /// `max_chunk_tokens`, or `max_chunk_tokens` while several tenants are present.
     pub max_itl: Option<Duration>,
     /// Maximum number of sequences that run at the same time. It is limited to `max_num_batched_tokens`, so that each
     /// running sequence can have a token in every step.
@@ -121,7 +122,7 @@ impl RequestLimits {
 }
 
 impl SchedulerConfig {
-    /// The limits for requests of a scheduler with this configuration and a cache of this size.
+    /// The limits that a scheduler with this configuration and a cache of this size sets for requests.
     pub fn request_limits(&self, cache: CacheSize) -> RequestLimits {
         let Self { max_model_len, max_queue, .. } = *self;
         let CacheSize { block_tokens, blocks_total } = cache;
@@ -149,7 +150,7 @@ impl SchedulerConfig {
         );
         assert!(
             self.kv_eviction_blocks(block_tokens).is_none_or(|blocks| blocks >= KV_EVICTION_BLOCKS_MIN),
-            "kv_eviction_tokens must be at least {KV_EVICTION_BLOCKS_MIN} blocks"
+            "kv_eviction_tokens must be at least {KV_EVICTION_BLOCKS_MIN} blocks of {block_tokens} tokens"
         );
     }
 

@@ -73,7 +73,7 @@ impl FairQueue {
         clock.time = self.now.max(clock.time).saturating_add(GENERATED_TOKEN_WEIGHT * u64::from(tokens));
     }
 
-    /// Panics unless `tenants` are those of the queued requests, each of which is listed once.
+    /// Panics unless `tenants` has the tenant of each queued request, once for each request.
     pub(crate) fn check_invariants(&self, tenants: impl Iterator<Item = u128>) {
         let mut queued: BTreeMap<u128, u32> = BTreeMap::new();
         for tenant in tenants {
@@ -128,7 +128,7 @@ mod tests {
         queue.refund(7, 1000);
         let third = queue.arrive(7, 10);
         assert!(third >= second, "{third} < {second}");
-        // Without queued requests, no later request can overtake any.
+        // Without queued requests, there is none to overtake, so the refunds apply in full.
         queue.refund(7, 10);
         queue.refund(7, 10);
         assert_eq!(queue.arrive(7, 10), queue.arrive(8, 10));

@@ -1,9 +1,9 @@
 //! The outputs of the image encoder: which exist, which are needed, and which are evicted.
 //!
-//! The cache only makes these decisions; its caller stores the outputs. Its size is limited in rows, of which each
-//! output has a known number. A sequence reserves all images that its uncomputed tokens read before it is admitted, and
-//! holds them until these tokens are computed. An output that no sequence holds remains cached until its space is
-//! needed; the least recently held output is evicted first.
+//! The cache only makes these decisions; its caller stores the outputs. The total number of rows of the outputs is
+//! limited. Before a sequence is admitted, it reserves all images that its uncomputed tokens read, and it holds them
+//! until these tokens are computed. An output that no sequence holds remains cached until its space is needed; the
+//! least recently held output is evicted first.
 //!
 //! The images of a sequence that has not reserved any yet are expected. The cache only counts them, so that the load
 //! includes the work of the encoder for all waiting sequences.
@@ -28,8 +28,8 @@ pub struct ImageRequest {
 /// The limits of the encoder outputs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ImageLimits {
-    /// Number of rows of encoder outputs that the caller stores, including those of images that are being encoded. If
-    /// the images of a single prompt have more rows, only they are stored.
+    /// Maximum number of rows of encoder outputs that the caller stores, including those of images that are being
+    /// encoded. If the images of a single prompt have more rows, only they are stored.
     pub rows_max: u32,
     /// No further image is requested while the requested images that are not encoded yet have at least this many
     /// tokens. If no other image is requested, an image may have more tokens.
@@ -61,7 +61,7 @@ struct Entry {
 enum EntryState {
     /// A sequence needs the output, which has not been requested from the encoder yet.
     Reserved,
-    /// The encoder computes the output, or will do so next.
+    /// The output was requested from the encoder and does not exist yet.
     Requested,
     Available,
 }
@@ -150,8 +150,8 @@ impl ImageCache {
         }
     }
 
-    /// Reserves `images` for a sequence that holds none. The images of one sequence may exceed the size of the cache,
-    /// but only if no sequence holds any other image. Images that are held already need no room.
+    /// Reserves `images` for a sequence that holds none. Images that are held already need no room. The others may
+    /// exceed the size of the cache, but only if no image is held.
     pub(crate) fn reserve(&mut self, images: &[NeededImage]) -> Reservation {
         let new: u64 = images
             .iter()
@@ -340,10 +340,14 @@ impl ImageCache {
             requested().sum::<u64>(),
             "invariant: the rows of requested images are counted"
         );
-        // The last requested image may exceed the budget, and no image has more rows than the largest.
+        // Only the last requested image may exceed the budget. Which image was the last is not recorded, so the largest
+        // one is subtracted.
         let before_last = self.rows_requested - requested().max().unwrap_or(0);
         let budget = u64::from(self.limits.max_num_encoder_input_tokens);
-        assert!(before_last == 0 || before_last < budget, "invariant: the encoder has a budget");
+        assert!(
+            before_last == 0 || before_last < budget,
+            "invariant: only the last requested image exceeds the encoder's budget"
+        );
     }
 
     /// Panics unless `expected` are the images that sequences expect, and the cache counts each of them once.
@@ -527,7 +531,7 @@ mod tests {
     }
 
     #[test]
-    fn an_image_may_exceed_the_budget_alone() {
+    fn a_single_image_may_exceed_the_budget() {
         for budget in [0, 4] {
             let mut cache = cache(budget);
             reserve(&mut cache, &[needed(1, 5), needed(2, 5)]);

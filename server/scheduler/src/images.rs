@@ -103,8 +103,8 @@ impl PromptImages {
         self.spans.get(first).filter(|span| span.start < end)
     }
 
-    /// The words that identify the images of each full block that has image positions: for each part of a span, its
-    /// offset and length in the block, its first row, and the digest.
+    /// The words that identify the images of each block that has image positions: for each part of a span, its offset
+    /// and length in the block, its first row, and the digest.
     pub(crate) fn block_words(&self, block_tokens: u32) -> BTreeMap<u32, Box<[u32]>> {
         let mut words: BTreeMap<u32, Vec<u32>> = BTreeMap::new();
         for span in &self.spans {

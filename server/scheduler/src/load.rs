@@ -5,12 +5,13 @@
 pub struct Load {
     /// Number of blocks in the cache.
     pub blocks_total: u32,
-    /// Number of blocks that running sequences hold, including those allocated for tokens that are still to be
-    /// computed.
+    /// Number of blocks that running sequences and restores hold, including those allocated for tokens that are still
+    /// to be computed.
     pub blocks_active: u32,
-    /// Number of blocks that no sequence holds and whose content is cached for later requests with the same prefix.
+    /// Number of blocks that neither a sequence nor a restore holds and whose content is cached for later requests with
+    /// the same prefix.
     pub blocks_evictable: u32,
-    /// Number of blocks that no sequence holds and that have no content.
+    /// Number of blocks that neither a sequence nor a restore holds and that have no content.
     pub blocks_free: u32,
     /// Number of running sequences. All sequences of a request count, even while its prompt is being computed.
     pub running: u32,
@@ -26,10 +27,11 @@ pub struct Load {
     pub unencoded_image_tokens: u64,
     /// Number of tokens of the images whose encoder outputs are stored.
     pub encoded_image_tokens: u64,
-    /// Number of images since the start that were encoded, or requested by another sequence, when a sequence reserved
-    /// them for the first time. Images whose tokens are in the prefix cache are not reserved.
+    /// Number of images since the start that were already encoded, requested or reserved when a sequence reserved them.
+    /// Only the first reservation of each sequence counts. Images whose tokens are in the prefix cache are not
+    /// reserved.
     pub image_cache_hits_total: u64,
-    /// Number of the other images that sequences have reserved.
+    /// Number of the other images that sequences have reserved, counted in the same way.
     pub image_cache_misses_total: u64,
     /// Number of preemptions since the start. A preemption returns a running sequence to the queue because no block is
     /// free.

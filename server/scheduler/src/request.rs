@@ -73,13 +73,14 @@ impl NewRequest {
 pub struct SampledToken {
     /// The sequence to which the token belongs.
     pub sequence: SequenceId,
-    /// The sequence whose tokens this one continues, usually itself. In lockstep, the parent may be another sequence of
-    /// the request that continues its own tokens in the same step.
+    /// The sequence whose tokens `sequence` continues, usually itself. In lockstep, the parent may be another sequence
+    /// of the request that continues its own tokens in the same step.
     pub parent: SequenceId,
     /// The number of draft tokens of the sequence, from the first, that the model would have sampled as well.
     pub accepted_drafts: u32,
-    /// The token that follows the accepted drafts. `None` suspends the sequence: it keeps its position and its blocks,
-    /// and takes part in no step until [`Scheduler::resume`](crate::Scheduler::resume) provides the token.
+    /// The token that follows the accepted drafts. `None` suspends the sequence: it keeps its priority and, unless it
+    /// is preempted, its blocks, and takes part in no step until [`Scheduler::resume`](crate::Scheduler::resume)
+    /// provides the token.
     pub token: Option<TokenId>,
 }
 
@@ -143,13 +144,12 @@ pub enum Event {
 pub enum Rejection {
     /// The prompt has no tokens.
     EmptyPrompt,
-    /// The prompt and the requested tokens together can never fit. All sequences in lockstep must fit at the
-    /// same time.
+    /// The prompt and the requested tokens together can never fit. All sequences in lockstep must fit at the same time.
     TooLong {
         /// The number of tokens in the prompt.
         prompt_tokens: u32,
-        /// The largest number of tokens, prompt and completion together, of a request with
-        /// this many sequences in lockstep.
+        /// The largest allowed number of tokens, prompt and completion together. It depends on the number of sequences
+        /// if they are in lockstep.
         max_model_len: u32,
     },
     /// The sequences of the request can never run at the same time, or never wait at the same time.
@@ -159,6 +159,6 @@ pub enum Rejection {
         /// The largest number of sequences of a request.
         max_num_seqs: u32,
     },
-    /// The queue already has the maximum number of sequences.
+    /// The queue has no room for all sequences of the request.
     QueueFull,
 }

@@ -57,7 +57,8 @@ pub struct Scheduler {
     /// `None` if evicted blocks are not stored.
     restores: Option<Box<BlockRestores>>,
     images: ImageCache,
-    /// Whether the latest pass over the waiting sequences has found room for the images of all those before.
+    /// Whether the latest admission pass has found room for the images of every sequence that it has tried to admit so
+    /// far.
     images_have_room: bool,
     sequences: SequenceTable,
     fairness: FairQueue,
@@ -90,7 +91,8 @@ impl Scheduler {
     /// Creates a scheduler with an empty cache.
     ///
     /// # Panics
-    /// Panics if a size is zero, or the longest sequence does not fit into the cache.
+    /// Panics if a size or limit is zero, `max_model_len` is less than 2 or exceeds the size of the cache, or
+    /// `kv_eviction_tokens` is less than [`KV_EVICTION_BLOCKS_MIN`](crate::KV_EVICTION_BLOCKS_MIN) blocks.
     pub fn new(config: SchedulerConfig, cache: CacheSize) -> Self {
         Self::with_block_hash(config, cache, block_hash)
     }
@@ -148,16 +150,20 @@ impl Scheduler {
     /// and `max_tokens` together: a caller without a limit sets `max_tokens` to the rest of the maximum length.
     ///
     /// # Panics
-    /// Panics if the request has no sequences, its id is in use, or its images are invalid.
+    /// Panics if the request has no sequences, its id is in use, its images are invalid, or it scores a prompt with
+    /// bidirectional spans.
     pub fn submit(&mut self, request: NewRequest) -> Result<(), Rejection> {
         self.check_limits(&request)?;
         let NewRequest { id, num_sequences, prompt, .. } = request;
         let prompt_tokens = prompt.len() as u32;
         let images = request.images;
-        assert!(images.is_valid(prompt_tokens), "the spans of images must be within the prompt");
+        assert!(
+            images.is_valid(prompt_tokens),
+            "the spans of the images must be ascending, without overlaps and within the prompt"
+        );
         assert!(
             !request.scores_prompt || images.attention == SpanAttention::Causal,
-            "the logits of a prompt with bidirectional spans are not computed"
+            "a prompt with bidirectional spans cannot be scored"
         );
         let block_words = images.block_words(self.cache.block_tokens);
         let distinct_images = images.needed_after(0);

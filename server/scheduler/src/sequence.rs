@@ -35,7 +35,7 @@ pub(crate) struct SequenceGroup {
     pub(crate) images: PromptImages,
     /// The distinct images of the prompt.
     pub(crate) distinct_images: Vec<NeededImage>,
-    /// The words that identify the images of the full blocks that have any, by the index of the block.
+    /// The words that identify the images of the blocks that have any, by the index of the block.
     pub(crate) block_words: BTreeMap<u32, Box<[u32]>>,
 }
 
@@ -45,7 +45,7 @@ impl SequenceGroup {
         self.block_words.get(&(index as u32)).map_or(&[][..], |words| &words[..])
     }
 
-    /// The hash of the block with this index and these tokens after the block with the hash `parent`.
+    /// The hash of the block with this index and these tokens, which follows the block with the hash `parent`.
     pub(crate) fn hash_block(
         &self,
         index: usize,
@@ -69,7 +69,8 @@ pub(crate) struct PrefixChain {
     pub(crate) hashes: Vec<BlockHash>,
     /// Number of leading blocks that are registered in the prefix cache.
     pub(crate) registered: u32,
-    /// The indices of the blocks that the sequence has claimed.
+    /// The indices of the blocks that the sequence claims. Some of them may already have been claimed by another
+    /// sequence.
     pub(crate) claims: Range<u32>,
 }
 
@@ -139,7 +140,7 @@ impl Residency {
 /// Whether a sequence waits for blocks that are restored from storage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum RestoreState {
-    /// The sequence has not been admitted yet, and a restore may begin for it.
+    /// A restore may begin for the sequence when it is about to be admitted.
     Eligible,
     /// The sequence waits for its restore.
     Restoring,
@@ -177,7 +178,8 @@ pub(crate) struct Sequence {
     pub(crate) batch_index: Option<u32>,
     /// Number of draft tokens that the caller has for the next step.
     pub(crate) num_draft_tokens: u32,
-    /// Whether all tokens are computed and the next token is not known yet.
+    /// Whether all tokens have been computed (before a preemption, if there was one) and the next token is not known
+    /// yet.
     pub(crate) is_suspended: bool,
 }
 
@@ -229,7 +231,8 @@ impl Sequence {
     }
 
     /// The number of next tokens to compute if `num_tokens` are allowed: a step does not end within a span whose tokens
-    /// attend to each other. `None` if the first span must be computed as a whole and has more tokens.
+    /// attend to each other. `None` if the next token begins a span that must be computed as a whole and has more than
+    /// `num_tokens` tokens.
     pub(crate) fn whole_spans(&self, num_tokens: u32) -> Option<u32> {
         let computed = self.residency.computed_tokens;
         match self.group.images.indivisible_at(computed + num_tokens) {

@@ -14,7 +14,7 @@ use crate::sequence::Priority;
 use crate::step_time::StepWork;
 
 /// The maximum lead of a tenant over another one with work to do, in multiples of the time of a step without any token.
-/// Tenants with almost equal work seldom pause, because each pause makes steps less efficient.
+/// With this lead, tenants with almost equal work seldom pause. Each pause makes steps less efficient.
 pub(crate) const LEAD_STEPS_MAX: f64 = 4.0;
 
 /// Number of steps after which a tenant without sequences no longer counts as present.
@@ -24,7 +24,8 @@ const PRESENCE_STEPS: u64 = 256;
 #[derive(Clone, Debug, Default)]
 pub(crate) struct StepShares {
     tenants: BTreeMap<u128, Usage>,
-    /// The least time that a tenant with work had used in the latest step. New tenants start from it.
+    /// The least time that a tenant with sequences had used at the beginning of the latest step that began with such a
+    /// tenant. A tenant that arrives while no other has sequences starts from it.
     floor: f64,
     /// Number of steps so far.
     steps: u64,
@@ -114,7 +115,7 @@ impl StepShares {
     }
 
     /// Ends all pauses for this step, because the other tenants have nothing to compute. Returns whether a tenant with
-    /// sequences was paused.
+    /// sequences was paused or had deferred decodes.
     pub(crate) fn resume_all(&mut self) -> bool {
         let mut any = false;
         for usage in self.tenants.values_mut() {
@@ -160,7 +161,7 @@ impl StepShares {
         }
     }
 
-    /// Charges the tenants that took part in a step of `seconds`, in proportion to the estimated cost of each one's
+    /// Charges the tenants that took part in a step of `seconds`, in proportion to the estimated cost of each tenant's
     /// work. The `overhead` of the step is divided equally among them. `had_room` is true if the step had room for more
     /// work.
     pub(crate) fn end_step(
@@ -285,13 +286,13 @@ mod tests {
     }
 
     #[test]
-    fn idle_time_is_no_credit_and_leaving_no_escape() {
+    fn idle_time_earns_no_credit_and_leaving_does_not_end_a_pause() {
         let mut shares = StepShares::default();
         shares.add_sequence(1);
         run(&mut shares, &[(1, 1000)], 100);
         shares.add_sequence(2);
         let counts = run(&mut shares, &[(1, 10), (2, 10)], 100);
-        assert!(counts[0] > 90, "the tenant that was alone does not pay for it: {counts:?}");
+        assert!(counts[0] > 90, "the tenant does not pay for the time when it was alone: {counts:?}");
         run(&mut shares, &[(1, 5000), (2, 10)], 1);
         shares.begin_step(Some(STEP));
         assert!(shares.is_paused(1));
@@ -327,7 +328,7 @@ mod tests {
         };
         assert!((0..100).all(|_| !step(true)));
         step(false);
-        assert!(step(true), "the step had no room for the other tenant");
+        assert!(step(true), "the other tenant keeps its credit if the previous step had no room for it");
     }
 
     #[test]

@@ -139,7 +139,7 @@ impl StepTimeModel {
         if seconds <= 0.0 {
             return 0;
         }
-        // n tokens attend to n (computed + n / 2) others: a n² + b n = seconds.
+        // n tokens have n (computed + n / 2) attention pairs, so a n² + b n = seconds.
         let pair = self.costs[2] / PAIRS_SCALE;
         let a = pair / 2.0;
         let b = self.costs[1] / TOKENS_SCALE + pair * f64::from(computed_tokens);
@@ -233,8 +233,8 @@ mod tests {
         let late = &fractions[24..];
         let worst = late.iter().copied().fold(0.0, f64::max);
         let mean = late.iter().sum::<f64>() / late.len() as f64;
-        assert!(worst < 1.1, "a step took {worst} of the limit");
-        assert!(mean > 0.85, "steps took {mean} of the limit on average");
+        assert!(worst < 1.1, "a step took {worst} times the limit");
+        assert!(mean > 0.85, "steps took {mean} times the limit on average");
     }
 
     #[test]
@@ -253,9 +253,12 @@ mod tests {
         let late = times.iter().filter(|(position, _)| *position > REFERENCE_POSITION).map(|(_, time)| *time);
         let longest = times[9..].iter().map(|(_, time)| *time).fold(0.0, f64::max);
         let shortest = late.fold(1.0, f64::min);
-        assert!(shortest > 0.9 && longest < 1.1, "steps took {shortest} to {longest} of the expected time");
+        assert!(
+            shortest > 0.9 && longest < 1.1,
+            "steps took {shortest} to {longest} times the expected time"
+        );
         let whole = actual_time(&batch(120, 8_000)).as_secs_f64() / expected;
-        assert!(whole > 1.7, "a whole chunk would take {whole} of the expected time");
+        assert!(whole > 1.7, "a whole chunk would take {whole} times the expected time");
     }
 
     #[test]

@@ -237,7 +237,7 @@ impl StepOutputs {
             let active = active_of(sequence, requests);
             match work {
                 SamplingWork::Score { position, .. } => match outcome {
-                    // After a failure, the scores of the request are not complete.
+                    // After a failure, scores of the request may be missing, so no more are added.
                     _ if self.has_failed(sequence) => {}
                     Ok(SamplingResult::Score(score)) => add_score(position, score, active),
                     outcome => self.fail(sequence, outcome),
@@ -312,7 +312,8 @@ impl StepOutputs {
 
     /// Records the failure of a job.
     fn fail(&mut self, sequence: SequenceId, outcome: Result<SamplingResult, Failure>) {
-        let unexpected = || Failure::Step("a job has the outcome of another".to_owned());
+        let unexpected =
+            || Failure::Step("a sampling job returned the result of another kind of job".to_owned());
         self.failures.push((sequence.request, outcome.err().unwrap_or_else(unexpected)));
     }
 
@@ -331,7 +332,8 @@ impl StepOutputs {
         self.outputs.push(StepOutput::End { sequence, accepted_drafts: Vec::new() });
     }
 
-    /// Advances the beams of a request, or suspends them if guides are not ready.
+    /// Advances the beams of a request, or suspends them if guides are not ready or another thread uses their shared
+    /// state.
     fn advance_search(&mut self, number: u64, requests: &mut Requests, wait: LockWait) {
         if self.failures.iter().any(|failure| failure.0 == number) {
             return;
@@ -430,7 +432,8 @@ fn plan_candidates<'a>(
 /// Moves the histories and guides of sequences along with their beams. Adds to `complete` the sequences that no token
 /// can follow.
 fn apply_moves(active: &mut ActiveRequest, moves: &[Move], complete: &mut Vec<u32>) -> Result<(), Failure> {
-    // Copy the states of all parents before changing any, because several beams may continue the same parent.
+    // Copy the states of all parents before any token is added to them, because several beams may continue the same
+    // parent. A parent continues its own tokens, so its state is not replaced by a copy.
     for &Move { slot, parent, is_beam, .. } in moves.iter().filter(|to| to.parent != to.slot) {
         let (slot, parent) = (slot as usize, parent as usize);
         if is_beam {

@@ -25,7 +25,7 @@ pub(crate) enum GuideSlot {
     Failed(GuideError),
     /// No token can follow the tokens of the sequence.
     Complete,
-    /// The sequence has ended or failed, or has no beam.
+    /// The sequence has ended or failed, or has no beam. While a sampling job has the guide, this value replaces it.
     Released,
 }
 
@@ -153,7 +153,7 @@ impl GuideSlot {
     ) -> Result<bool, GuideError> {
         let Self::Ready(ReadyGuide { mut run, .. }) = std::mem::replace(self, Self::Released) else {
             return Err(GuideError::Failed(
-                "a token was sampled before the allowed ones were known".to_owned(),
+                "a token was sampled before the allowed tokens were known".to_owned(),
             ));
         };
         let mut progress = Progress::Open;

@@ -82,7 +82,7 @@ struct WaitingJobs {
 impl GuideThreads {
     /// Creates an empty queue. The first job starts the threads.
     pub(super) fn new(clock: Clock, waker: Waker) -> (Self, mpsc::Receiver<GuideResult>) {
-        // The number of jobs is limited by the number of running sequences.
+        // The channel needs no limit, because each sequence has at most one job at a time.
         let (results, receiver) = mpsc::channel();
         let executor = Executor { results, clock, waker };
         (Self { queue: Arc::default(), handles: Vec::new(), executor }, receiver)
@@ -155,7 +155,7 @@ impl Executor {
         let outcome = match &spent {
             None => Err(GuideError::Failed("the request has ended".to_owned())),
             Some(spent) if spent.get() > job.time_max => Err(GuideError::TooComplex(format!(
-                "computing the allowed tokens took more than {:.1} s, the limit for one request",
+                "computing the allowed tokens took more than {:.1} s, the limit for this request",
                 job.time_max.as_secs_f64()
             ))),
             Some(_) => compute(job),

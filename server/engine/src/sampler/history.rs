@@ -1,4 +1,5 @@
-//! The tokens of a sequence that penalties need: its distinct tokens, and how often it generated each of them.
+//! The tokens of a sequence that penalties and bad words need: its distinct tokens, how often it generated each of
+//! them, and the last ones.
 
 use std::sync::Arc;
 

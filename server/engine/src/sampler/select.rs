@@ -70,7 +70,8 @@ pub(super) fn top(blocks: Blocks<'_>, count: usize, top: &mut Vec<Candidate>) ->
         return Cutoff { logit: f32::INFINITY, token: 0 };
     }
     let room = count.saturating_mul(2).max(ROOM_MIN);
-    // After `keep_best`, a logit equal to the worst one is not added, because its token has a higher id.
+    // At first, logits that equal the bound are added. After `keep_best`, a logit equal to the worst one is not added,
+    // because its token has a higher id.
     let mut exceeded = nth_greatest(blocks.maxima, count, top).next_down();
     for (start, (block, greatest)) in (0..).step_by(BLOCK).zip(blocks.iter()) {
         if greatest <= exceeded {
@@ -142,8 +143,8 @@ pub(super) fn weigh(candidates: &mut [Candidate], max: f32, scale: f32) {
 /// Number of buckets into which a large number of candidates is divided by their logits.
 const BUCKETS: usize = 1024;
 
-/// The smallest prefix of `candidates` whose weights add up to `mass`. The order of `candidates` is undefined
-/// afterward.
+/// The cutoff that keeps the fewest of the most probable `candidates` whose weights add up to `mass`. The order of
+/// `candidates` is undefined afterward.
 ///
 /// Many candidates are first divided into buckets by their logits, and only the bucket in which the sum crosses `mass`
 /// is searched. The search partitions the candidates at the middle, and continues in the half in which the sum crosses
@@ -177,8 +178,9 @@ fn keep_bucket(candidates: &mut Vec<Candidate>, mass: f64) -> f64 {
     let logits = || candidates.iter().map(|candidate| candidate.logit);
     let max = logits().fold(f32::NEG_INFINITY, f32::max);
     let min = logits().fold(f32::INFINITY, f32::min);
-    // The scale is infinite or NaN if all logits are equal or too far apart. The cast saturates, and each step is
-    // monotonic, so no bucket has a token that is more probable than one of the buckets before it.
+    // The scale is infinite if all logits are equal, and zero if they are too far apart. The cast saturates and turns
+    // NaN into zero, and each step is monotonic, so no bucket has a token that is more probable than one of the buckets
+    // before it.
     let scale = (BUCKETS - 1) as f32 / (max - min);
     let bucket = |candidate: &Candidate| (((max - candidate.logit) * scale) as usize).min(BUCKETS - 1);
 

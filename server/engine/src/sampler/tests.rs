@@ -168,7 +168,8 @@ fn draws_follow_the_probabilities() {
     let logits: Vec<f32> = [0.30f32, 0.05, 0.15, 0.02, 0.18, 0.12, 0.08, 0.10].map(f32::ln).to_vec();
     let draws = 40_000;
     for (index, filtered) in [(0, false), (1, false), (0, true)] {
-        // A nucleus that contains almost all tokens uses the other code path, with the same distribution.
+        // A nucleus that contains almost all tokens is drawn from a list of candidates instead of the whole vocabulary,
+        // with the same distribution.
         let top_p = if filtered { 0.999_999 } else { 1.0 };
         let sampling = Sampling { seed: 11, top_p, ..sampling(1.0) };
         let (mut history, stop) = (History::new(&[], &sampling), StopCriteria::default());
@@ -186,7 +187,7 @@ fn draws_follow_the_probabilities() {
                 (count - expected).powi(2) / expected
             })
             .sum();
-        assert!(chi_square < 24.3, "chi-square is {chi_square}, of {counts:?}");
+        assert!(chi_square < 24.3, "chi-square is {chi_square} for the counts {counts:?}");
     }
 }
 
@@ -322,7 +323,7 @@ fn invalid_logits_are_rejected_even_where_they_are_replaced() {
         Sampling { logit_bias: ban(3), ..sampling(0.0) },
         Sampling { allowed_token_ids: Some([5].into()), ..sampling(0.0) },
         Sampling { bad_words: Arc::new([vec![3]]), ..sampling(0.0) },
-        // Only another token is replaced.
+        // This ban replaces another logit than the invalid one.
         Sampling { logit_bias: ban(4), ..sampling(0.0) },
     ];
     for sampling in everything {

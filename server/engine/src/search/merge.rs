@@ -93,7 +93,7 @@ mod tests {
             let merged: Vec<_> =
                 Merge::new(counting).take(most).map(|next| (next.score, next.source, next.index)).collect();
             assert_eq!(merged, all[..most]);
-            assert!(read.get() <= sources.len() + most, "{} entries were read to return {most}", read.get());
+            assert!(read.get() <= sources.len() + most, "{} scores were read to yield {most}", read.get());
         }
     }
 }

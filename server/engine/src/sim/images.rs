@@ -21,7 +21,7 @@ pub struct SimEncoder {
     faults: Vec<ImageDigest>,
     /// The images that make a run of several images fail, but can be encoded alone.
     batch_faults: Vec<ImageDigest>,
-    /// Number of images in a run.
+    /// Maximum number of images in a run.
     batch_max: usize,
 }
 
@@ -44,7 +44,7 @@ impl SimEncoder {
         Self { batch_faults, ..self }
     }
 
-    /// Sets the number of images in a run. They must have equal numbers of rows.
+    /// Sets the maximum number of images in a run. Only images with equal numbers of rows share a run.
     #[must_use]
     pub fn with_batches(self, batch_max: usize) -> Self {
         Self { batch_max, ..self }

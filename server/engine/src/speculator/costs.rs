@@ -164,7 +164,7 @@ impl CostModel {
         let saved = match (drafts, measured) {
             (0, _) => -draft_seconds,
             (_, Some(measured)) => sequence * f64::from(accepted) - measured - draft_seconds,
-            // The time that a step with prompts would take without drafts is not known.
+            // The time that the step would take without drafts is not known, so the cost of its drafts is estimated.
             (_, None) => {
                 let draft = draft.unwrap_or(INITIAL_DRAFT_COST * sequence);
                 sequence * f64::from(accepted) - draft * f64::from(drafts) - draft_seconds
@@ -304,7 +304,7 @@ mod tests {
         let (mut plain, mut lost) = (0, 0);
         for _ in 0..20_000 {
             if costs.marginal_costs(1).is_some() {
-                // The run of the model takes as long as a step, and its draft is rejected.
+                // The run of the draft model takes as long as a step, and its draft is rejected.
                 costs.record_step(StepMeasurement { accepted: 0, draft_seconds: 0.010, ..step(1, 1, 0.020) });
                 lost += 1;
             } else {
@@ -312,7 +312,10 @@ mod tests {
                 plain += 1;
             }
         }
-        assert!(lost > 100 && f64::from(lost) < 0.04 * f64::from(plain), "{lost} {plain}");
+        assert!(
+            lost > 100 && f64::from(lost) < 0.04 * f64::from(plain),
+            "{lost} steps with drafts and {plain} without"
+        );
     }
 
     #[test]

@@ -1,4 +1,5 @@
-//! The draft model: a second runner that uses the block tables of the target model and proposes drafts before its step.
+//! The draft model: a second runner that uses the block tables of the target model and proposes drafts before the step
+//! of the target model.
 //!
 //! ```text
 //! schedule ─► sequences with room for drafts ─► (unread text, one token after it) ─► draft ─┐
@@ -218,7 +219,7 @@ impl DraftModel {
                 if count == 0 || blocks.iter().any(|block| written_blocks.contains(block)) {
                     return false;
                 }
-                // Only blocks that are shared can also occur in other sequences.
+                // Blocks with drafts need no record, because no other sequence has them.
                 written_blocks.extend_from_slice(blocks);
                 batch.tokens.extend(text.tokens(range.clone()));
                 digests.extend(text.digests(range));
@@ -267,7 +268,7 @@ impl DraftModel {
         let logits = match result {
             Ok(logits) => logits,
             Err(error) => {
-                // The copies may not have been performed.
+                // The copies may not have been performed, so the content of the cache is unknown.
                 if !batch.copies.is_empty() {
                     cache.clear();
                 }

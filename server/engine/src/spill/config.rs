@@ -29,7 +29,7 @@ pub struct SpillIdentity {
 }
 
 /// The keys of blocks: each key is the SHA-256 hash of the previous key and the tokens. No client can therefore create
-/// a block with the key of another client's block, which would be possible with the hash of the prefix cache.
+/// a block that has the key of a block with other content, which would be possible with the hash of the prefix cache.
 pub(crate) fn key_scheme(identity: &SpillIdentity) -> BlockKeyScheme {
     let base = BlockKey([0; 32]);
     let adapter = |digest: &u64| block_key(base, &[*digest as u32, (*digest >> 32) as u32, 1]);

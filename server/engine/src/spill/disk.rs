@@ -303,7 +303,7 @@ impl Reader {
         let mut header = [0; HEADER_BYTES as usize];
         file.read_exact(&mut header)?;
         if header[..8] != MAGIC || header[8..40] != key.0 {
-            return Err(invalid_data("the header does not match the file name"));
+            return Err(invalid_data("the header does not match the format or the file name"));
         }
         let mut block = vec![0; self.block_bytes];
         file.read_exact(&mut block)?;
@@ -333,7 +333,7 @@ fn write(directory: &Path, key: BlockKey, block: &[u8]) -> io::Result<()> {
     });
     let written = written.and_then(|()| fs::rename(&part, &path));
     if written.is_err() {
-        // An incomplete file is removed at the next start.
+        // If this fails, the incomplete file is removed at the next start.
         let _ = fs::remove_file(&part);
     }
     written

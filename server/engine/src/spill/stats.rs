@@ -36,7 +36,7 @@ impl SpillStats {
         self.restored.load(Ordering::Relaxed)
     }
 
-    /// Number of evicted blocks that were not written because the disk is too slow or full.
+    /// Number of evicted blocks that were not written, for example because the disk is too slow or full.
     pub fn dropped(&self) -> u64 {
         self.dropped.load(Ordering::Relaxed)
     }

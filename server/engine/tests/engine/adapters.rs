@@ -33,7 +33,7 @@ async fn each_request_uses_its_adapter_in_mixed_batches_and_after_preemption() {
         }
         let expected = expected_tokens_with(adapter, &one.prompt, one.stop.max_tokens, VOCABULARY);
         let stream = handle.submit(one).unwrap();
-        tasks.spawn(async move { assert_eq!(tokens(stream).await, expected, "of {which}") });
+        tasks.spawn(async move { assert_eq!(tokens(stream).await, expected, "request {which}") });
     }
     tasks.join_all().await;
     settled(&handle).await;
@@ -57,7 +57,11 @@ async fn only_requests_with_the_same_adapter_and_salt_share_cached_blocks() {
         cached_tokens
     };
     for (adapter, salt) in [(0, 0), (1, 0), (2, 0), (1, 7), (2, 7), (0, 7)] {
-        assert_eq!((cached(adapter, salt).await, cached(adapter, salt).await), (0, 32), "{adapter} {salt}");
+        assert_eq!(
+            (cached(adapter, salt).await, cached(adapter, salt).await),
+            (0, 32),
+            "adapter {adapter} with salt {salt}"
+        );
     }
 }
 

@@ -138,7 +138,7 @@ async fn invalid_parameters_and_searches_that_never_fit_are_rejected() {
     ] {
         assert_eq!(refused(4, beams), SubmitError::Invalid { parameter });
     }
-    // Two sequences of 400 tokens would fit into 100 blocks of 8 tokens.
+    // Two sequences of 400 tokens fit into 100 blocks of 8 tokens, but three do not.
     let longest = Rejection::TooLong { prompt_tokens: 20, max_model_len: 33 * 8 };
     assert_eq!(refused(3, beams(1)), SubmitError::Rejected(longest));
     assert_eq!(engine.handle().limits().requests.lockstep_model_len(2), 400);

@@ -144,8 +144,8 @@ async fn compare_all(differences: DraftDifferences, has_lookup: bool) -> (DraftC
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn all_drafts_are_accepted_if_the_draft_model_is_the_model() {
-    // Requests are sampled, penalized, preempted, evicted, shared, copied and dropped. If the cache of the draft model
-    // ever had the wrong content, a draft would be rejected.
+    // Requests are sampled with penalties, preempted and dropped, and their blocks are evicted, shared and copied. If
+    // the cache of the draft model ever had the wrong content, a draft would be rejected.
     let (counts, preempted) = compare_all(DraftDifferences::default(), false).await;
     assert_eq!(counts.rejected, 0);
     assert!(counts.accepted > 5000 && preempted > 20, "{counts:?} {preempted}");
@@ -246,7 +246,12 @@ async fn a_fast_and_accurate_draft_model_saves_time() {
         let differences = DraftDifferences { costs: costs(1, 0, 0), ..DraftDifferences::default() };
         let plain = steps(base.clone(), costs(10, 1, 0), differences.clone()).await;
         let guessed = steps(Request { draft: rule(5), ..base }, costs(10, 1, 0), differences).await;
-        assert!(time(&guessed) < 0.6 * time(&plain), "{} {}", time(&guessed), time(&plain));
+        assert!(
+            time(&guessed) < 0.6 * time(&plain),
+            "{} s with drafts, {} s without",
+            time(&guessed),
+            time(&plain)
+        );
         assert_eq!(sum(&guessed, |report| report.generated_tokens), 200);
         assert_eq!(sum(&guessed, |report| report.prefill_tokens), 20);
         let drafted = sum(&guessed, |report| report.drafted_tokens);
@@ -276,7 +281,11 @@ async fn a_wrong_or_slow_draft_model_is_soon_not_used() {
             let differences = DraftDifferences { wrong, costs: own, ..DraftDifferences::default() };
             let plain = time(&steps(base.clone(), target, differences.clone()).await);
             let guessed = time(&steps(Request { draft: rule(5), ..base }, target, differences).await);
-            assert!(guessed <= plain * 1.05, "{wrong} of 1000, {own:?} beside {target:?}: {guessed} {plain}");
+            assert!(
+                guessed <= plain * 1.05,
+                "{wrong} of 1000 drafts wrong, draft model {own:?}, target {target:?}: {guessed} s with drafts, \
+                 {plain} s without"
+            );
         }
     }
 }
@@ -403,7 +412,7 @@ async fn drafts_preserve_the_sampling_distribution() {
         // The tolerance is six standard deviations.
         assert!(
             degrees > 50.0 && chi_square < degrees + 6.0 * (2.0 * degrees).sqrt(),
-            "{chi_square} of {degrees}"
+            "chi-square is {chi_square} with {degrees} degrees of freedom"
         );
     }
 }

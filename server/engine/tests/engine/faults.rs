@@ -51,7 +51,10 @@ async fn a_failed_step_fails_its_requests_and_the_engine_continues() {
                 }
             }
         }
-        assert!((1..=rows).contains(&failed), "{failed} failed with the {rows} rows of step {failing}");
+        assert!(
+            (1..=rows).contains(&failed),
+            "{failed} requests failed with the {rows} sequences of step {failing}"
+        );
 
         // The prefix cache contains no blocks of the failed step.
         for prompt in [prompt(1, 150), shared, prompt(2, 30)] {

@@ -337,7 +337,7 @@ async fn allowed_tokens_are_computed_while_the_model_runs() {
     let mut stream = handle.submit(Request { guide: Some(guide), ..request(&prompt(1, 20), 30) }).unwrap();
     for _ in 0..9 {
         gate.arrive();
-        // The guide is updated while the step of the model is still blocked.
+        // The guide computes the allowed tokens while the step of the model is still blocked.
         seen.recv().unwrap();
         gate.pass();
     }

@@ -96,10 +96,10 @@ async fn a_cached_prefix_with_an_image_needs_no_encoder() {
     assert_eq!(ask(&handle, with_images(0, &[1], 9)).await.cached_tokens, Some(0));
     let mut turn = with_images(0, &[1], 9);
     turn.prompt.extend(prompt(3, 11));
-    // Of the 34 tokens of the first turn and its output, whole blocks of 8 are cached.
+    // Both prompts have the same first 34 tokens, of which the whole blocks of 8 tokens are cached.
     assert_eq!(ask(&handle, turn.clone()).await.cached_tokens, Some(32));
     assert_eq!(encoder.encoded(), [digest(1)]);
-    // Another image with the same placeholders shares only the block before it.
+    // A prompt with another image shares only whole blocks before the image, and there are none.
     let mut other = with_images(0, &[2], 9);
     other.prompt.truncate(5 + ROWS as usize);
     other.prompt.extend(turn.prompt[5 + ROWS as usize..].iter().copied());
@@ -246,7 +246,7 @@ async fn other_requests_do_not_wait_for_the_encoder() {
     let text = prompt(5, 40);
     let answer = tokens(handle.submit(request(&text, 20)).unwrap()).await;
     assert_eq!(answer, expected_tokens(&text, 20, VOCABULARY));
-    // This request has ended before its image is encoded.
+    // This request ends before its image is encoded.
     let dropped = handle.submit(with_images(1, &[2], 9)).unwrap();
     let second = handle.submit(with_images(2, &[3], 9)).unwrap();
     tokens(handle.submit(request(&text, 20)).unwrap()).await;
@@ -380,7 +380,7 @@ fn with_image(image: u8) -> Request {
 }
 
 /// Submits requests with one image each while the encoder is busy with image 1, and waits until the encoder has them.
-/// Returns the request with image 1 and the others.
+/// Returns the streams of the request with image 1 and of the other requests.
 async fn submit_while_busy(
     handle: &EngineHandle,
     gate: &Gate,

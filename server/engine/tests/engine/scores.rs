@@ -39,7 +39,7 @@ async fn a_prompt_has_the_log_probabilities_of_its_generation() {
     let (scores, generated) = logprobs(handle.submit(first).unwrap()).await;
     assert_eq!((scores, generated.len()), (None, 150));
 
-    // These requests have the generated text in their prompt, which is computed in several chunks and then cached.
+    // The prompt of the next request contains the generated text, and is computed in several chunks.
     let tokens: Vec<_> =
         begin.iter().copied().chain(generated.iter().map(|generated| generated.chosen.token)).collect();
     let (scores, _) = logprobs(handle.submit(scored(request(&tokens, 1), 3)).unwrap()).await;

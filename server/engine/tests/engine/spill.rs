@@ -52,7 +52,7 @@ async fn fill(handle: &EngineHandle) {
         settled(handle).await;
         until(handle, |spill| spill.queued() == 0).await;
     }
-    // Each prompt has 13 blocks, and all except those of the last two were evicted.
+    // Each prompt and its answer have 13 blocks, and the cache has room for those of two prompts.
     let spill = handle.spill_stats().unwrap();
     assert!(spill.written() >= 5 * 13 && spill.dropped() == 0, "{spill:?}");
 }
@@ -182,7 +182,7 @@ async fn a_block_under_the_name_of_another_is_computed() {
 
 /// The file of a block contains the valid content of another block.
 #[tokio::test]
-async fn the_content_of_one_block_in_the_file_of_another_is_computed() {
+async fn a_block_whose_file_has_the_content_of_another_is_computed() {
     let directory = tempfile::tempdir().unwrap();
     let (engine, handle) = filled(directory.path()).await;
     // The file has the key of its name, followed by the checksum and the content of another block.
@@ -261,7 +261,7 @@ async fn a_step_that_is_longer_than_a_restore_does_not_pause_restores() {
             replace_with_pipe(&file);
             thread::spawn(move || {
                 let mut pipe = fs::File::options().write(true).open(file).unwrap();
-                // Both fail after the end of the test.
+                // Both calls fail after the end of the test.
                 let _ = opened.send(());
                 let _ = pipe.write_all(&content);
             })
@@ -275,7 +275,8 @@ async fn a_step_that_is_longer_than_a_restore_does_not_pause_restores() {
     let streams = [0, 1].map(|which| handle.submit(request(&prompt(which, PROMPT_TOKENS), 1)).unwrap());
     gate.pass();
     gate.arrive();
-    // The reader has delivered 16 blocks: the twelve of the first prompt and four of the second.
+    // The reader has opened 17 files, so it has delivered 16 blocks: the twelve of the first prompt and four of the
+    // second.
     (0..17).for_each(|_| reads.recv().unwrap());
     drop(decoding);
     gate.pass();
@@ -425,7 +426,7 @@ async fn cached_blocks_are_stored_when_the_engine_sleeps() {
         handle.sleep(level).await.unwrap();
         until(&handle, |spill| spill.queued() == 0).await;
         for which in [7, 0, 7, 3] {
-            assert_eq!(ask(&handle, which).await.cached_tokens, Some(96), "{which} after {level:?}");
+            assert_eq!(ask(&handle, which).await.cached_tokens, Some(96), "prompt {which} after {level:?}");
         }
     }
     settled(&handle).await;

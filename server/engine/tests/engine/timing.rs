@@ -45,7 +45,11 @@ async fn a_long_prompt_delays_decoding_streams_by_no_more_than_a_chunk() {
     // Attention costs nothing here, but one or two steps may be smaller until the model of step times has learned
     // that.
     let least = 4096_u32.div_ceil(chunk - 8);
-    assert!((least..least + 2).contains(&(chunks.len() as u32)), "the step is filled up: {}", chunks.len());
+    assert!(
+        (least..least + 2).contains(&(chunks.len() as u32)),
+        "each chunk fills its step: {} chunks",
+        chunks.len()
+    );
     let longest = COSTS.step + COSTS.prefill_token * chunk + COSTS.decode_token * 8;
     for report in chunks {
         assert!(report.generated_tokens >= 8, "all eight sequences continue: {report:?}");

@@ -89,8 +89,8 @@ impl EvictionQueue {
         self.evictions
     }
 
-    /// Adds a block that is not in the queue. Its children were added before it and have no more hits, so they are
-    /// evicted before it.
+    /// Adds a block that is not in the queue. Its children were added before it and have at most as many hits, so they
+    /// are evicted before it.
     pub(super) fn push(&mut self, block: BlockId, hits: u8) {
         let index = usize::from(hits).min(self.lists.len() - 1);
         self.additions += 1;

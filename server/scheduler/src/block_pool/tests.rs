@@ -39,7 +39,7 @@ fn allocates_free_blocks_first_and_then_evicts_the_least_recently_used() {
     for block in [a, b, c] {
         pool.release(block);
     }
-    // `a` is used again, which makes it the newest.
+    // `a` is used again, which makes it the most recently used block.
     pool.acquire(a);
     pool.release(a);
     assert_eq!((pool.blocks_free(), pool.blocks_evictable(), pool.blocks_available()), (1, 3, 4));
@@ -122,7 +122,8 @@ fn outlasts(pool: &mut BlockPool, hash: u64, tokens: std::ops::Range<TokenId>) -
     pool.contains_hash(BlockHash(hash))
 }
 
-/// A full pool of 8 blocks with a prompt of two blocks that was cached while half of the blocks were evicted.
+/// A full pool of 8 blocks with a prompt of two blocks. Since the prompt was cached, more blocks were evicted than the
+/// hits of one burst may span, so the next hit counts.
 fn full_pool() -> (BlockPool, Vec<BlockId>) {
     let mut pool = BlockPool::new(8, 1);
     chain(&mut pool, &[1, 2]);

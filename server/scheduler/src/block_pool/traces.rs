@@ -319,6 +319,9 @@ fn the_retention_of_reused_blocks_improves_the_hit_rate() {
     for Trace { name, run, gain_min } in traces() {
         let (lru, retained) = (measure(&run, [0; RETENTION.len()]), measure(&run, RETENTION));
         println!("{name:45} LRU {:5.1} %, with retention {:5.1} %", 100.0 * lru, 100.0 * retained);
-        assert!(retained - lru >= gain_min, "{name}: {retained}, but {lru} with LRU");
+        assert!(
+            retained - lru >= gain_min,
+            "{name}: the hit rate is {retained} with retention and {lru} with LRU"
+        );
     }
 }

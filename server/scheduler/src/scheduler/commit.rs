@@ -18,7 +18,10 @@ impl Scheduler {
     pub fn commit(&mut self, batch: &Batch, sampled: &[SampledToken], events: &mut Vec<Event>) {
         assert_eq!(batch.sequences.len(), self.in_flight.len(), "the batch must be the one in flight");
         let expected = batch.samples.iter().copied();
-        assert!(sampled.iter().map(|sample| sample.sequence).eq(expected), "each sample must have a token");
+        assert!(
+            sampled.iter().map(|sample| sample.sequence).eq(expected),
+            "`sampled` must match the samples of the batch"
+        );
         for (index, scheduled) in batch.sequences.iter().enumerate() {
             let Some(slot) = self.in_flight[index].take() else { continue };
             let accepted = match sampled.get(scheduled.samples.start as usize) {
@@ -57,7 +60,7 @@ impl Scheduler {
     }
 
     /// Reassigns the sequences that have another parent before any token is appended, so that they continue from the
-    /// parent's tokens without its new one. Then appends the token of each sequence, or suspends the sequence.
+    /// parent's tokens without its new token. Then appends the token of each sequence, or suspends the sequence.
     fn append_sampled(&mut self, sampled: &[SampledToken], events: &mut Vec<Event>) {
         for sampled in sampled.iter().filter(|sampled| sampled.parent != sampled.sequence) {
             self.reassign(sampled.sequence, sampled.parent);

@@ -1,5 +1,6 @@
-//! Reserves the encoder outputs that waiting sequences need. A sequence is admitted only when all of them exist, so
-//! that a running sequence never waits for the encoder. The images of the foremost sequences are requested first.
+//! Reserves the encoder outputs that waiting sequences need. A sequence is admitted only when all outputs that it needs
+//! exist, so that a running sequence never waits for the encoder. The images of the foremost sequences are requested
+//! first.
 
 use std::ops::Range;
 
@@ -32,13 +33,13 @@ impl Scheduler {
         self.images.provide(digest);
     }
 
-    /// Records that a requested encoder output will not exist. The caller aborts the sequences that need it
-    /// ([`Self::sequences_with_image`]), or they request it again.
+    /// Records that a requested encoder output will not exist. Unless the caller aborts the sequences that need it
+    /// ([`Self::sequences_with_image`]), they request it again.
     pub fn cancel_image(&mut self, digest: ImageDigest) {
         if !self.images.cancel(digest) {
             return;
         }
-        // No other entry may count holders of an entry that no longer exists.
+        // If a sequence still listed the image, it would later release a new entry that does not count it as a holder.
         for slot in self.slots_with_image(digest) {
             let sequence = self.sequences.get_mut(slot);
             sequence.held_images.retain(|held| *held != digest);
@@ -48,7 +49,8 @@ impl Scheduler {
         }
     }
 
-    /// Returns a sequence of each request that needs the encoder output of this image.
+    /// Returns the sequences that hold or wait for the encoder output of this image. A sequence that represents its
+    /// siblings is returned for all of them.
     pub fn sequences_with_image(&self, digest: ImageDigest) -> Vec<SequenceId> {
         self.slots_with_image(digest).into_iter().map(|slot| self.sequences.get(slot).id).collect()
     }
@@ -92,8 +94,8 @@ impl Scheduler {
         assert!(!images.can_request(), "invariant: reserved images belong to waiting sequences");
     }
 
-    /// Whether a waiting sequence needs images that do not exist yet, or for which an earlier sequence has found no
-    /// room.
+    /// Whether a waiting sequence needs images whose outputs do not exist yet, or that it cannot reserve because an
+    /// earlier sequence has found no room for its images.
     pub(super) fn awaits_images(&self, sequence: &Sequence) -> bool {
         let Some(last) = sequence.group.images.end().checked_sub(1) else { return false };
         let may_start = if sequence.held_images.is_empty() {

@@ -17,7 +17,7 @@ impl Scheduler {
     /// # Panics
     /// Panics if a request has already been submitted, or prefix caching is off.
     pub fn enable_spill(&mut self, scheme: BlockKeyScheme) {
-        assert!(self.arrivals == 0, "evicted blocks must be stored from the start");
+        assert!(self.arrivals == 0, "spilling must be enabled before the first request");
         assert!(self.config.prefix_caching, "without prefix caching no blocks are evicted");
         self.pool.set_keys(Some(BlockKeys::new(scheme, self.cache.blocks_total)));
         self.restores = Some(Box::default());
@@ -30,8 +30,8 @@ impl Scheduler {
         self.restores = None;
     }
 
-    /// Returns the blocks that were evicted since the last call. The caller must copy them before the batch is
-    /// computed, or before it writes the block of a restore.
+    /// Returns the blocks that were evicted since the last call. The caller must copy them before the next batch is
+    /// computed, and before it writes the block of a restore.
     pub fn drain_evicted(&mut self) -> Vec<EvictedBlock> {
         self.pool.keys_mut().map(BlockKeys::drain_evicted).unwrap_or_default()
     }

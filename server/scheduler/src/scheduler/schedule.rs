@@ -29,7 +29,7 @@ const ADMISSION_ATTEMPTS_MAX: usize = 128;
 /// Maximum number of waiting sequences that one step skips, from the front of the queue.
 const ADMISSION_SKIPS_MAX: usize = 16_384;
 
-/// Number of uncomputed prompts for each additional chunk of a step with decodes.
+/// Number of uncomputed prompts for each chunk that a step with decodes may have.
 const PROMPTS_PER_CHUNK: u32 = 8;
 
 /// With at least this many uncomputed prompts, a step with decodes may have the size of two chunks. With at least
@@ -37,7 +37,7 @@ const PROMPTS_PER_CHUNK: u32 = 8;
 /// would repeat them for each chunk.
 const PROMPTS_FOR_TWO_CHUNKS: u32 = 8;
 const DECODES_FOR_TWO_CHUNKS: u32 = 16;
-/// With `max_itl`, a step computes only this fraction of a chunk until its time can be predicted.
+/// With `max_itl`, the size of a step is `max_chunk_tokens` divided by this number until its time can be predicted.
 const UNKNOWN_TIME_DIVISOR: u32 = 4;
 
 /// The work that can still be added to the step.
@@ -58,7 +58,8 @@ enum Admission {
     Deferred,
     /// The images of the group are being encoded or have no room. Later groups may be admitted.
     AwaitsImages,
-    /// The tenant already uses its share of the batch or of the cache. Groups of other tenants may be admitted.
+    /// The tenant would exceed its share of the batch or of the cache with this group. Groups of other tenants may be
+    /// admitted.
     ShareExceeded,
     /// There is no room. Later groups must not be admitted.
     NoRoom,
@@ -67,9 +68,9 @@ enum Admission {
 /// The leading full blocks of a sequence that are in the cache, estimated by their hashes.
 #[derive(Clone, Copy)]
 struct CachedPrefix {
-    /// Number of blocks in the prefix cache.
+    /// Number of leading blocks in the prefix cache.
     cached: usize,
-    /// Number of these blocks that other sequences hold.
+    /// Number of these blocks that sequences or restores hold.
     active: usize,
 }
 
@@ -85,7 +86,8 @@ impl Scheduler {
         batch.clear();
         self.shares.begin_step(self.step_time.overhead());
         self.fill(batch);
-        // No other tenant can use the step, because their sequences wait for memory or are suspended.
+        // The tenants that do not pause cannot use the step, because their sequences wait or are suspended. The paused
+        // tenants use it instead.
         if batch.sequences.is_empty() && self.shares.resume_all() {
             self.fill(batch);
             self.had_room = true;
@@ -257,7 +259,7 @@ impl Scheduler {
     }
 
     /// Whether the running sequence at `position`, which lacks only its latest token, is deferred to a later step
-    /// because the other sequences of its tenant use up the tenant's time in this one. Sequences in lockstep are never
+    /// because the other sequences of its tenant use up the tenant's time in this step. Sequences in lockstep are never
     /// deferred, because they must decode together.
     fn defer_decode(&mut self, position: usize) -> bool {
         let QueueEntry { slot, priority, .. } = self.running[position];
@@ -326,8 +328,8 @@ impl Scheduler {
     }
 
     /// Allocates the block into which the running sequence at `position` writes its next token, if it needs one. If no
-    /// block is free, preempts running sequences, starting with the youngest. Returns false if the sequence itself was
-    /// preempted.
+    /// block can be allocated, ends restores and then preempts running sequences, each time the youngest. Returns false
+    /// if the sequence itself was preempted.
     fn allocate_slot(&mut self, position: usize, batch: &mut Batch) -> bool {
         let slot = self.running[position].slot;
         loop {
@@ -384,8 +386,8 @@ impl Scheduler {
     fn admit(&mut self, batch: &mut Batch, budget: &mut Budget) {
         let (mut position, mut attempts) = (0, 0);
         self.images_have_room = true;
-        // The tenants that have reached their share. None of their further groups is admitted, because their later
-        // requests must not overtake their earlier ones.
+        // The tenants that would exceed their share. None of their further groups is admitted in this step, because
+        // their later requests must not overtake their earlier ones.
         let mut full_tenants = Vec::new();
         while budget.tokens > 0
             && self.running_sequences < self.config.max_num_seqs
@@ -406,7 +408,7 @@ impl Scheduler {
                 Admission::Admitted(group) => self.schedule_admitted(group, batch, budget),
                 Admission::Deferred => position = next,
                 Admission::AwaitsImages => {
-                    // A group that is skipped from now on does not count.
+                    // The attempt does not count if `can_start` skips the group from now on.
                     let waiting = self.sequences.get(self.waiting[position].slot);
                     attempts -= usize::from(self.awaits_images(waiting));
                     position = next;
@@ -587,7 +589,7 @@ impl Scheduler {
         }
         if let Some(last) = last {
             let block = self.pool.allocate().expect("invariant: there is room");
-            // If no other block was left, `last` itself was evicted and allocated.
+            // If no other block was left, `last` itself was evicted and allocated, and it still has its content.
             if block != last {
                 batch.copies.push(BlockCopy { from: last, to: block });
             }
@@ -638,7 +640,8 @@ fn remaining_step_size(decode_tokens: u32, step_size: u32) -> u32 {
     step_size.saturating_sub(decode_tokens).max(step_size.div_ceil(4))
 }
 
-/// Reduces `prompt_tokens` so that the step is a multiple of [`PROMPT_TOKENS_MIN`].
+/// Reduces `prompt_tokens` so that the number of tokens in the step is a multiple of [`PROMPT_TOKENS_MIN`], but returns
+/// at least [`PROMPT_TOKENS_MIN`].
 fn round_step_size(decode_tokens: u32, prompt_tokens: u32) -> u32 {
     let step_size = decode_tokens.saturating_add(prompt_tokens) / PROMPT_TOKENS_MIN * PROMPT_TOKENS_MIN;
     step_size.saturating_sub(decode_tokens).max(PROMPT_TOKENS_MIN)

@@ -41,7 +41,7 @@ fn a_long_prompt_is_computed_in_chunks_beside_the_decodes() {
 #[test]
 fn a_prompt_does_not_delay_the_decodes_of_younger_requests() {
     // Request 2 waits for the prefix that request 1 computes. Request 3 overtakes request 2, and already decodes when
-    // that one starts.
+    // request 2 starts.
     check(
         config(),
         expect![[r#"
@@ -275,8 +275,8 @@ fn a_failed_step_removes_its_sequences_and_caches_none_of_their_blocks() {
 
 #[test]
 fn tenants_take_turns_by_the_tokens_they_use() {
-    // Requests 3, 4 and 5 are served before the backlog of the first tenant, until their tenant has used as many tokens
-    // as the first one.
+    // The requests of the second tenant are served before the backlog of the first tenant until the second tenant has
+    // used as many tokens as the first one.
     let config = SchedulerConfig { max_num_seqs: 1, prefix_caching: false, ..config() };
     check(
         config,

@@ -29,7 +29,7 @@ fn the_step_is_larger_if_more_prompts_wait_than_sequences_decode() {
 
 #[test]
 fn the_step_is_larger_if_many_prompts_wait_however_many_sequences_decode() {
-    // Sixteen prompts are fewer than twice the twelve decodes, but eight more prompts allow a second chunk.
+    // Sixteen prompts are fewer than twice the twelve decodes, but a step may have one chunk for every eight prompts.
     let config = SchedulerConfig {
         max_chunk_tokens: 20,
         max_num_batched_tokens: 60,

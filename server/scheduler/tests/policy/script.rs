@@ -310,8 +310,9 @@ impl Run {
 
     /// The numbers by which the commands refer to sequences.
     fn names(&self, ids: &[SequenceId]) -> String {
-        let name =
-            |id: &SequenceId| self.ids.iter().rfind(|(_, other)| other == id).expect("a submitted one").0;
+        let name = |id: &SequenceId| {
+            self.ids.iter().rfind(|(_, other)| other == id).expect("the sequence was submitted").0
+        };
         ids.iter().map(|id| name(id).to_string()).collect::<Vec<_>>().join(",")
     }
 

@@ -81,7 +81,7 @@ struct Request {
     started: bool,
     lockstep: bool,
     alive: u32,
-    /// Number of steps since the sequence became the oldest.
+    /// Number of steps since the request became the oldest.
     steps_as_oldest: u32,
 }
 
@@ -268,9 +268,9 @@ impl Harness {
     }
 
     fn end(&mut self, id: SequenceId) {
-        let record = self.sequences.get_mut(&id).expect("it was submitted");
+        let record = self.sequences.get_mut(&id).expect("the sequence was submitted");
         assert!(std::mem::replace(&mut record.alive, false), "{id:?} ends once");
-        let request = self.requests.get_mut(&record.request).expect("it was submitted");
+        let request = self.requests.get_mut(&record.request).expect("the request was submitted");
         request.alive -= 1;
         if request.alive == 0 {
             self.requests.remove(&record.request);
@@ -369,9 +369,13 @@ impl Harness {
             assert_eq!(sequence.blocks.len(), num_blocks);
             assert!(
                 sequence.evicted_tokens == 0 || range.end > record.prompt_tokens,
-                "no block of a prompt is evicted while it is computed"
+                "no block of a prompt is evicted while the prompt is computed"
             );
-            assert_eq!(!sequence.samples.is_empty(), range.end == tokens.len(), "only the end is sampled");
+            assert_eq!(
+                !sequence.samples.is_empty(),
+                range.end == tokens.len(),
+                "only a chunk at the end of a sequence samples a token"
+            );
             self.check_scores(sequence);
             self.check_images(record, sequence);
             for &id in batch.samples_of(sequence) {
@@ -385,7 +389,7 @@ impl Harness {
             }
             for block in &batch.block_table_of(sequence)[sequence.resident_tokens() as usize / block_tokens..]
             {
-                assert_eq!(written.insert(*block, sequence.id), None, "one sequence writes a block");
+                assert_eq!(written.insert(*block, sequence.id), None, "only one sequence writes a block");
             }
         }
         assert_eq!(ends, (batch.tokens.len() as u32, batch.blocks.len() as u32, batch.samples.len() as u32));
@@ -397,8 +401,8 @@ impl Harness {
         }
     }
 
-    /// Checks that the logits of every prompt token but the last are computed once, in order, and before the first
-    /// token is sampled.
+    /// Checks that the logits of every prompt token but the last, if they are needed, are computed once, in order, and
+    /// before the first token is sampled.
     fn check_scores(&self, sequence: &ScheduledSequence) {
         let Request { to_score, scored, .. } = self.requests[&self.sequences[&sequence.id].request];
         let end = sequence.computed_tokens + sequence.tokens.len() as u32;
@@ -420,7 +424,7 @@ impl Harness {
         }
     }
 
-    /// The expected content of the cache for each token of a sequence, including drafts.
+    /// The tokens of a sequence, including drafts, with unique numbers at image positions.
     fn identities(&self, batch: &Batch, sequence: &ScheduledSequence) -> Vec<TokenId> {
         let record = &self.sequences[&sequence.id];
         images::identities(record, &with_drafts(record, batch, sequence))
@@ -483,7 +487,7 @@ impl Harness {
     fn apply_sampled(&mut self, sampled: &[SampledToken], tokens: Vec<Vec<TokenId>>, events: &[Event]) {
         let mut expected = Vec::new();
         for (&SampledToken { sequence: id, token, .. }, tokens) in sampled.iter().zip(tokens) {
-            let record = self.sequences.get_mut(&id).expect("it was submitted");
+            let record = self.sequences.get_mut(&id).expect("the sequence was submitted");
             if !record.alive {
                 continue;
             }
@@ -508,7 +512,7 @@ impl Harness {
                 Event::Started { sequence, cached_tokens } => {
                     let record = &self.sequences[&sequence];
                     assert!(record.alive && (cached_tokens as usize) < record.prompt_tokens);
-                    let request = self.requests.get_mut(&record.request).expect("it was submitted");
+                    let request = self.requests.get_mut(&record.request).expect("the request was submitted");
                     assert!(!std::mem::replace(&mut request.started, true), "a request starts once");
                     self.totals.cached_tokens += cached_tokens;
                 }
@@ -532,8 +536,9 @@ impl Harness {
         }
     }
 
-    /// Checks that the oldest request ends before every running sequence could have been computed twice, one after the
-    /// other: once for the sequences that the request may wait for, and once for the request itself.
+    /// Checks that the oldest request ends in time. The bound is twice the number of steps in which `max_num_seqs + 1`
+    /// sequences of the maximum length are computed one after the other, one token per step: once for the sequences
+    /// that the request may wait for, and once for the request itself.
     fn check_progress(&mut self) {
         let bound = 2 * (self.config.max_num_seqs + 1) * self.config.max_model_len;
         if let Some((number, oldest)) = self.requests.iter_mut().next() {

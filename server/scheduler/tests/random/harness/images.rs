@@ -14,7 +14,7 @@ const IMAGES: u32 = 6;
 /// The number of rows of an image.
 const ROWS: u32 = 12;
 
-/// The limits: few outputs are stored, and the encoder receives only one or two images at a time.
+/// The limits: few outputs are stored, and the encoder receives few images at a time.
 pub(super) const LIMITS: ImageLimits = ImageLimits { rows_max: ROWS + 4, max_num_encoder_input_tokens: 5 };
 
 /// The outputs of the encoder.
@@ -91,7 +91,7 @@ impl Harness {
         }
     }
 
-    /// Accepts the requests of the scheduler.
+    /// Accepts the image requests of the scheduler, and removes the outputs that it has evicted.
     pub(super) fn request_images(&mut self) {
         for evicted in self.scheduler.drain_evicted_images() {
             assert!(self.encoder.outputs.remove(&evicted), "only an existing output is evicted");
@@ -99,7 +99,10 @@ impl Harness {
         for request in self.scheduler.drain_image_requests() {
             let is_new = !self.encoder.requested.contains(&request.digest);
             assert!(is_new && !self.encoder.outputs.contains(&request.digest), "an output is requested once");
-            assert!(self.sequences[&request.sequence].alive, "an image is requested for a sequence");
+            assert!(
+                self.sequences[&request.sequence].alive,
+                "an image is requested for a sequence that has not ended"
+            );
             self.encoder.requested.push(request.digest);
         }
     }
@@ -107,7 +110,7 @@ impl Harness {
     /// Checks that the load includes the requested images, and each image at most once.
     pub(super) fn check_image_load(&self, load: &Load) {
         let unencoded = load.unencoded_image_tokens;
-        assert!(unencoded >= self.encoder.requested.len() as u64, "requested images count");
+        assert!(unencoded >= self.encoder.requested.len() as u64, "the load includes requested images");
         assert!(unencoded + load.encoded_image_tokens <= u64::from(IMAGES * ROWS), "an image counts once");
     }
 

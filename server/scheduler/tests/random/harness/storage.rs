@@ -69,7 +69,8 @@ impl Storage {
 }
 
 impl Harness {
-    /// Stores most of the evicted blocks, and removes a stored one at random.
+    /// Stores most of the evicted blocks. Sometimes removes a random stored block, with or without notifying the
+    /// scheduler.
     pub(super) fn store_evicted(&mut self) {
         for evicted in self.scheduler.drain_evicted() {
             if !self.random.once_in(6) {

@@ -54,7 +54,7 @@ impl Harness {
         }
     }
 
-    /// Resumes suspended sequences at random, those in lockstep together.
+    /// Resumes suspended sequences at random, those of one request together.
     pub(super) fn resume(&mut self) {
         let Self { random, sequences, suspended, .. } = self;
         let mut resumed: Vec<SequenceId> = Vec::new();
