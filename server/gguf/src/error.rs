@@ -55,7 +55,7 @@ pub enum Error {
         kind: TensorType,
         /// The number of bytes passed.
         bytes: usize,
-        /// The number of requested values.
+        /// The number of requested values or, if the caller requested no number, of the values in whole blocks.
         values: usize,
     },
 }
@@ -122,7 +122,7 @@ pub enum FormatError {
     #[error("metadata {0:?} appears twice")]
     DuplicateKey(String),
     /// A metadata value that the format itself defines has the wrong type or value.
-    #[error("metadata {key:?} has the invalid value {value}")]
+    #[error("metadata {key:?} has an invalid value: {value}")]
     BadValue {
         /// The key of the metadata value.
         key: String,

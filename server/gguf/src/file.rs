@@ -16,7 +16,7 @@ use crate::{
     split::SplitMetadata,
 };
 
-/// An open GGUF file, or the open parts of a split model. Tensor bytes are read by position, so any number of threads
+/// An open GGUF file, or the open parts of a split model. Tensor bytes are read with `pread`, so any number of threads
 /// can read at the same time.
 #[derive(Debug)]
 pub struct GgufFile {
@@ -191,7 +191,8 @@ impl OpenFile {
     }
 
     fn read_range(&self, offset: u64, length: u64, bytes: &mut Vec<u8>) -> Result<(), Error> {
-        // The length was checked against the size of the file in `open`. Reusing the buffer avoids zeroing it again.
+        // `open` checked that the range lies within the file. `resize` zeroes only the bytes that it adds to the
+        // caller's buffer.
         bytes.resize(length as usize, 0);
         self.file
             .read_exact_at(bytes, offset)

@@ -41,7 +41,7 @@ pub(crate) fn parse(reader: impl BufRead, size: u64) -> Result<Header> {
         return Err(FormatError::Magic.into());
     }
     let version = input.u32("the version")?;
-    // In a big-endian file, the small version number appears as a large one that ends in zero bits.
+    // In a big-endian file, the small version number appears as a large number whose lowest 16 bits are zero.
     if version & 0xffff == 0 && version != 0 {
         return Err(FormatError::BigEndian.into());
     }
@@ -139,7 +139,7 @@ fn read_array<R: BufRead>(input: &mut Input<R>, key: &str) -> Result<Array> {
             Array::Bool(bytes.into_iter().map(|byte| boolean(key, byte)).collect::<Result<_>>()?)
         }
         8 => {
-            // Each string is preceded by its length, which occupies 8 bytes.
+            // Check the minimum size before allocating: the length of each string precedes it and occupies 8 bytes.
             input.require_bytes(key, length as u64 * 8)?;
             let mut values = Vec::with_capacity(length);
             for _ in 0..length {

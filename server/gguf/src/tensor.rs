@@ -116,7 +116,7 @@ impl TensorType {
             Self::Q4K => (4, 32, 0, true),
             Self::Q5K => (5, 32, 0, true),
             Self::Q6K => (6, 16, 32, false),
-            // Twice the values of E2M1 are integers from -12 to 12.
+            // A quant is twice the E2M1 number plus 12, so it is an integer from 0 to 24.
             Self::Mxfp4 => (5, 32, 12, false),
             _ => return None,
         };
@@ -140,7 +140,7 @@ impl fmt::Display for TensorType {
     }
 }
 
-/// An entry of the tensor directory. All its numbers have been checked against the files.
+/// An entry of the tensor directory. The tensor is known to lie within its file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TensorEntry {
     /// The name of the tensor.

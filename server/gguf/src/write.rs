@@ -104,7 +104,7 @@ pub struct TensorHeader<'a> {
 
 /// Returns the bytes of a file of version 3 before the tensor data, with the padding that aligns the tensor data.
 ///
-/// `metadata` must not set `general.alignment`: the default is [`ALIGNMENT`].
+/// `metadata` must not set `general.alignment`, because the padding relies on the default, [`ALIGNMENT`].
 pub fn header(metadata: &[(&str, &Value)], tensors: &[TensorHeader<'_>]) -> Vec<u8> {
     let mut file = b"GGUF".to_vec();
     file.extend(3u32.to_le_bytes());

@@ -133,8 +133,8 @@ fn quantized_values_are_near_the_originals() {
         dequantize(kind, &quantize(kind, &values), &mut read).unwrap();
         let bits = kind.quant_layout().map_or(8, |layout| layout.bits);
         let worst = values.iter().zip(&read).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
-        // The tolerance is half a quantization step, doubled because scales are rounded too. The steps of MXFP4 differ,
-        // and numbers between 6 and 8 times the scale are rounded to 6.
+        // The tolerance is about half a quantization step, doubled because scales are rounded too. MXFP4 rounds numbers
+        // between 6 and 8 times the scale, which is 1/8 here, to 6 times the scale.
         let tolerance = if kind == TensorType::Mxfp4 { 0.25 } else { 2.2 / (1u32 << bits) as f32 };
         assert!(worst <= tolerance, "{kind}: {worst}");
         let zeros = vec![0.0; 256];

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use crate::limits::{CACHED_BYTES_MAX, CACHED_GUIDES_MAX, CACHED_USES_MAX, GuideLimits};
 use crate::memory::TotalMemory;
 
-/// The compiled forms of a compiler: the cached ones, and the memory of all of them.
+/// The cached forms of a compiler, and the memory of all of its compiled forms, whether cached or not.
 #[derive(Debug)]
 pub(crate) struct CompiledForms<V> {
     pub(crate) limits: GuideLimits,
@@ -60,14 +60,14 @@ impl<V: CacheValue> Cache<V> {
         Some(entry.value.clone())
     }
 
-    /// Adds a compiled form and evicts the least recently used ones. A form that is too large by itself is not
-    /// cached.
+    /// Adds a compiled form. Evicts forms that the last [`CACHED_USES_MAX`] lookups did not use and, as far as the
+    /// limits require it, the least recently used ones. A form whose key alone exceeds the limit is not cached.
     pub(crate) fn put(&mut self, key: String, value: V, forms: &CompiledForms<V>) {
         let expired = self.uses.saturating_sub(CACHED_USES_MAX);
         while let Some(oldest) = self.oldest(|entry| entry.last_used < expired) {
             self.remove(&oldest);
         }
-        // The new value is not idle, because its caller holds it.
+        // The total memory already includes the new value, although the value is not in the cache yet.
         self.evict_idle(forms, forms.limits.cached_memory_bytes_max);
         if key.len() > CACHED_BYTES_MAX || self.entries.contains_key(&key) {
             return;
@@ -80,7 +80,8 @@ impl<V: CacheValue> Cache<V> {
         self.entries.insert(key, Entry { value, last_used: self.uses });
     }
 
-    /// Evicts idle values, least recently used first, until all compiled forms together take at most `bytes_max` bytes.
+    /// Evicts idle values, least recently used first, until all compiled forms together take at most `bytes_max` bytes
+    /// or no idle value remains.
     pub(crate) fn evict_idle(&mut self, forms: &CompiledForms<V>, bytes_max: usize) {
         while forms.memory.bytes() > bytes_max
             && let Some(oldest) = self.oldest(|entry| entry.value.is_idle())

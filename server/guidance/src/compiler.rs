@@ -99,7 +99,8 @@ impl Compiler {
     /// large schemas.
     ///
     /// # Errors
-    /// The form is invalid; the error has the path of the invalid part.
+    /// The form is invalid or too expensive, and the error has the path of the part; or a trial could not be run
+    /// ([`FormError::is_internal`]).
     pub fn compile(&self, form: &Form) -> Result<Guide, FormError> {
         let key = format!("{form:?}");
         if let Some(guide) = self.forms.cache().get(&key) {
@@ -115,8 +116,8 @@ impl Compiler {
         Ok(guide)
     }
 
-    /// Whether a form can be compiled without a trial. This does not locate errors, so it takes a fraction of the time of
-    /// [`Self::compile`]; the result is not cached.
+    /// Whether a form can be compiled without a trial. This does not locate errors, so it rejects a form in a fraction
+    /// of the time that [`Self::compile`] takes. The result is not cached.
     pub fn accepts(&self, form: &Form) -> bool {
         let is_accepted = |grammar| !self.needs_trial(&grammar) && self.build(grammar).is_ok();
         grammar::grammar(form, &self.vocabulary).is_ok_and(is_accepted)
@@ -157,8 +158,8 @@ impl Compiler {
         }
     }
 
-    /// Creates a preface: free text that ends with `close`. The text begins with `open`, or has already begun
-    /// if `open` is `None`. Returns `None` if the vocabulary has no token for `open`.
+    /// Creates a preface: free text that ends with `close`. The text begins with `open`, or has already begun if `open`
+    /// is `None`. Returns `None` if the vocabulary has no token for `open`, or `close` is empty.
     pub fn preface(&self, open: Option<&str>, close: &str) -> Option<Preface> {
         Preface::new(&self.vocabulary, open, close)
     }
@@ -225,7 +226,7 @@ impl Compiler {
 /// Compiles the grammar of a [`Trial`] for a vocabulary of the same size whose tokens are single bytes.
 ///
 /// # Errors
-/// The request is not that of a trial, or the grammar cannot be compiled.
+/// The request is malformed, or the grammar cannot be compiled.
 pub fn try_grammar(request: &[u8]) -> Result<(), String> {
     let (grammar, tokens) = trial::read_request(request)?;
     let bytes = (0..=u8::MAX).map(|byte| vec![byte]);

@@ -1,5 +1,4 @@
-//! Translates the arguments of calls in notations other than JSON: constrains them to the values that a JSON schema
-//! allows, in the notation of a model.
+//! Constrains the arguments of calls, in notations other than JSON, to the values that a JSON schema allows.
 
 mod arguments;
 mod gemma;
@@ -13,14 +12,14 @@ use crate::schema::{self, JsonWhitespace};
 use crate::{Dialect, FormError};
 use arguments::Root;
 
-/// Writes the arguments that are valid under `schema`.
+/// Returns an expression for the arguments that are valid under `schema`.
 pub(crate) fn arguments(
     writer: &mut Writer<'_>,
     dialect: Dialect,
     schema: &Value,
     at: &str,
 ) -> Result<String, FormError> {
-    // This reports an invalid schema with the same messages as for JSON.
+    // Prepare the schema only to report an invalid one with the same messages as for JSON.
     schema::prepare(schema, at, JsonWhitespace::Compact)?;
     let root = Root { schema, at };
     let members = root.members(schema, at)?;

@@ -1,9 +1,9 @@
 //! Translates EBNF, in the dialect of llama.cpp and XGrammar, to Lark.
 //!
-//! EBNF describes characters; Lark describes terminals and rules made of them. Rules that do not refer to
-//! themselves become terminals, as long as possible, because a terminal is matched as a whole; the others
-//! become rules. The lexer always takes the longest match, which differs from a grammar of characters where a
-//! terminal could end earlier.
+//! EBNF describes characters; Lark describes terminals and rules made of them. Rules that neither are recursive nor
+//! refer to recursive rules become terminals, and the others become rules of terminals that are as long as possible,
+//! because a terminal is matched as a whole. The lexer always uses the longest match, so the result differs from the
+//! EBNF grammar where a terminal could also end earlier.
 
 mod parse;
 
@@ -23,7 +23,7 @@ pub(crate) fn is_ebnf(text: &str) -> bool {
 /// Translates a grammar from EBNF to Lark.
 ///
 /// # Errors
-/// The grammar is invalid; the message has the line number.
+/// The grammar is invalid. The message has the line number, unless a rule is missing.
 pub(crate) fn to_lark(text: &str) -> Result<String, String> {
     let rules = parse::rules(text)?;
     let Some(&root) = rules.by_name.get(ROOT) else {

@@ -85,11 +85,11 @@ pub struct TriggeredTags {
     pub triggers: Vec<String>,
     /// The tags; each begins with one of the triggers.
     pub tags: Vec<Tag>,
-    /// Whether the output begins with a tag. More text may follow it.
+    /// Whether the output must begin with a tag. More text may follow the tag.
     pub at_least_one: bool,
-    /// Whether the output ends after the first tag.
+    /// Whether the output must end after the first tag.
     pub stop_after_first: bool,
-    /// The texts that the text between tags must not contain.
+    /// The texts that the text between tags must not contain. A form that excludes any text cannot be compiled.
     pub excludes: Vec<String>,
     /// The path of this form in the request.
     pub at: String,

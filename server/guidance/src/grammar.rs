@@ -83,7 +83,7 @@ fn sequence(writer: &mut Writer<'_>, parts: &[Form], depth: usize) -> Result<Str
     let mut parts = parts.iter().peekable();
     while let Some(part) = parts.next() {
         match (part, parts.peek()) {
-            // The text must not consume the literal.
+            // The free text ends at the literal, which it must not consume.
             (Form::Text { excludes, chars_max }, Some(Form::Literal(end))) if !end.is_empty() => {
                 let limits = TextLimits { excludes, chars_max: *chars_max };
                 written.push(writer.text_until(limits, end)?);
@@ -99,7 +99,7 @@ fn triggered_tags(writer: &mut Writer<'_>, form: &TriggeredTags, depth: usize) -
     let TriggeredTags { triggers, tags, at_least_one, stop_after_first, excludes, at } = form;
     writer.count_elements(triggers.len() + tags.len())?;
     if !excludes.is_empty() {
-        return Err(FormError::new(at, "excludes are not supported together with triggers"));
+        return Err(FormError::new(at, "excludes is not supported together with triggers"));
     }
     let (mut items, mut firsts) = (Vec::new(), Vec::new());
     for (trigger, tags) in by_trigger(triggers, tags, at)? {

@@ -29,17 +29,17 @@ pub struct Guide {
 struct CompiledForm {
     /// The memory of the grammar, which all lexers share.
     grammar: OwnedMemory,
-    /// The lexer of the form as it was compiled, which no sequence uses.
+    /// The lexer of the form in its state after compilation. Sequences use copies of it.
     unused_lexer: SharedLexer,
     end: u32,
-    /// Whether a sequence has consumed a token with more than [`COMMIT_ITEMS_MAX`] items.
+    /// Whether a parser has created more than [`COMMIT_ITEMS_MAX`] items for one token.
     has_large_rows: AtomicBool,
     lexers: Mutex<LexerCopies>,
     /// The compiled forms of the compiler; dangling once the compiler is dropped.
     forms: Weak<CompiledForms<Guide>>,
 }
 
-/// The copies of the lexer that sequences share. A thread that computes a mask locks the copy of its sequence.
+/// The copies of the lexer that sequences share. A thread that computes a mask locks the copy that the sequence uses.
 struct LexerCopies {
     copies: Vec<Option<Arc<SharedLexer>>>,
     /// The index of the copy that was assigned to the last sequence.
@@ -92,11 +92,11 @@ impl CacheValue for Guide {
 }
 
 impl CompiledForm {
-    /// Returns a copy of the lexer for a new sequence. A copy that is broken, large, or has had many sequences is
-    /// replaced.
+    /// Returns a copy of the lexer for a new sequence. A copy that is broken, exceeds the size limit or has served
+    /// [`LEXER_SEQUENCES_MAX`] sequences is replaced.
     fn next_lexer(&self) -> Arc<SharedLexer> {
         let bytes_max = self.forms.upgrade().map_or(0, |forms| forms.limits.lexer_bytes_max);
-        // A panic leaves every copy intact.
+        // Ignore the poisoning: a thread that panics with this lock leaves every copy valid.
         let mut lexers = self.lexers.lock().unwrap_or_else(PoisonError::into_inner);
         let index = (lexers.last + 1) % lexers.copies.len();
         lexers.last = index;
@@ -112,7 +112,8 @@ impl CompiledForm {
     }
 
     /// Whether an owner of memory must stop growing: all owners together exceed the limit even after idle forms are
-    /// dropped, and this one exceeds the average. All of them together therefore never use more than twice the limit.
+    /// dropped, and this one takes at least an equal share of the limit. All owners together therefore use at most
+    /// about twice the limit.
     fn is_too_large(&self, memory: &OwnedMemory) -> bool {
         let Some(forms) = self.forms.upgrade() else { return false };
         let bytes_max = forms.limits.memory_bytes_max;
@@ -144,7 +145,7 @@ pub(crate) struct FormState {
     sequence: SequenceParser,
     lexer: Arc<SharedLexer>,
     compiled: Arc<CompiledForm>,
-    /// The tokens so far, to be consumed again with another lexer.
+    /// All tokens so far. A sequence that moves to another lexer consumes them again.
     tokens: Vec<u32>,
     /// The number of tokens that the parser has consumed.
     consumed: usize,
@@ -259,8 +260,8 @@ impl GuideState for FormState {
     fn commit(&mut self, token: u32) -> Result<Progress, GuideError> {
         let is_behind = self.consumed < self.tokens.len();
         self.tokens.push(token);
-        // `allow` runs on another thread, because consuming tokens with another lexer or in large rows can take a long
-        // time.
+        // Consuming tokens with another lexer or in large rows can take a long time. Leave these tokens to `allow`,
+        // which does not run on the engine's thread.
         let is_deferred = self.lexer.is_broken() || self.compiled.has_large_rows.load(Ordering::Relaxed);
         if is_behind || is_deferred {
             return Ok(Progress::Open);

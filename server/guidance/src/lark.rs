@@ -63,7 +63,7 @@ impl<'a> Writer<'a> {
         name
     }
 
-    /// Returns the name of a rule that is defined later.
+    /// Returns a new name for a rule that is defined later.
     pub(crate) fn reserve(&mut self, prefix: &str) -> String {
         self.count += 1;
         format!("{prefix}{}", self.count)
@@ -75,7 +75,7 @@ impl<'a> Writer<'a> {
         self.rules.push_str(&format!("{name}: {body}\n"));
     }
 
-    /// Writes a text.
+    /// Returns an expression for a text within `limits`.
     pub(crate) fn text(&mut self, limits: TextLimits<'_>) -> Result<String, FormError> {
         if limits.chars_max == Some(0) {
             return Ok(String::new());
@@ -99,9 +99,9 @@ impl<'a> Writer<'a> {
         })
     }
 
-    /// Writes a text up to and including the first occurrence of `end`.
+    /// Returns an expression for a text within `limits`, up to and including the first occurrence of `end`.
     pub(crate) fn text_until(&mut self, limits: TextLimits<'_>, end: &str) -> Result<String, FormError> {
-        // The text never contains the text that ends it.
+        // The text never contains `end`, so `end` does not need to be excluded.
         let excludes: Vec<String> = limits.excludes.iter().filter(|text| *text != end).cloned().collect();
         if excludes.is_empty() && limits.chars_max.is_none() {
             return self.until(end);
@@ -119,7 +119,7 @@ impl<'a> Writer<'a> {
         Ok(join([lazy, rest]))
     }
 
-    /// Writes a literal text, in which parts that spell special tokens become those tokens.
+    /// Returns an expression for exactly `text`, in which parts that spell special tokens become those tokens.
     pub(crate) fn literal(&mut self, text: &str) -> Result<String, FormError> {
         self.count_bytes(text.len())?;
         let mut parts = Vec::new();
@@ -142,14 +142,14 @@ impl<'a> Writer<'a> {
         Ok(parts.join(" "))
     }
 
-    /// Writes a JSON value that is part of a larger text.
+    /// Returns an expression for a JSON value that is part of a larger text.
     pub(crate) fn json(&mut self, schema: &Value, at: &str) -> Result<String, FormError> {
         let schema = schema::prepare(schema, at, JsonWhitespace::Compact)?.to_string();
         self.count_bytes(schema.len())?;
         Ok(self.rule(&format!("%json {schema}")))
     }
 
-    /// Writes a text that matches `pattern` as a whole.
+    /// Returns an expression for a text that matches `pattern` as a whole.
     pub(crate) fn regex(&mut self, pattern: &str, at: &str) -> Result<String, FormError> {
         if pattern.len() > REGEX_BYTES_MAX {
             return Err(FormError::new(at, format!("has more than {REGEX_BYTES_MAX} bytes")));
@@ -172,14 +172,14 @@ impl<'a> Writer<'a> {
         Ok(format!("@{name}"))
     }
 
-    /// Writes any text up to and including the first occurrence of `end`.
+    /// Returns an expression for any text up to and including the first occurrence of `end`.
     pub(crate) fn until(&mut self, end: &str) -> Result<String, FormError> {
         if end.is_empty() {
             return Ok(String::new());
         }
         let plain = self.leading_plain(end);
         if plain.is_empty() {
-            // No text contains the token.
+            // `end` begins with a special token, which no text contains.
             let text = self.terminal(ANY_TEXT);
             let end = self.literal(end)?;
             return Ok(format!("{text} {end}"));

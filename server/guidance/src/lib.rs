@@ -5,12 +5,12 @@
 //! ```text
 //! structural tag ─┐
 //! JSON schema    ─┼─► Form ─► lark (a grammar as text) ─► llguidance ─► Guide ─► the engine
-//! EBNF ─► lark   ─┘                                          cache ◄─┘
+//! EBNF, Lark     ─┘                                          cache ◄─┘
 //! ```
 //!
-//! The crate is independent of HTTP and of models: a vocabulary is the bytes of its tokens. It reads no file,
-//! no clock and no environment. It starts a thread only to compile a form on a large stack. Errors carry the
-//! path of the invalid part of the request.
+//! The crate is independent of HTTP and of models: a vocabulary is the bytes of its tokens. It reads no file, no clock
+//! and no environment. It starts a thread only to compile a form on a large stack. The error about a form has the path
+//! of the invalid part in the request.
 
 mod cache;
 mod compiler;

@@ -1,4 +1,5 @@
-//! Limits on forms. A form that exceeds one of them is rejected when it is compiled, together with its request.
+//! Limits on forms and on their memory. A form that exceeds a limit when it is compiled is rejected together with its
+//! request. Other limits apply while a sequence follows a form.
 
 /// Size of a JSON schema, written without whitespace.
 ///
@@ -76,7 +77,7 @@ pub const STEP_FUEL: u64 = 400_000;
 /// If exceeded: 400, `form_too_complex`; a stream ends with this error.
 pub const STEP_ITEMS_MAX: usize = 200_000;
 /// Number of parser items up to which the engine's thread consumes a token of a form itself. The time grows with the
-/// square of their number in a row, and these take about 0.2 ms.
+/// square of the number of items in a row, and 1000 items take about 0.2 ms.
 ///
 /// If exceeded: the threads that compute the allowed next tokens consume the tokens of the form.
 pub const COMMIT_ITEMS_MAX: usize = 1000;
@@ -124,8 +125,8 @@ pub const CACHED_USES_MAX: u64 = 10_000;
 /// its memory, would grow without bound.
 pub const LEXER_SEQUENCES_MAX: usize = 512;
 
-/// The limits of a compiler that depend on the machine. The defaults are the constants of this module, with one
-/// copy of the lexer of a form.
+/// The limits that can be set for each compiler. The defaults are the constants of this module, with one copy of the
+/// lexer of a form.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GuideLimits {
     /// The number of copies of the lexer of a form, which is the number of threads that can compute masks of one form

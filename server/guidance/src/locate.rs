@@ -14,7 +14,7 @@ const ATTEMPTS_MAX: usize = 64;
 /// Largest number of characters of a reported problem.
 const PROBLEM_CHARS_MAX: usize = 1000;
 
-/// A number of attempts to compile parts of a form.
+/// The remaining attempts to compile parts of a form.
 struct Attempts<'a, 'c> {
     remaining: usize,
     compile: &'a mut Compile<'c>,
@@ -45,7 +45,7 @@ pub(crate) fn locate(form: &Form, problem: &str, compile: &mut Compile<'_>) -> F
     FormError::new("", shorten(problem))
 }
 
-/// The path of a form that has exactly one part with a path.
+/// The path of the only schema, regular expression or grammar in a form; empty if the form contains none or several.
 pub(crate) fn path(form: &Form) -> &str {
     let mut leaves = Vec::new();
     add_leaves(form, &mut leaves);

@@ -18,16 +18,16 @@ use llguidance::earley::{CSymIdx, ParamCond, ParamExpr};
 const UNUSED_SYMBOL_BYTES: usize = 600;
 /// The bytes of a lexer without states.
 const LEXER_BYTES: usize = 10_000;
-/// The bytes of a lexer state that llguidance does not count, without the set of its lexemes.
+/// The bytes that llguidance does not count for each lexer state, except for the set of lexemes of the state.
 const STATE_BYTES: usize = 160;
-/// The bytes of a regular expression that llguidance does not count.
+/// The bytes that llguidance does not count for each regular expression.
 const EXPRESSION_BYTES: usize = 12;
 /// The number of bytes by which llguidance overestimates a derivative of a regular expression.
 const EXCESS_DERIVATIVE_BYTES: usize = 50;
 /// The bytes of the names and the regular expression of a lexeme.
 const LEXEME_HEAP_BYTES: usize = 40;
 
-/// The bytes of a parser without rows, without the set of tokens that it caches.
+/// The bytes of a parser, except for its rows and the set of tokens that it caches.
 const PARSER_BYTES: usize = 4096;
 /// The bytes of a row of a parser, including its lexeme.
 const ROW_BYTES: usize = 160;
@@ -119,8 +119,8 @@ pub(crate) fn grammar_bytes(parser: &TokenParser, symbol_count: usize) -> usize 
             elements += parts.len() + 1;
             symbols.extend(parts.iter().filter(|part| used.insert(**part)));
         }
-        // The number of elements of a symbol is rounded up to a multiple of four, and a list of rules has room for at
-        // least four rules.
+        // llguidance pads the elements of a symbol to a multiple of four, and the capacity of a list of rules is
+        // assumed to be a multiple of four.
         bytes += with_spare_room(size_of_val(symbol) + elements.next_multiple_of(4) * element_bytes);
         bytes += symbol.name.len() + symbol.rules.len().next_multiple_of(4) * rule_bytes;
     }
@@ -155,8 +155,8 @@ pub(crate) fn parser_bytes(parser: &TokenParser) -> usize {
     PARSER_BYTES + parser.token_env.tok_trie().vocab_size() / 8 + table_bytes(parser)
 }
 
-/// The bytes of the items for which a parser has room since the largest of its steps. The room is an upper bound: all items
-/// of the step might be on one path.
+/// An upper bound on the bytes that a parser has allocated for the items of its largest step, because all of these
+/// items might be on one path.
 pub(crate) fn step_bytes(parser: &TokenParser) -> usize {
     parser.max_step_stats().all_items * item_bytes(parser)
 }

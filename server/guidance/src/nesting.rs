@@ -16,9 +16,9 @@ use crate::limits::{
     REFERENCES_MAX,
 };
 
-/// Size of the stack on which a form is compiled, in bytes. llguidance (1.9) uses up to 4 KB for a rule, a group or a level
-/// of JSON. A `$ref` has at most 127 such levels, and up to 320 KB for intersections. Memory is used only for the part of
-/// the stack that a compilation reaches.
+/// Size of the stack on which a form is compiled, in bytes. llguidance (1.9) uses up to 4 KB for a rule, a group or a
+/// level of JSON. Each `$ref` adds at most 127 such levels, and up to 320 KB for intersections. Memory is used only for
+/// the part of the stack that a compilation reaches.
 const STACK_BYTES: usize = 256 << 20;
 
 /// Runs `work` on a stack that suffices for every form within the limits.
@@ -33,7 +33,8 @@ pub(crate) fn on_large_stack<T: Send>(work: impl FnOnce() -> T + Send) -> Result
     })
 }
 
-/// Rejects a schema with too many properties, references or patterns, which llguidance processes recursively.
+/// Rejects a schema with so many properties, references or patterns that llguidance would need too much stack, time or
+/// memory.
 pub(crate) fn check_schema(schema: &Value, at: &str) -> Result<(), FormError> {
     let mut parts = SchemaCounts::default();
     parts.count(schema);
@@ -43,7 +44,7 @@ pub(crate) fn check_schema(schema: &Value, at: &str) -> Result<(), FormError> {
         (properties, PROPERTIES_MAX, "properties"),
         (pattern_properties, PATTERN_PROPERTIES_MAX, "pattern properties"),
         (references.len(), REFERENCES_MAX, "different references"),
-        (combined_patterns, COMBINED_PATTERNS_MAX, "different patterns beside combined schemas"),
+        (combined_patterns, COMBINED_PATTERNS_MAX, "different patterns alongside combined schemas"),
     ] {
         if count > max {
             return Err(FormError::new(at, format!("has {count} {name}, which exceeds the limit of {max}")));
@@ -68,7 +69,7 @@ pub(crate) fn check_grammar(lark: &str, at: &str) -> Result<(), FormError> {
     schemas(lark).try_for_each(|schema| check_schema(&schema, at))
 }
 
-/// The JSON schemas in a grammar in Lark. llguidance reports invalid JSON.
+/// The JSON schemas in a grammar in Lark. Invalid JSON is skipped, because llguidance reports it.
 pub(crate) fn schemas(lark: &str) -> impl Iterator<Item = Value> {
     lark.match_indices("%json").filter_map(|(start, keyword)| {
         serde_json::Deserializer::from_str(&lark[start + keyword.len()..]).into_iter().next()?.ok()
@@ -163,7 +164,8 @@ impl<'s> SchemaCounts<'s> {
     }
 }
 
-/// The keywords whose patterns a value must match in addition to those of a schema that applies in place.
+/// Keywords with patterns that a value must match in addition to the patterns of a `$ref`, `anyOf` or `oneOf` in the
+/// same schema.
 const CONSTRAINTS: [&str; 7] = [
     "pattern",
     "properties",

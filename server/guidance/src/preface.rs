@@ -1,7 +1,8 @@
 //! Free text before a form, up to a closing mark, such as the reasoning of a model.
 //!
-//! Within the text, every token that does not end the output is allowed, so masks need no computation. One newline
-//! after the mark is layout, which readers omit; then the form begins.
+//! Within the text, the same tokens are allowed everywhere, except where a token would continue after the mark, so
+//! masks need little computation. One newline after the mark is layout, which is not part of the answer; then the form
+//! begins.
 
 use std::sync::Arc;
 
@@ -17,7 +18,7 @@ pub struct Preface {
     open: Option<TokenId>,
     /// The mark that ends the text.
     close: Vec<u8>,
-    /// The tokens that are allowed everywhere in the text.
+    /// The tokens that are allowed in the text, unless they would complete the mark and continue after it.
     free: TokenSet,
     newline: Option<TokenId>,
 }
@@ -83,7 +84,7 @@ pub(crate) struct PrefacedState<S> {
 
 #[derive(Clone, Debug)]
 enum Phase {
-    /// No token has been read.
+    /// No token has been committed.
     Lead,
     /// The answer is in the text; `tail` is the end of the text.
     Free { tail: Vec<u8> },

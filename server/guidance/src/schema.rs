@@ -171,7 +171,7 @@ impl JsonWhitespace {
     }
 }
 
-/// Checks a schema, and removes keywords that have no effect.
+/// Checks a schema, removes formats that are annotations, and rewrites other formats and patterns for llguidance.
 fn check(schema: &mut Value, at: &str, depth: usize) -> Result<(), FormError> {
     if depth > SCHEMA_DEPTH_MAX {
         return Err(FormError::new(at, format!("is nested deeper than {SCHEMA_DEPTH_MAX} levels")));
@@ -243,7 +243,7 @@ fn class_length(text: &str) -> usize {
             '[' => {
                 depth += 1;
                 letters.next_if(|(_, letter)| *letter == '^');
-                // A bracket in the first position does not close the class.
+                // A closing bracket in the first position does not close the class.
                 letters.next_if(|(_, letter)| *letter == ']');
             }
             ']' if depth == 1 => return at + 1,

@@ -13,7 +13,7 @@ use parking_lot::{ArcReentrantMutexGuard, RawMutex, RawThreadId, ReentrantMutex}
 
 use crate::memory::{OwnedMemory, TotalMemory, lexer_bytes, parser_bytes};
 
-/// Prevents other threads from using a lexer until it is dropped.
+/// Prevents other threads from using a lexer until the guard is dropped.
 pub(crate) type LexerGuard = ArcReentrantMutexGuard<RawMutex, RawThreadId, ()>;
 
 /// A lexer that several sequences share, with a parser in the start state of the form.
@@ -27,7 +27,7 @@ pub(crate) struct SharedLexer {
 }
 
 impl SharedLexer {
-    /// Shares the lexer of `start`, which no other parser uses.
+    /// Shares the lexer of `start`, which no other parser may use.
     pub(crate) fn new(start: TokenParser, total: &Arc<TotalMemory>) -> Self {
         let lexer = Self {
             start,
@@ -66,7 +66,7 @@ impl SharedLexer {
         self.lock.try_lock_arc()
     }
 
-    /// Whether every operation of the lexer fails.
+    /// Whether the lexer is marked as broken: an operation has failed, or the lexer takes too much memory.
     pub(crate) fn is_broken(&self) -> bool {
         self.is_broken.load(Ordering::Acquire)
     }

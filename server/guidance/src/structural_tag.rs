@@ -114,7 +114,7 @@ fn format(map: &Map<String, Value>, at: &str, depth: usize) -> Result<Form, Form
         "token" => Ok(match part.value("token")? {
             Value::Number(token) => match token.as_u64().and_then(|token| u32::try_from(token).ok()) {
                 Some(token) => Form::Token(token),
-                None => return Err(FormError::new(part.path("token"), "must be a token id")),
+                None => return Err(FormError::new(part.path("token"), "must be a string or a token ID")),
             },
             _ => Form::literal(part.text("token")?),
         }),
@@ -204,7 +204,7 @@ fn separated(part: &Part<'_>, depth: usize) -> Result<Form, FormError> {
     Ok(if part.flag("at_least_one", false)? { some } else { some.optional() })
 }
 
-/// Converts texts, each with the format of what follows it.
+/// Converts rules, each of which is a text and the format of what follows it.
 fn dispatch(part: &Part<'_>, depth: usize) -> Result<Form, FormError> {
     part.reject("excludes", &[Value::Array(Vec::new())])?;
     let (mut triggers, mut tags) = (Vec::new(), Vec::new());

@@ -11,8 +11,8 @@ use crate::VocabularyError;
 ///
 /// If exceeded: the model cannot choose the token in a structured output.
 const TOKEN_BYTES_MAX: usize = 1000;
-/// Number of tokens of a vocabulary that structured outputs support. The trie has 24 bits for a token, whose
-/// last value means none.
+/// Number of tokens of a vocabulary that structured outputs support. The trie stores the number of nodes of a subtree
+/// in 22 bits, and each token needs at least one node.
 ///
 /// If exceeded: 500, `internal`, for requests for structured outputs.
 const TOKENS_MAX: usize = (1 << 22) - 1;
@@ -24,8 +24,9 @@ pub struct Vocabulary {
     special: Vec<bool>,
     /// The special tokens by their texts.
     by_text: HashMap<String, u32>,
-    /// The first bytes of these texts, and the length of the longest in bytes.
+    /// For each byte, whether one of these texts begins with it.
     first_bytes: Vec<bool>,
+    /// The length of the longest of these texts, in bytes.
     longest: usize,
 }
 
@@ -108,8 +109,8 @@ impl Vocabulary {
         ends.filter_map(|end| Some((self.special(&text[..end])?, end))).last()
     }
 
-    /// Builds the trie for llguidance, with an additional token for the end, which the engine replaces by its
-    /// stop tokens.
+    /// Builds the trie for llguidance, with an additional token for the end, which the engine replaces with its stop
+    /// tokens.
     pub(crate) fn trie(&self) -> (TokEnv, u32) {
         let end = self.tokens.len() as u32;
         let word = |bytes: &[u8], special: bool| match special {

@@ -7,7 +7,7 @@
 /// Deltas are never revoked.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Delta {
-    /// Text for the reader.
+    /// Text of the response that is neither reasoning nor part of a tool call.
     Content(String),
     /// Text of the reasoning of the model.
     Reasoning(String),
@@ -15,14 +15,15 @@ pub enum Delta {
     ToolCallBegin {
         /// The index of the call in the response: 0, 1, 2 and so on.
         index: u32,
-        /// The name of the tool, which is never empty. The request may not have offered this tool.
+        /// The name of the tool, which is never empty. It is not necessarily a tool that the request offers.
         name: String,
     },
     /// The next part of the arguments, as JSON, of the call that began last.
     ToolCallArguments {
         /// The index of the call.
         index: u32,
-        /// The text. Joined together, the texts of a call are the beginning of a JSON object.
+        /// The text. Joined together, the texts of a call are the beginning of a JSON object, or the whole object if
+        /// [`Delta::ToolCallEnd`] follows.
         text: String,
     },
     /// The end of a call whose arguments are a complete JSON object. A call that was cut off or is malformed has no

@@ -87,8 +87,8 @@ impl DeltaBuffer {
         self.commit();
     }
 
-    /// Prepares the next call, which begins with the first character of its arguments after the opening brace. Until
-    /// then, the call may turn out to be malformed, in which case it is text.
+    /// Prepares the next call, which begins with the first character after the opening brace of its arguments that is
+    /// not whitespace. Until then, the call may turn out to be malformed, in which case it is text.
     pub(crate) fn prepare(&mut self, name: &str) {
         self.prepared = Some((name.to_owned(), String::new()));
     }
@@ -111,8 +111,8 @@ impl DeltaBuffer {
         }
     }
 
-    /// Adds arguments to the call that began last, or to the prepared one. All text read so far belongs to
-    /// them.
+    /// Adds arguments to the prepared call or, if no call is prepared, to the call that began last. All text read so
+    /// far belongs to these arguments.
     pub(crate) fn arguments(&mut self, text: &str) {
         if let Some((_, before)) = &mut self.prepared {
             // The first byte of the arguments is the brace.
@@ -148,7 +148,8 @@ impl DeltaBuffer {
         self.end();
     }
 
-    /// Ends the text after the name of a call. The call has no arguments, unless the text was cut off.
+    /// Ends the text after the name of a call. If the text was cut off, the call remains incomplete; otherwise, it has
+    /// no arguments.
     pub(crate) fn call_at_end(&mut self, name: &str) {
         match self.ending {
             Ending::Complete => self.call_without_arguments(name),

@@ -5,7 +5,7 @@ use crate::{Formats, ReasoningFormat, ToolFormat};
 
 /// A model family, identified by its template.
 struct Family {
-    /// The template of the family contains all texts of one of these lists.
+    /// A template belongs to the family if it contains all texts of one of these lists.
     detected_by: &'static [&'static [&'static str]],
     tool: ToolFormat,
     /// The candidates for the reasoning format. The first candidate with a text that the template contains is
@@ -14,7 +14,7 @@ struct Family {
 }
 
 const THINK: &[&str] = &["<think>", "</think>"];
-/// The tags of Magistral, for families without other reasoning tags.
+/// The reasoning tags of Magistral.
 const MAGISTRAL: &[&str] = &["[THINK]", "[/THINK]"];
 /// The reasoning formats of models that write calls as Mistral does, or in no known format.
 const MISTRAL: &[(ReasoningFormat, &[&str])] =
@@ -92,8 +92,7 @@ const FAMILIES: [Family; 14] = [
 ];
 
 impl Formats {
-    /// Detects the formats of the models whose chat template has this source; `none` if they cannot be
-    /// detected.
+    /// Detects the formats of a model from the source of its chat template; `none` if they cannot be detected.
     pub fn detect(template: &str) -> Self {
         let has_all = |texts: &&[&str]| texts.iter().all(|text| template.contains(text));
         let family = FAMILIES.iter().find(|family| family.detected_by.iter().any(has_all));

@@ -37,8 +37,8 @@ enum State {
     Next,
     Key,
     Word,
-    /// The parser is in a text that may be the marker that ends the calls. It follows a value without quotes,
-    /// which is in `word`, or stands between values.
+    /// The parser is in a text that may be the marker that ends the calls. The text follows a value without quotes,
+    /// which is in `word`, another value, or a comma.
     End {
         read: String,
     },
@@ -115,7 +115,8 @@ impl GemmaObject {
         }
     }
 
-    /// Ends the text. A value without quotes that was held back is then either cut off or complete.
+    /// Ends the text. A value without quotes that was held back may be cut off, so it is emitted as the beginning of a
+    /// value.
     pub(crate) fn finish(&mut self, to: &mut String) {
         let is_word = matches!(self.state, State::Word | State::End { .. });
         if is_word && !self.word.is_empty() && !self.word.starts_with('<') {
@@ -263,7 +264,8 @@ impl GemmaObject {
         let part = if matches!(self.state, State::Key) { Part::Key } else { Part::Value };
         self.word.push(letter);
         if !self.word.starts_with('<') {
-            // Values without quotes contain no tokens, and keys contain no brackets or commas.
+            // Keys and values without quotes contain no tokens, and keys contain no brackets, commas or newlines
+            // either.
             let is_wrong =
                 letter == '<' || part == Part::Key && matches!(letter, ',' | '{' | '}' | '[' | ']' | '\n');
             return if is_wrong { ValueEffect::Invalid } else { ValueEffect::Continues };

@@ -65,7 +65,8 @@ impl LiteralChoice {
         Self { texts, read: String::new() }
     }
 
-    /// The number of bytes that matched.
+    /// The number of bytes that matched before the last character, which did not. Call this only after
+    /// [`ChoiceStep::Not`].
     pub(crate) fn matched_bytes(&self) -> usize {
         self.read.len() - self.read.chars().next_back().map_or(0, char::len_utf8)
     }

@@ -1,8 +1,8 @@
 //! Parses text with markers, in which content, reasoning and calls alternate. The tool formats parse the calls
 //! themselves.
 //!
-//! Whitespace that separates the beginning, reasoning and calls is layout: it is dropped if a call or reasoning follows
-//! or a call precedes it, and kept if text follows.
+//! Whitespace at the beginning, after reasoning and after a call is layout: it is kept if text follows, and dropped if
+//! a call or reasoning follows, or if the response ends after a call.
 
 use std::sync::Arc;
 
@@ -213,7 +213,7 @@ impl MarkedText {
         }
     }
 
-    /// Enters a mode before which only layout has been read.
+    /// Enters a mode and drops the layout before it. Whitespace that follows is layout again.
     fn start(&mut self, mode: Mode) {
         self.mode = mode;
         self.layout.clear();
@@ -229,7 +229,7 @@ impl MarkedText {
         if is_read {
             for letter in text.chars() {
                 let step = calls.step(letter, out);
-                debug_assert_eq!(step, Step::More, "a marker that is read fits the machine");
+                debug_assert_eq!(step, Step::More, "the machine accepts each marker that it reads");
             }
         }
     }
@@ -270,7 +270,7 @@ impl MarkedText {
         self.again.extend(rest.chars().rev());
     }
 
-    /// The tag that ends a response counts only if nothing follows it.
+    /// The tag that ends a response counts only if nothing but whitespace follows it.
     fn answer_end(&mut self, letter: char, out: &mut DeltaBuffer) {
         out.read(letter);
         if is_space(letter) {

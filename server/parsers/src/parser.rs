@@ -10,7 +10,8 @@ use crate::{Delta, Formats, Tools};
 /// Parses the text of one response incrementally.
 ///
 /// # Guarantees
-/// - Parsing never fails and loses no text. Text that is not a call is content, including markers.
+/// - Parsing never fails. Text that is not a call is content, including markers. Only markup, the whitespace around it,
+///   repeated arguments and the uncertain end of an incomplete call are dropped.
 /// - After adjacent deltas are joined, the result does not depend on how the text was split.
 /// - The work is linear in the length of the text. Only text whose meaning is not certain yet is held back.
 /// - Calls have the indices 0, 1, 2 and so on. Deltas of a call that is cut off remain valid.
@@ -56,7 +57,7 @@ impl Parser {
     }
 
     /// Ends the text because the token limit cut it off. Returns the deltas of the text that was held back. A call
-    /// whose arguments had not begun gets no arguments, whereas [`Self::finish`] makes it a call without arguments.
+    /// whose arguments have not begun remains incomplete, whereas [`Self::finish`] completes it with empty arguments.
     pub fn finish_cut(self) -> Vec<Delta> {
         self.end(Ending::Cut)
     }

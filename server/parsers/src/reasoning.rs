@@ -74,7 +74,7 @@ pub(crate) struct OpenedReasoning {
     pub(crate) newline: bool,
 }
 
-/// Whether `prompt` ends with a tag that opens reasoning.
+/// Returns the reasoning that a tag at the end of `prompt` opens, if there is one.
 pub(crate) fn opened(reasoning: &Reasoning, prompt: &str) -> Option<OpenedReasoning> {
     let tag = prompt.trim_end();
     let tags = reasoning.tags.iter().position(|tags| tags.open.iter().any(|open| tag.ends_with(open)))?;

@@ -25,7 +25,8 @@ impl Tools {
         self.tools.is_empty()
     }
 
-    /// The types that a parameter may have. Unknown parameters are strings.
+    /// The types that a parameter may have; unknown ([`Types::is_unknown`]) for a parameter that the schema does not
+    /// list.
     pub(crate) fn types(&self, tool: &str, parameter: &str) -> Types {
         self.tools.get(tool).and_then(|parameters| parameters.get(parameter)).copied().unwrap_or_default()
     }
@@ -49,7 +50,7 @@ impl Types {
         self == Self::default()
     }
 
-    /// Whether only strings are allowed.
+    /// Whether only strings are allowed, or the type is unknown.
     pub(crate) fn is_text_only(self) -> bool {
         self.is_unknown() || self == Self { text: true, ..Self::default() }
     }

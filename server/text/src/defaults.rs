@@ -139,7 +139,7 @@ fn end_tokens(tokenizer: &Tokenizer) -> Vec<u32> {
 
 /// Parses a token ID or a list of token IDs; a missing value is an empty list.
 fn tokens(file: &JsonFile, field: &str) -> Result<Vec<u32>, LoadError> {
-    let fault = || file.fault(field, "is neither a token id nor a list of token ids");
+    let fault = || file.fault(field, "is neither a token ID nor a list of token IDs");
     let token = |value: &Json| value.as_u64().and_then(|id| u32::try_from(id).ok()).ok_or_else(fault);
     match file.get(field) {
         None => Ok(Vec::new()),

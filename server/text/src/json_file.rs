@@ -26,7 +26,10 @@ pub(crate) fn read_text(path: &Path) -> Result<Option<String>, LoadError> {
     let failed = |source| LoadError::Read { path: path.to_owned(), source };
     match fs::metadata(path) {
         Ok(about) if about.len() > FILE_BYTES_MAX => {
-            Err(failed(io::Error::new(io::ErrorKind::FileTooLarge, "the file is too large")))
+            let size = about.len();
+            let problem =
+                format!("the file has {size} bytes, which exceeds the limit of {FILE_BYTES_MAX} bytes");
+            Err(failed(io::Error::new(io::ErrorKind::FileTooLarge, problem)))
         }
         Ok(_) => fs::read_to_string(path).map(Some).map_err(failed),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),

@@ -28,7 +28,7 @@ pub struct ModelText {
     pub context_tokens_max: Option<u32>,
     /// The size of the vocabulary according to the configuration, which is the width of the logits.
     pub vocabulary_size: u32,
-    /// The name in the model files, or else the name of the file or directory.
+    /// The name in the metadata of the GGUF file, or else the name of the file or directory.
     pub name: String,
 }
 
@@ -207,7 +207,7 @@ fn directory_template(
                 text("name").zip(text("template"))
             })
             .collect::<Option<_>>()
-            .ok_or_else(|| file.fault(FIELD, "has an element without name and template"))?,
+            .ok_or_else(|| file.fault(FIELD, "has an element without a name or a template"))?,
         Some(_) => return Err(file.fault(FIELD, "is neither a string nor a list")),
     };
     chat_template(sources, bos, eos).map_err(|problem| file.fault(FIELD, &problem))

@@ -5,7 +5,7 @@
 pub enum StopFilterOutput {
     /// The text is certain not to be part of a stop string.
     Text(String),
-    /// The text may be the beginning of a stop string and is held back.
+    /// No new text is certain: the text that is held back, if any, may begin a stop string.
     Held,
     /// A stop string is complete. No more text follows.
     Stopped {

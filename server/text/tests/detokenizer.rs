@@ -10,7 +10,7 @@ use server_gguf::{GgufFile, write::GgufWriter};
 use server_text::{DetokenizeOptions, Detokenizer, ModelText, Tokenizer};
 use tempfile::TempDir;
 
-/// A SentencePiece tokenizer with every byte, some pieces and a special token.
+/// A SentencePiece tokenizer with every byte, some pieces and three special tokens.
 fn tokenizer(add_space_prefix: bool) -> Arc<Tokenizer> {
     let mut tokens: Vec<String> = ["<unk>", "<s>", "</s>"].map(str::to_owned).to_vec();
     let mut kinds = vec![2i32, 3, 3];

@@ -15,7 +15,8 @@ use tempfile::TempDir;
 struct Directory(TempDir);
 
 impl Directory {
-    /// Creates a directory whose tokenizer has bytes, a special token and a user-defined token.
+    /// Creates a directory whose tokenizer has tokens for single characters, two special tokens and a user-defined
+    /// token.
     fn new() -> Self {
         let directory = Self(TempDir::new().unwrap());
         let mut vocab = serde_json::Map::new();
@@ -78,7 +79,7 @@ impl Directory {
 }
 
 #[test]
-fn the_tokenizer_of_a_directory_works_as_it_describes_itself() {
+fn the_tokenizer_of_a_directory_follows_its_files() {
     let model = Directory::new().load();
     let tokenizer = &model.tokenizer;
     let text = "b a<s><t> a";
@@ -126,7 +127,7 @@ fn a_template_that_names_an_undefined_special_token_is_refused() {
 }
 
 #[test]
-fn flags_of_llama_tokenizers_win_over_the_post_processor() {
+fn flags_of_llama_tokenizers_override_the_post_processor() {
     let directory = Directory::new();
     let config = |flags: Json| {
         let mut config =
@@ -141,7 +142,7 @@ fn flags_of_llama_tokenizers_win_over_the_post_processor() {
 }
 
 #[test]
-fn tokens_that_only_the_configuration_knows_are_added() {
+fn tokens_that_are_only_in_the_configuration_are_added() {
     let directory = Directory::new();
     let token = json!({"content": "<x>", "special": true, "single_word": false, "lstrip": false,
         "rstrip": false, "normalized": false});

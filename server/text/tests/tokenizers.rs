@@ -82,12 +82,12 @@ fn compare(golden: &Json, kind: &str, parse_special: bool) {
                 wrong.push(format!("{text:?}\n  {:?}\n  {:?}", show(&tokens), show(&expected)));
             }
         }
-        assert!(wrong.is_empty(), "{pre}: {} wrong\n{}", wrong.len(), wrong.join("\n"));
+        assert!(wrong.is_empty(), "{pre}: the tokens of {} texts differ\n{}", wrong.len(), wrong.join("\n"));
     }
 }
 
 #[test]
-fn every_named_pre_tokenizer_cuts_text_as_it_should() {
+fn every_named_pre_tokenizer_splits_text_as_expected() {
     compare(&golden("byte_level.json"), "plain", false);
 }
 
@@ -96,9 +96,9 @@ fn special_tokens_are_parsed_on_request() {
     compare(&golden("byte_level.json"), "parsed", true);
 }
 
-/// Checks that decoding returns the original text, except that combining characters may be composed.
+/// Checks that decoding returns the original text, with pre-tokenizers that do not compose characters.
 #[test]
-fn byte_level_text_survives_the_way_to_tokens_and_back() {
+fn byte_level_text_survives_a_round_trip_through_tokens() {
     let golden = golden("byte_level.json");
     for pre in ["smollm", "llama-bpe", "deepseek-llm", "viking"] {
         let model = load(&byte_level(&golden, pre)).unwrap();
@@ -242,7 +242,7 @@ fn faulty_metadata_is_refused_with_the_name_of_the_key() {
     );
 }
 
-/// Returns texts with characters that tokenizers treat specially; the same `seed` always generates the same texts.
+/// Returns a text with characters that tokenizers treat specially; the same `seed` always generates the same text.
 fn random_text(seed: u64) -> String {
     const PIECES: [&str; 24] = [
         "a",
@@ -323,7 +323,7 @@ fn long_runs_of_one_character_take_linear_time() {
 }
 
 #[test]
-fn tokens_know_their_bytes() {
+fn tokens_have_the_bytes_that_they_represent() {
     let golden = golden("byte_level.json");
     let model = load(&byte_level(&golden, "smollm")).unwrap();
     let tokenizer = &model.tokenizer;

@@ -85,7 +85,7 @@ fn q8_0(block: &[u8], unpacked: &mut UnpackedBlock<'_>) {
     }
 }
 
-/// The layout is `scales[16], qs[64], d, dmin`, with a 4-bit scale and a 4-bit minimum for each 16 values.
+/// The layout is `scales[16], qs[64], d, dmin`, with a 4-bit scale and a 4-bit minimum for every 16 values.
 fn q2_k(block: &[u8], unpacked: &mut UnpackedBlock<'_>) {
     let (d, d_min) = (read_half(block, 80), read_half(block, 82));
     for (group, &packed) in block[..16].iter().enumerate() {
@@ -95,7 +95,7 @@ fn q2_k(block: &[u8], unpacked: &mut UnpackedBlock<'_>) {
     unpack_two_bits(&block[16..80], unpacked.quants);
 }
 
-/// Unpacks 128 quants from each 32 bytes: the first 32 quants are in the lowest two bits of the bytes, the next 32 in
+/// Unpacks 128 quants from every 32 bytes: the first 32 quants are in the lowest two bits of the bytes, the next 32 in
 /// the next two bits, and so on.
 fn unpack_two_bits(packed: &[u8], quants: &mut [u8]) {
     for (packed, quants) in packed.chunks_exact(32).zip(quants.chunks_exact_mut(128)) {
@@ -164,7 +164,7 @@ fn q5_k(block: &[u8], unpacked: &mut UnpackedBlock<'_>) {
     }
 }
 
-/// The layout is `ql[128], qh[64], scales[16], d`, with a signed 8-bit scale for each 16 values.
+/// The layout is `ql[128], qh[64], scales[16], d`, with a signed 8-bit scale for every 16 values.
 fn q6_k(block: &[u8], unpacked: &mut UnpackedBlock<'_>) {
     let d = read_half(block, 208);
     for (scale, &byte) in unpacked.scale.iter_mut().zip(&block[192..208]) {
@@ -181,13 +181,13 @@ fn q6_k(block: &[u8], unpacked: &mut UnpackedBlock<'_>) {
     }
 }
 
-/// The quants of the codes of E2M1, a floating-point format of 4 bits: twice the number plus 12.
+/// The quant of each code of E2M1, a 4-bit floating-point format: twice the number that the code represents, plus 12.
 const QUANTS_OF_E2M1: [u8; 16] = [12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0];
 
-/// The layout is `e, qs[16]`, with a power of two as scale: its exponent plus 127.
+/// The layout is `e, qs[16]`. The scale is a power of two, and `e` is its exponent plus 127.
 fn mxfp4(block: &[u8], unpacked: &mut UnpackedBlock<'_>) {
-    // Quants are twice the numbers, so the scale is half of the scale in the file. The smallest scales are
-    // subnormal.
+    // Quants represent twice the numbers, so the scale is half of the scale in the file. For the exponents 0 and 1, the
+    // half is subnormal.
     unpacked.scale[0] = match block[0] {
         exponent @ 0..=1 => f32::from_bits(0x0020_0000 << exponent),
         exponent => f32::from_bits(u32::from(exponent - 1) << 23),

@@ -60,7 +60,8 @@ fn put_fifth_bits(quants: &[u8], out: &mut Vec<u8>) {
 
 fn symmetric(kind: TensorType, block: &[f32], out: &mut Vec<u8>) {
     let zero = if kind == TensorType::Q4_0 { 8u8 } else { 16 };
-    // The value with the largest magnitude maps to the lowest quant, whose range exceeds that of the highest by one.
+    // The value with the largest magnitude maps to the lowest quant, which is one step farther from the zero point than
+    // the highest.
     let scale = put_half(largest(block) / -f32::from(zero), out);
     let quants: Vec<u8> = block
         .iter()
@@ -148,7 +149,8 @@ fn q6_k(block: &[f32], out: &mut Vec<u8>) {
     out.extend(half);
 }
 
-/// The scale is the power of two with which the largest value is below 8. The largest code represents 6.
+/// Scales by the power of two that brings the largest magnitude into the range from 4 to 8. Magnitudes above 6 are
+/// rounded to 6, which is the largest number of E2M1.
 fn mxfp4(block: &[f32], out: &mut Vec<u8>) {
     const MAGNITUDES: [f32; 8] = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0];
     let largest = largest(block).abs();

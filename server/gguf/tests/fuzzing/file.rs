@@ -26,7 +26,7 @@ pub(crate) fn check(input: &[u8]) {
 /// Reads and decodes everything in a file.
 fn read_all(file: &GgufFile) {
     for (key, value) in file.metadata() {
-        // NaN is not equal to itself.
+        // Compare the addresses, because NaN is not equal to itself.
         assert!(file.get(key).is_some_and(|stored| std::ptr::eq(stored, value)), "{key}");
         // Conversions must not panic, regardless of the type.
         let _ = (value.i64(), value.u64(), value.u32(), value.f32(), value.i64s(), value.strs());

@@ -1,19 +1,20 @@
 //! The parts of a JSON schema that the notations for arguments share: references, members and alternatives.
 //!
-//! Where a value is written as in JSON, all of JSON Schema is supported. Elsewhere, keywords that cannot be enforced are
-//! rejected with their path.
+//! Where a value is written as in JSON, the same keywords are supported as for JSON. Elsewhere, keywords that cannot be
+//! enforced are rejected with their path.
 
 use serde_json::Value;
 
 use crate::FormError;
 use crate::lark::{Writer, choice, join};
+use crate::limits::ELEMENTS_MAX;
 
 /// Number of consecutive `$ref` references in the schema of a tool.
 ///
 /// If exceeded: 400, `invalid_value`, if the tool is strict; otherwise the arguments of the tool are not constrained.
 const REFERENCES_MAX: usize = 16;
 
-/// A regular expression for names that are not in the schema.
+/// A regular expression for the names of members that the schema does not list.
 pub(super) const ANY_NAME: &str = "/[A-Za-z_][A-Za-z0-9_]{0,63}/";
 
 /// A terminal for any text with the length that the schema of a string allows.
@@ -39,7 +40,7 @@ pub(super) struct Members<'a> {
     pub(super) additional: Option<(&'a Value, String)>,
 }
 
-/// A member of an object that was written as an expression.
+/// The expression for a member of an object.
 pub(super) struct WrittenMember {
     pub(super) expression: String,
     pub(super) is_required: bool,
@@ -134,7 +135,8 @@ impl<'a> Root<'a> {
         let additional = match schema.get("additionalProperties") {
             Some(Value::Bool(false)) => None,
             Some(schema @ Value::Object(_)) => Some((schema, format!("{at}.additionalProperties"))),
-            // The schema allows other members, but a model that writes them rarely means to.
+            // By default, a schema allows other members. A model rarely writes them on purpose, so allow them only if
+            // the schema lists no members.
             _ if named.is_empty() => Some((ANY, at)),
             _ => None,
         };
@@ -149,8 +151,8 @@ impl<'a> Root<'a> {
         }
     }
 
-    /// Adds the alternatives of a schema, with their paths, to `alternatives`: those of `anyOf`, `oneOf` and of a list
-    /// of types.
+    /// Adds the alternatives of a schema, with their paths, to `alternatives`: those of `anyOf`, `oneOf` or a list of
+    /// types, or else the schema itself.
     pub(super) fn alternatives(
         &self,
         schema: &'a Value,
@@ -158,8 +160,9 @@ impl<'a> Root<'a> {
         alternatives: &mut Vec<(Value, String)>,
     ) -> Result<(), FormError> {
         let (schema, at) = self.resolve(schema, at.to_owned())?;
-        if alternatives.len() > crate::limits::ELEMENTS_MAX || at.len() > 4096 {
-            return Err(FormError::new(at, "has too many alternatives"));
+        if alternatives.len() > ELEMENTS_MAX || at.len() > 4096 {
+            let problem = format!("has more than {ELEMENTS_MAX} alternatives or nests them too deeply");
+            return Err(FormError::new(at, problem));
         }
         for keyword in ["anyOf", "oneOf"] {
             if let Some(Value::Array(schemas)) = schema.get(keyword) {
@@ -189,9 +192,9 @@ impl<'a> Root<'a> {
     }
 }
 
-/// A keyword of `schema` other than `keyword` that is not an annotation.
+/// Returns a keyword of `schema` that is not supported together with `keyword`.
 fn beside<'s>(schema: &'s Value, keyword: &str) -> Option<&'s str> {
-    const ANNOTATIONS: [&str; 10] = [
+    const SUPPORTED: [&str; 10] = [
         "title",
         "description",
         "default",
@@ -204,7 +207,7 @@ fn beside<'s>(schema: &'s Value, keyword: &str) -> Option<&'s str> {
         "type",
     ];
     let keys = schema.as_object()?.keys().map(String::as_str);
-    keys.into_iter().find(|key| *key != keyword && !ANNOTATIONS.contains(key) && !key.starts_with("x-"))
+    keys.into_iter().find(|key| *key != keyword && !SUPPORTED.contains(key) && !key.starts_with("x-"))
 }
 
 /// The error about a keyword that is not supported.
@@ -213,13 +216,13 @@ pub(super) fn unsupported(at: &str, keyword: &str) -> FormError {
     FormError::new(format!("{at}.{keyword}"), problem)
 }
 
-/// Writes one or more members with other names.
+/// Returns an expression for one or more members whose names the schema does not list.
 pub(super) fn additional_members(writer: &mut Writer<'_>, one: &str, separator: &str) -> String {
     let one = writer.rule(one);
     if separator.is_empty() { format!("{one}+") } else { format!("{one} ({separator} {one})*") }
 }
 
-/// Writes items in order, separated by `separator`; items that are not required may be missing.
+/// Returns an expression for items in order, separated by `separator`; items that are not required may be missing.
 pub(super) fn separated(writer: &mut Writer<'_>, items: &[WrittenMember], separator: &str) -> String {
     // Build the expression for the text that may follow each item, from the last item to the first.
     let mut tails = vec![String::new(); items.len() + 1];

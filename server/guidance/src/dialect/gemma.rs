@@ -20,7 +20,7 @@ const QUOTE: &str = "<|\"|>";
 /// If exceeded: 400, `invalid_value`, if the tool is strict; otherwise the arguments of the tool are not constrained.
 const DEPTH_MAX: usize = 32;
 
-/// Writes the members of an object, without its braces.
+/// Returns an expression for the members of an object, without its braces.
 pub(super) fn members(
     writer: &mut Writer<'_>,
     root: &Root<'_>,
@@ -94,13 +94,13 @@ fn alternative(
             let members = members_at_depth(writer, root, &members, depth + 1)?;
             Ok(join(["\"{\"".to_owned(), members, "\"}\"".to_owned()]))
         }
-        // Words and numbers are written as in JSON.
+        // Numbers, booleans and `null` are written as in JSON.
         Some(_) => writer.json(&schema::with_definitions(schema, root.schema), at),
         None => any(writer),
     }
 }
 
-/// Writes a value without a schema: a string, or a number or word of JSON.
+/// Returns an expression for a value without a schema: a string, a number, a boolean or `null`.
 fn any(writer: &mut Writer<'_>) -> Result<String, FormError> {
     let string = quoted(writer, "/(?s:.*)/")?;
     let word = writer.json(&serde_json::json!({"type": ["number", "boolean", "null"]}), "")?;
@@ -114,7 +114,8 @@ fn string(writer: &mut Writer<'_>, schema: &Value, at: &str) -> Result<String, F
     quoted(writer, &text_of_length(schema))
 }
 
-/// Writes a text between quotes. If the quotes are not special tokens, the text ends at the first quote.
+/// Returns an expression for a text between quotes. If the quotes are not special tokens, the text ends at the first
+/// quote.
 fn quoted(writer: &mut Writer<'_>, text: &str) -> Result<String, FormError> {
     let quote = writer.literal(QUOTE)?;
     if quote.starts_with("<[") {
@@ -156,15 +157,15 @@ fn array(
     Ok(join(["\"[\"".to_owned(), body, "\"]\"".to_owned()]))
 }
 
-/// Returns a key as the parser of calls reads it: in JSON quotes if it contains a character that ends a key or begins
-/// something else.
+/// Returns a key in the notation that the parser of calls reads: in JSON quotes if the key is empty, begins or ends
+/// with whitespace, or contains a character that ends a key or begins something else.
 fn key(name: &str) -> Cow<'_, str> {
     const RESERVED: [char; 9] = [',', ':', '{', '}', '[', ']', '<', '"', '\n'];
     let is_plain = !name.is_empty() && name.trim() == name && !name.contains(RESERVED);
     if is_plain { Cow::Borrowed(name) } else { Cow::Owned(Value::from(name).to_string()) }
 }
 
-/// Returns the notation of a value that is the only allowed one.
+/// Returns a value of `const` or `enum` in Gemma's notation.
 fn literal_value(value: &Value) -> String {
     match value {
         Value::String(text) => format!("{QUOTE}{text}{QUOTE}"),

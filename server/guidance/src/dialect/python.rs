@@ -1,4 +1,5 @@
-//! The arguments of a call as Python keyword arguments. Values are written as in JSON, except for words that stand alone.
+//! The arguments of a call as Python keyword arguments. Values are written as in JSON, except that an argument that is
+//! a boolean or `null` is written as in Python.
 
 use serde_json::Value;
 
@@ -7,7 +8,7 @@ use crate::FormError;
 use crate::lark::{Writer, join};
 use crate::schema;
 
-/// Writes the arguments between the parentheses of a call.
+/// Returns an expression for the arguments between the parentheses of a call.
 pub(super) fn members(
     writer: &mut Writer<'_>,
     root: &Root<'_>,
@@ -32,7 +33,7 @@ pub(super) fn members(
     Ok(separated(writer, &written, "\", \""))
 }
 
-/// Whether `name` can be the name of an argument. The parser of calls reads more names than Python does.
+/// Whether `name` can be the name of an argument. The parser of calls accepts more names than Python.
 fn is_argument_name(name: &str) -> bool {
     let begins = |letter: char| letter.is_alphanumeric() || "_$@".contains(letter);
     name.starts_with(begins) && name.chars().all(|letter| begins(letter) || ".-:/".contains(letter))

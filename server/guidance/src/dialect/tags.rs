@@ -7,7 +7,7 @@ use crate::lark::{Writer, choice, escape_regex, join, quote, quote_regex};
 use crate::schema;
 use crate::{Dialect, FormError};
 
-/// Writes the parameters of a call.
+/// Returns an expression for the parameters of a call.
 pub(super) fn parameters(
     writer: &mut Writer<'_>,
     root: &Root<'_>,
@@ -54,7 +54,7 @@ impl Dialect {
     }
 }
 
-/// Writes a value and the tag that ends it.
+/// Returns an expression for a value and the tag that ends it.
 fn value(
     writer: &mut Writer<'_>,
     root: &Root<'_>,
@@ -105,7 +105,7 @@ fn alternative(
     Ok(join([value, end]))
 }
 
-/// Whether the schema allows any text. Formats are ignored, as annotations.
+/// Whether the schema allows any text. The keyword `format` is ignored, because it is an annotation here.
 fn is_any_text(schema: &Value) -> bool {
     let kind = schema.get("type").and_then(Value::as_str);
     let constraints = ["enum", "const", "pattern", "minLength", "maxLength"];
@@ -116,8 +116,8 @@ fn is_any_text(schema: &Value) -> bool {
     is_text && constraints.iter().all(|keyword| schema.get(keyword).is_none())
 }
 
-/// Writes a text with length limits and a pattern, followed by its end tag, as one terminal that ends at the
-/// first end tag.
+/// Returns an expression for a text with length limits and a pattern, followed by its end tag: one terminal that ends
+/// at the first end tag.
 fn bounded_text(writer: &mut Writer<'_>, schema: &Value, end: &str) -> Result<String, FormError> {
     let mut parts = vec![text_of_length(schema)];
     if let Some(pattern) = schema.get("pattern").and_then(Value::as_str) {

@@ -53,7 +53,7 @@ impl Node {
 /// Parses the rules of a grammar.
 ///
 /// # Errors
-/// The grammar is invalid; the message has the line number.
+/// The grammar is invalid. The message has the line number, unless a rule is missing.
 pub(super) fn rules(text: &str) -> Result<Rules, String> {
     let mut reader =
         Reader { text, letters: text.char_indices().peekable(), names: HashMap::new(), depth: 0 };
@@ -260,7 +260,7 @@ impl<'a> Reader<'a> {
                 min.zip(max).filter(|(min, max)| max.is_none_or(|max| *min <= max))
             }
         };
-        let problem = format!("expected one or two counts of at most {REPEAT_MAX} in braces");
+        let problem = format!("expected one or two ascending counts of at most {REPEAT_MAX} in braces");
         let Some(bounds) = bounds else { return Err(self.error(&problem)) };
         if self.consume(&inner) && self.consume("}") { Ok(bounds) } else { Err(self.error(&problem)) }
     }
@@ -384,7 +384,10 @@ mod tests {
             ("root ::= (\"a\"", "line 1: expected a closing parenthesis, found the end of the grammar"),
             ("root ::= [z-a]", "line 1: the range from 'z' to 'a' is reversed"),
             ("root ::= []", "line 1: the character class is empty"),
-            ("root ::= \"a\"{3,2}", "line 1: expected one or two counts of at most 65536 in braces"),
+            (
+                "root ::= \"a\"{3,2}",
+                "line 1: expected one or two ascending counts of at most 65536 in braces",
+            ),
             ("root ::= \"\\q\"", "line 1: \\q is not a valid escape"),
             ("root ::= \"\\x4\"", "line 1: expected 2 hexadecimal digits of a character code"),
             ("root ::= *", "line 1: expected a name, a literal, a character class or a group, found '*'"),

@@ -67,7 +67,7 @@ fn python_arguments_may_have_names_that_python_does_not_allow() {
 }
 
 #[test]
-fn gemma_keys_have_quotes_where_they_would_not_be_read() {
+fn gemma_keys_have_quotes_if_the_parser_could_not_read_them_otherwise() {
     let schema = |name: &str| json!({"properties": {name: {"type": "integer"}}, "required": [name]});
     for name in ["$top", "@type", "3d", "x-id", "first name"] {
         check(&arguments(Dialect::Gemma, schema(name)), &[&format!("{name}:1")], &[&format!("\"{name}\":1")]);

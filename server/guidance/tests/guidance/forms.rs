@@ -220,7 +220,7 @@ fn sampled_texts_match_their_form() {
                 assert_eq!(fit(&guide, &drawn.text()), Fit::Whole, "{:?}", drawn.text());
             }
         }
-        assert!(whole > 20, "{whole} of 40 are whole: {form:?}");
+        assert!(whole > 20, "only {whole} of 40 texts are complete: {form:?}");
     }
 }
 

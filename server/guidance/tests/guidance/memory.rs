@@ -23,7 +23,7 @@ fn follow(state: &mut dyn GuideState, text: impl IntoIterator<Item = u8>) -> Res
     for byte in text {
         let mut allowed = TokenSet::new(vocabulary().len() as u32);
         progress = state.allow(&mut allowed)?;
-        assert!(allowed.contains(byte.into()), "{:?} may come", char::from(byte));
+        assert!(allowed.contains(byte.into()), "{:?} is not allowed", char::from(byte));
         state.commit(byte.into())?;
     }
     Ok(progress)
@@ -41,7 +41,7 @@ fn a_sequence_that_exhausts_its_lexer_fails_alone() {
     let guide = compiler.compile(&form).unwrap();
     let mut beside = guide.start().unwrap();
     follow(&mut *beside, letters(1, 20)).unwrap();
-    // Tokens that were committed before the failure are not lost either.
+    // A token that is committed after the failure, but was chosen before it, is not lost either.
     let mut allowed = TokenSet::new(vocabulary().len() as u32);
     let mut between = guide.start().unwrap();
     between.allow(&mut allowed).unwrap();
@@ -207,7 +207,7 @@ fn sequences_above_the_average_fail_when_all_together_exceed_the_limit() {
     assert!(compiler.memory_bytes() < 2 << 20, "{}", compiler.memory_bytes());
 }
 
-/// A form whose grammar takes about a megabyte, and its lexer little.
+/// A form whose grammar takes about a megabyte and whose lexer takes little.
 fn repetitions(prefix: u32) -> Form {
     let parts: Vec<String> = (0..50).map(|number| format!("\"{prefix}-{number}\"{{0,5000}}")).collect();
     Form::Grammar { text: format!("start: {}\n", parts.join(" ")), at: "grammar".to_owned() }

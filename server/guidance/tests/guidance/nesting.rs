@@ -69,7 +69,7 @@ fn long_chains_of_references_and_properties_are_compiled() {
 }
 
 #[test]
-fn what_would_exhaust_the_stack_is_rejected() {
+fn forms_that_would_exhaust_the_stack_are_rejected() {
     let names: Vec<String> = (0..150_000).map(|number| format!("{number:x}")).collect();
     let chain_of_rules = chain("start: r0\n", 17_000, |number| format!("r{number:x}: r{:x}", number + 1));
     assert!(rejection(&chain_of_rules).contains("rules and groups"));
@@ -105,12 +105,12 @@ fn texts_that_must_match_many_patterns_are_rejected() {
         json!({"anyOf": [{"properties": {"p": pattern(0)}}], "properties": {"p": pattern(1)},
             "oneOf": [{"additionalProperties": pattern(2)}]}),
     ] {
-        assert!(rejection(&json_form(schema)).contains("different patterns beside combined schemas"));
+        assert!(rejection(&json_form(schema)).contains("different patterns alongside combined schemas"));
     }
     for text in [
         "T: /.*a.*/ & /.*b.*/ & /.*c.*/",
         "A: /.*a.*/ & /.*b.*/\nT: A & /.*c.*/",
-        // Neither comments nor strings hide an operator.
+        // Quotes, `#` and `//` within regular expressions and strings do not hide an operator.
         "T: /\"/ & /#/ & /.*c.*/ # \"",
         "T: \"\\\"#/\" & <[1]> & \"//\" // \"",
     ] {

@@ -20,7 +20,7 @@ fn reasoning_may_precede_the_form() {
         assert_eq!(fit(&guide, text), Fit::NotAfter(at), "{text}");
     }
     assert_eq!(fit(&guide, "<think>no end"), Fit::Begun);
-    // Only the mark ends the text.
+    // The text contains no special token other than the mark.
     assert_eq!(fit(&guide, "<think>x<end>"), Fit::NotAfter(8));
     assert_eq!(fit(&guide, "<think>x<|end|>"), Fit::NotAfter(8));
 }
@@ -69,7 +69,7 @@ fn sampled_texts_are_reasoning_followed_by_the_form() {
     let (mut thought, mut whole) = (0, 0);
     for seed in 0..60 {
         let drawn = draw(&guide, seed, 400);
-        // Reasoning may be any text, even an empty one.
+        // Reasoning may consist of any bytes, so it may be invalid UTF-8.
         let text = String::from_utf8_lossy(&drawn.bytes);
         let Some(rest) = text.strip_prefix("<think>") else { continue };
         thought += 1;
@@ -79,7 +79,10 @@ fn sampled_texts_are_reasoning_followed_by_the_form() {
             assert!(serde_json::from_str::<serde_json::Value>(answer).unwrap().is_object(), "{answer}");
         }
     }
-    assert!(thought > 10 && whole > thought / 3, "{thought} thought, {whole} are whole");
+    assert!(
+        thought > 10 && whole > thought / 3,
+        "{thought} texts have reasoning, {whole} of them are complete"
+    );
 }
 
 #[test]

@@ -7,7 +7,7 @@ use server_guidance::Form;
 
 use crate::support::{Fit, compile, draw, fit};
 
-/// Schemas for each keyword, some with texts that match.
+/// Schemas for each keyword, with texts that match.
 fn written() -> Vec<(Value, &'static [&'static str])> {
     vec![
         (json!({}), &["null", "{\"a\": [1, \"x\"]}"]),
@@ -179,7 +179,7 @@ fn random(rng: &mut StdRng, depth: u32) -> Value {
     }
 }
 
-/// All schemas: more than 200.
+/// All schemas, of which there are at least 200.
 fn all() -> Vec<Value> {
     let mut rng = StdRng::seed_from_u64(11);
     let random = (0..160).map(|_| random(&mut rng, 3));
@@ -190,7 +190,7 @@ fn form(schema: &Value) -> Form {
     Form::Json { schema: schema.clone(), at: "schema".to_owned() }
 }
 
-/// JSON has no largest number, but its parsers do.
+/// Whether a number is too large for the parser. JSON itself has no largest number.
 fn is_beyond_numbers(error: &serde_json::Error) -> bool {
     error.to_string().starts_with("number out of range")
 }
@@ -225,8 +225,8 @@ fn values_sampled_from_200_schemas_are_valid() {
             }
         }
     }
-    println!("{whole} texts of {} schemas are whole and valid, {cut} were cut off", schemas.len());
-    assert!(whole > 4 * cut, "{whole} are whole, {cut} were cut off");
+    println!("{whole} texts of {} schemas are complete and valid, {cut} were cut off", schemas.len());
+    assert!(whole > 4 * cut, "{whole} texts are complete, {cut} were cut off");
 }
 
 #[test]

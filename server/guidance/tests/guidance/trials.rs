@@ -46,7 +46,7 @@ fn object(count: usize) -> Value {
     json!({"type": "object", "properties": properties, "additionalProperties": false})
 }
 
-/// A form whose compilation without limits would take gigabytes.
+/// A schema whose compilation without limits would take gigabytes.
 fn costly() -> Value {
     let mut schema = object(2000);
     schema["minProperties"] = json!(1);
@@ -115,7 +115,7 @@ fn a_trial_has_the_result_of_the_compilation() {
     let valid = object(600);
     let (result, trials) = compile(&json_form(valid, "schema"), None);
     assert_eq!((result, trials), (Ok(()), 1));
-    // The grammar identifies special tokens by their IDs.
+    // The grammar identifies special tokens by their IDs, which the vocabulary of the trial must have.
     let special = format!("start: <[257]> %json {}\n", object(600));
     assert_eq!(compile(&grammar(&special), None), (Ok(()), 1));
 
@@ -128,7 +128,7 @@ fn a_trial_has_the_result_of_the_compilation() {
 }
 
 #[test]
-fn a_trial_that_cannot_be_made_is_an_internal_error() {
+fn a_trial_that_cannot_be_run_is_an_internal_error() {
     let failure = TrialError::Failed("no process".to_owned());
     let (result, trials) = compile(&json_form(costly(), "schema"), Some(failure));
     let error = result.unwrap_err();

@@ -90,7 +90,7 @@ impl JsonString {
         false
     }
 
-    /// Treats the backslash as text.
+    /// Treats the incomplete escape as text, and reads the character after it.
     fn not_an_escape(&mut self, letter: char, to: &mut Pieces) -> bool {
         self.settle_high(to);
         for letter in std::mem::take(&mut self.escape).chars() {

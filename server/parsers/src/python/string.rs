@@ -100,7 +100,7 @@ impl PythonString {
 
     /// Treats the quote that would have closed the string as text.
     pub(crate) fn keep_quote(&mut self, to: &mut String) {
-        // The quote ends an octal code, because it is not within an escape (`is_closed_by`).
+        // An escape that is still open is an octal code, which the quote ends (see `is_closed_by`).
         if let Some(digits) = self.escape.take() {
             self.octal_code(&digits, to);
         }

@@ -46,7 +46,7 @@ fn literals_become_json() {
 }
 
 #[test]
-fn what_is_no_literal_is_none() {
+fn texts_that_are_not_literals_are_rejected() {
     for python in [
         "", "x", "f(1)", "1 2", "'a' 'b'", "[1", "[,]", "{1}", "{'a'}", "{'a' 1}", "1 + 2", "nan", "inf",
         "--1", "1__0", "_1", "0x", "0x+1", "1e", ".", "'a", "[)", "[(1]", "q'a'", "{a: 1}", "#", "01",

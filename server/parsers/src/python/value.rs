@@ -127,8 +127,8 @@ impl PythonValue {
         }
     }
 
-    /// Ends the text. A number that was held back may be complete, and a word may be the beginning of `true`, `false`
-    /// or `null`.
+    /// Ends the text. A number that was held back may be complete, and a word may be the beginning of `true` or
+    /// `false`.
     pub(crate) fn finish(&mut self, to: &mut String) {
         if !matches!(self.state, State::Word { part: Part::Value }) {
             return;

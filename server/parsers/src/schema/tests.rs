@@ -20,7 +20,7 @@ fn types(property: &Value) -> Vec<&'static str> {
 }
 
 #[test]
-fn types_are_found_where_schemas_hide_them() {
+fn types_are_found_in_unions_references_and_values() {
     assert_eq!(types(&json!({"type": "integer"})), ["integer"]);
     assert_eq!(types(&json!({"type": ["string", "null"]})), ["string", "null"]);
     assert_eq!(types(&json!({"anyOf": [{"type": "number"}, {"type": "null"}]})), ["number", "null"]);
@@ -34,7 +34,7 @@ fn types_are_found_where_schemas_hide_them() {
 }
 
 #[test]
-fn what_says_nothing_is_unknown() {
+fn parameters_without_a_type_are_unknown() {
     for schema in [json!({}), json!({"$ref": "#/$defs/Loop"}), json!({"$ref": "elsewhere"}), json!(true)] {
         assert_eq!(types(&schema), Vec::<&str>::new(), "{schema}");
     }

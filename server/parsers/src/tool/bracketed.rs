@@ -84,8 +84,8 @@ impl BracketedCalls {
                 out.commit();
                 if self.close.is_some() { self.go(State::Tail) } else { Step::Done }
             }
-            // The closing marker belongs to the calls, as do the whitespace and the separator before it. It replaces a
-            // missing closing bracket.
+            // The closing marker belongs to the calls, as do the whitespace and the separator before it. The marker may
+            // replace a missing closing bracket.
             Step::Stop { again }
                 if (again > 0 || self.is_between_calls())
                     && self.close.is_some_and(|close| close.starts_with(letter)) =>

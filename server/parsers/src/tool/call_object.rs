@@ -321,7 +321,8 @@ impl CallObject {
     fn object_is_whole(&mut self, out: &mut DeltaBuffer) -> Step {
         match self.arguments {
             Arguments::Whole => Step::Done,
-            // Other members may be intended as arguments, so this is not a call without arguments.
+            // An object with other members is not a call without arguments, because these members may be intended as
+            // arguments.
             Arguments::Missing
                 if self.rule == ObjectRule::Marked && !self.has_others && !self.name.is_empty() =>
             {

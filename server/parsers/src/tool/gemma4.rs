@@ -96,7 +96,7 @@ impl Gemma4 {
         }
         if !self.json.is_empty() {
             out.arguments(&self.json);
-            // A comma is emitted together with the text after it.
+            // A comma is emitted together with the text after it, so it stays in the open text.
             if letter == ',' && object.is_after_comma() {
                 out.read(letter);
             }
@@ -153,7 +153,7 @@ impl Calls for Gemma4 {
             0 => State::Lead,
             1 => State::Block,
             _ => {
-                // The token is markup: it is dropped.
+                // Drop the token, because it is markup.
                 out.commit();
                 State::TurnEnd
             }

@@ -292,7 +292,8 @@ impl PythonCalls {
         if effect == ValueEffect::Invalid {
             return Step::TEXT;
         }
-        // A comma is emitted together with the text after it; text after the value is not emitted yet.
+        // A comma is emitted together with the text after it, and a character after the value does not belong to it.
+        // Both stay in the open text.
         let is_open = effect == ValueEffect::AlreadyComplete || letter == ',' && value.is_before_item();
         if self.give(out) && is_open {
             out.read(letter);

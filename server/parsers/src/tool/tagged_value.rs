@@ -133,8 +133,8 @@ impl TaggedValue {
                 ValueStep::End { end, next }
             }
             ChoiceStep::Not => {
-                // The tag was text. The text after it, in which another tag may begin, is at most as long as a tag,
-                // apart from whitespace. The amount of text to process again is therefore bounded.
+                // The tag was text. Process the text after it again, because another tag may begin there. This text is
+                // whitespace and the beginning of one tag, so the work remains linear.
                 let (end, read) = (after.end, std::mem::take(&mut after.read));
                 self.state = State::Within;
                 self.rule.ends[end].0.chars().for_each(|letter| self.text(letter, to));

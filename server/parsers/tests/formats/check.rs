@@ -54,7 +54,7 @@ impl Case {
     }
 
     pub(crate) fn parser(&self) -> Parser {
-        self.formats.check().expect("the formats of a case go together");
+        self.formats.check().expect("the formats of a case are compatible");
         Parser::new(self.formats, &self.tools, self.prompt)
     }
 
@@ -65,7 +65,7 @@ impl Case {
         self.splits(text, &expected);
     }
 
-    /// Asserts that `text` is parsed as `expected` if the token limit cuts it off, at every split.
+    /// Asserts that `text`, after which the token limit cuts the response off, is parsed as `expected` at every split.
     pub(crate) fn reads_cut(&self, text: &str, expected: &[Delta]) {
         for (at, _) in text.char_indices() {
             let (head, tail) = text.split_at(at);
@@ -131,7 +131,7 @@ fn pieces<'a>(text: &'a str, random: &mut StdRng) -> Vec<&'a str> {
     pieces
 }
 
-/// Checks the guarantees that the deltas of every answer must meet.
+/// Checks the guarantees that the deltas of every response must meet.
 pub(crate) fn well_formed(deltas: &[Delta]) {
     let mut calls = 0;
     let mut open: Option<String> = None;
@@ -156,7 +156,7 @@ pub(crate) fn well_formed(deltas: &[Delta]) {
                 assert_eq!(index + 1, calls, "the end of the call that began last");
                 let arguments = open.take().expect("an end belongs to an open call");
                 let value: Result<Value, _> = serde_json::from_str(&arguments);
-                // A number that no numeric type can represent is still valid JSON.
+                // A number that is too large for `serde_json` is still valid JSON.
                 let is_range = value.as_ref().is_err_and(|error| error.to_string().contains("out of range"));
                 assert!(is_range || value.is_ok_and(|value| value.is_object()), "not an object: {arguments}");
             }
@@ -188,7 +188,7 @@ pub(crate) fn reasoning(text: &str) -> Delta {
     Delta::Reasoning(text.to_owned())
 }
 
-/// Returns a call that was cut off. It has no arguments if they are empty.
+/// Returns a call that was cut off, without a delta for the arguments if they are empty.
 pub(crate) fn cut(index: u32, name: &str, arguments: &str) -> Vec<Delta> {
     let mut deltas = vec![Delta::ToolCallBegin { index, name: name.to_owned() }];
     if !arguments.is_empty() {

@@ -6,7 +6,7 @@ use server_parsers::{Delta, Formats, ReasoningFormat, ToolFormat};
 
 use crate::check::{Case, WORK_PER_BYTE, both, joined, tools, well_formed};
 
-/// The tool formats, each with its reasoning format.
+/// All compatible combinations of a tool format and a reasoning format.
 fn cases() -> Vec<Case> {
     let mut cases = Vec::new();
     for tool in ToolFormat::ALL {
@@ -242,8 +242,8 @@ fn content_never_ends_with_a_prefix_of_a_marker() {
                     let begun = marker.char_indices().skip(1).map(|(at, _)| &marker[..at]);
                     let begun: Vec<&str> = begun.filter(|begun| so_far.ends_with(begun)).collect();
                     let Some(begun) = begun.iter().find(|begun| content.ends_with(**begun)) else { continue };
-                    // The content may end with the beginning of a marker only if an identical, earlier text was
-                    // emitted. The last one must still be held back.
+                    // The content may end with the beginning of a marker only if the text contains this beginning
+                    // twice, and only the first occurrence was emitted. The last occurrence must still be held back.
                     let mut parser = case.parser();
                     parser.push(so_far);
                     let held = parser.finish();
@@ -272,7 +272,7 @@ fn random_characters_are_parsed_the_same_however_they_are_split() {
     }
 }
 
-/// Returns a long call in each format, with `bytes` of arguments.
+/// Returns long calls, and long texts that are not calls, whose length is proportional to `bytes`.
 fn long(bytes: usize) -> Vec<(Formats, String)> {
     let text = "a<b>\\n \\\"q\\\" [x] ".repeat(bytes / 20);
     let list = "1, [\"x\"], {\"y\": true}, ".repeat(bytes / 24) + "0";
@@ -402,7 +402,7 @@ fn no_text_is_lost() {
             let mut random = StdRng::seed_from_u64(seed);
             let text =
                 if seed % 2 == 0 { garbage(&mut random) } else { likely(case.formats.tool, &mut random) };
-            // If two arguments between tags have the same name, the first one is used.
+            // Skip texts with several arguments between tags: of two with the same name, only the first is returned.
             let repeats = |tag: &str| text.matches(tag).count() > 1;
             if repeats("<parameter=") || repeats("<param name=") {
                 continue;
@@ -418,7 +418,8 @@ fn no_text_is_lost() {
                 Delta::ToolCallBegin { name, .. } => name.contains('§'),
                 Delta::ToolCallEnd { .. } => false,
             });
-            // A Python word that was cut off is not a prefix of JSON, and a cut-off word in a header is markup.
+            // A Python word that was cut off is dropped if it is not a prefix of JSON, and so is a word in a header,
+            // which is markup.
             let is_cut = matches!(case.formats.tool, ToolFormat::Llama3 | ToolFormat::Lfm2)
                 && !matches!(deltas.last(), Some(Delta::ToolCallEnd { .. } | Delta::Content(_)));
             let is_header =

@@ -194,7 +194,7 @@ struct LimitedOutput {
 impl io::Write for LimitedOutput {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         if self.text.len() + bytes.len() > limits::OUTPUT_BYTES_MAX {
-            // Mark the limit as reached.
+            // Fill the output up to the limit, so that `classify` returns `TooLong`.
             self.text.resize(limits::OUTPUT_BYTES_MAX, b' ');
             return Err(io::Error::other("the output is too long"));
         }

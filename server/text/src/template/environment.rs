@@ -11,7 +11,7 @@ use super::{functions, limits, python};
 pub(super) fn new() -> Environment<'static> {
     let mut environment = Environment::new();
     let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build();
-    environment.set_syntax(syntax.expect("invariant: only white space control differs from the default"));
+    environment.set_syntax(syntax.expect("invariant: only whitespace control differs from the default"));
     environment.set_auto_escape_callback(|_| AutoEscape::None);
     environment.set_fuel(Some(limits::STEPS_MAX));
     environment.set_recursion_limit(limits::RECURSION_MAX);
@@ -31,7 +31,8 @@ pub(super) fn new() -> Environment<'static> {
     environment
 }
 
-/// In Python, strings and dictionaries are sequences too, and `None` is not.
+/// Whether a value is a sequence as in Python's Jinja, where strings and dictionaries are sequences too, and `None` is
+/// not.
 fn is_sequence(value: &Value) -> bool {
     matches!(value.kind(), ValueKind::String | ValueKind::Seq | ValueKind::Map)
 }

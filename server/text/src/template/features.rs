@@ -1,5 +1,6 @@
 //! Determines by trial rendering which tool features a template supports, because templates do not declare them. Each
-//! trial renders a conversation with a tool call that has a unique name and checks whether that name is in the output.
+//! trial renders a conversation, with or without a tool, and checks whether unique words of the input are in the
+//! output.
 
 use serde_json::{Value as Json, json};
 
@@ -15,7 +16,7 @@ pub struct TemplateFeatures {
     /// The member of an assistant message that the template renders as reasoning: the first of `reasoning_content`,
     /// `reasoning` and `thinking` that the template renders, or `reasoning_content` if it renders none.
     pub reasoning_member: &'static str,
-    /// Whether the template fails on tools without a description.
+    /// Whether the template cannot render tools without a description.
     pub needs_tool_descriptions: bool,
 }
 
@@ -99,7 +100,7 @@ impl CallCount {
     }
 }
 
-/// Names that no template contains.
+/// Words that no template contains.
 const TOOL: &str = "zqtool";
 const KEY: &str = "zqkey";
 const KEYS: [&str; 2] = ["zqkey0", "zqkey1"];
@@ -130,8 +131,8 @@ impl ChatTemplate {
         }
     }
 
-    /// Some templates render reasoning only before a call, others only in the last message, so this function tries
-    /// both.
+    /// Returns the member that the template renders as reasoning. Some templates render reasoning only before a call,
+    /// others only in the last message, so this function tries both.
     fn reasoning_member(&self, call_style: Option<CallStyle>) -> &'static str {
         let shows = |member: &&&str| {
             let mut before_call =
@@ -178,7 +179,8 @@ impl ChatTemplate {
                 for arguments in [ArgumentsFormat::Object, ArgumentsFormat::JsonString] {
                     let one = CallStyle { arguments, empty_content, ids, count: CallCount::One };
                     let Some(bytes) = self.rendered_bytes(one) else { continue };
-                    // Some templates render an empty text as a separate turn.
+                    // Some templates render an empty string as a separate turn, so use `null` if that makes the output
+                    // shorter.
                     let null = CallStyle { empty_content: EmptyContent::Null, ..one };
                     let is_less = self.rendered_bytes(null).is_some_and(|null| null < bytes);
                     let one = if is_less { null } else { one };
@@ -194,7 +196,7 @@ impl ChatTemplate {
     /// their results unchanged.
     fn rendered_bytes(&self, style: CallStyle) -> Option<usize> {
         let text = self.trial(&conversation(style), Some(&[tool()]))?;
-        // The model should not write arguments in Python notation or within a JSON string.
+        // Reject arguments in Python notation or within a JSON string, because the model would imitate them.
         let misquoted = [format!("'{KEY}"), format!("\\\"{KEY}")];
         let is_rendered = KEYS[..style.count.trial_calls()].iter().all(|key| text.contains(key))
             && text.contains(RESULT)

@@ -35,7 +35,7 @@ pub(super) fn at_time<T>(now: SystemTime, render: impl FnOnce() -> T) -> T {
     render()
 }
 
-#[expect(clippy::needless_pass_by_value, reason = "the engine passes arguments so")]
+#[expect(clippy::needless_pass_by_value, reason = "the engine passes arguments by value")]
 pub(super) fn raise_exception(message: Value) -> Result<Value, Error> {
     let message = python::str(&message);
     Err(Error::new(ErrorKind::InvalidOperation, "the template raised an exception")
@@ -57,7 +57,7 @@ fn formatted(time: SystemTime, format: &str) -> Result<String, jiff::Error> {
 }
 
 /// The filter `tojson` as `transformers` defines it: `json.dumps` of Python, without escaping for HTML.
-#[expect(clippy::needless_pass_by_value, reason = "the engine passes arguments so")]
+#[expect(clippy::needless_pass_by_value, reason = "the engine passes arguments by value")]
 pub(super) fn tojson(value: &Value, options: Kwargs) -> Result<String, Error> {
     let indent = match options.get::<Option<Value>>("indent")? {
         Some(value) if !value.is_none() && !value.is_undefined() => Some(indent(&value)?),
@@ -76,8 +76,9 @@ pub(super) fn tojson(value: &Value, options: Kwargs) -> Result<String, Error> {
         sort_keys: options.get::<Option<bool>>("sort_keys")?.unwrap_or(false),
     };
     options.assert_all_used()?;
-    let value = serde_json::to_value(value)
-        .map_err(|error| Error::new(ErrorKind::BadSerialization, "not JSON").with_source(error))?;
+    let value = serde_json::to_value(value).map_err(|error| {
+        Error::new(ErrorKind::BadSerialization, "a value cannot be converted to JSON").with_source(error)
+    })?;
     bounded(style.write(&value))
 }
 
@@ -113,7 +114,7 @@ fn indent(value: &Value) -> Result<String, Error> {
 const WIDTH_MAX: usize = 4096;
 
 /// The filter `text | format(…)`.
-#[expect(clippy::needless_pass_by_value, reason = "the engine passes arguments so")]
+#[expect(clippy::needless_pass_by_value, reason = "the engine passes arguments by value")]
 pub(super) fn printf(text: &str, arguments: Rest<Value>) -> Result<String, Error> {
     check_widths(text)?;
     formatting::format(FormatStyle::Printf, text, &arguments)

@@ -5,7 +5,7 @@
 /// If exceeded: 400, `invalid_value`.
 pub const STEPS_MAX: u64 = 20_000_000;
 /// Number of template engine instructions to render a trial conversation, which shows what a template supports. Trial
-/// conversations have three messages.
+/// conversations have at most four messages.
 pub const TRIAL_STEPS_MAX: u64 = 1_000_000;
 /// Depth of nested calls and blocks in a chat template.
 ///

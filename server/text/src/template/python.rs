@@ -75,7 +75,8 @@ fn string(value: &str, text: &mut String) {
     text.push(quote);
 }
 
-/// Returns the `repr` of a float: the shortest digits, with an exponent below 1e-4, and for values of at least 1e16.
+/// Returns the `repr` of a float: the shortest digits that identify it, with an exponent if the magnitude is below 1e-4
+/// or at least 1e16.
 fn float(value: f64) -> String {
     if value.is_nan() {
         return "nan".to_owned();

@@ -51,10 +51,10 @@ fn differences(golden: &Json, source: impl Fn(&str) -> String) -> Vec<String> {
 fn templates_render_as_in_python() {
     let golden: Json = serde_json::from_str(include_str!("../../tests/golden/templates.json")).unwrap();
     let wrong = differences(&golden, |name| golden["templates"][name].as_str().unwrap().to_owned());
-    assert!(wrong.is_empty(), "{} wrong\n{}", wrong.len(), wrong.join("\n\n"));
+    assert!(wrong.is_empty(), "{} renderings differ\n{}", wrong.len(), wrong.join("\n\n"));
 }
 
-/// The templates of model families in `tests/templates`.
+/// Reads the template of a model family from `tests/templates`.
 fn family(name: &str) -> String {
     let path = format!("{}/tests/templates/{name}.jinja", env!("CARGO_MANIFEST_DIR"));
     std::fs::read_to_string(path).unwrap()
@@ -65,7 +65,7 @@ fn family(name: &str) -> String {
 fn templates_of_model_families_render_as_in_python() {
     let golden: Json = serde_json::from_str(include_str!("../../tests/golden/families.json")).unwrap();
     let wrong = differences(&golden, family);
-    assert!(wrong.is_empty(), "{} wrong\n{}", wrong.len(), wrong.join("\n\n"));
+    assert!(wrong.is_empty(), "{} renderings differ\n{}", wrong.len(), wrong.join("\n\n"));
 }
 
 #[test]

@@ -81,7 +81,8 @@ impl TokenBound {
         for (id, text) in (0..).zip(pieces.tokens) {
             entries.add(&[vocabulary.bytes(id), text.as_bytes(), text.replace(' ', SPACE).as_bytes()]);
         }
-        // A character without a piece becomes at least one token: byte tokens, or the unknown token.
+        // A character without a piece, which has up to four bytes, becomes at least one token: byte tokens, or the
+        // unknown token.
         entries.each_byte_at_least(char::MAX_LEN_UTF8);
         if pieces.options.remove_extra_whitespaces {
             entries.drop_bytes(b" ");

@@ -70,7 +70,7 @@ impl Tokenizer {
             Encoder::Spm(spm) => spm.encode(text, parse_special),
         };
         // The library panics for unusual steps in a `tokenizer.json`, such as a replacement of the empty text. A panic
-        // leaves no inconsistent state: it may have changed only caches, from which later calls read whole words.
+        // leaves no inconsistent state: it may have changed only caches, whose entries are always complete.
         let encoded = panic::catch_unwind(AssertUnwindSafe(encode));
         let mut tokens =
             encoded.map_err(|_| EncodeError("the model's tokenizer fails on it".to_owned()))??;
@@ -139,7 +139,7 @@ impl Tokenizer {
         self.eos
     }
 
-    /// The token that pads shorter lists of a batch, if the model files name one.
+    /// The token that pads the shorter sequences of a batch, if the model files name one.
     pub fn pad(&self) -> Option<u32> {
         self.pad
     }

@@ -108,7 +108,7 @@ fn sentencepiece_scores(metadata: &Metadata<'_>) -> Result<Tokenizer, LoadError>
         return Err(metadata.fault(SCORES, "has fewer elements than there are tokens".to_owned()));
     }
     if scores.iter().any(|score| score.is_nan()) {
-        return Err(metadata.fault(SCORES, "has an element that is not a number".to_owned()));
+        return Err(metadata.fault(SCORES, "has an element that is NaN".to_owned()));
     }
     let defaults = SpecialTokens { bos: Some(1), eos: Some(2), pad: None, unknown: Some(0) };
     let special = metadata.special_tokens(tokens, &defaults)?;
@@ -224,7 +224,8 @@ impl<'a> Metadata<'a> {
         let merges = merges
             .iter()
             .map(|merge| {
-                // The second half never begins with a space, but in raw alphabets the first half may be a space.
+                // The separator is the first space after the first character: in raw alphabets, the first token may be
+                // a space, but the second token never begins with one.
                 let at = merge.char_indices().skip(1).find(|(_, c)| *c == ' ').map(|(at, _)| at);
                 let (left, right) = merge.split_at(at?);
                 Some((left.to_owned(), right[1..].to_owned()))
@@ -258,14 +259,14 @@ impl<'a> Metadata<'a> {
         built(build).map_err(|error| self.fault(MERGES, format!("cannot be used: {error}")))
     }
 
-    /// The special tokens that the file specifies, or `defaults` if it specifies none.
+    /// The special tokens that the file specifies. For a key that the file lacks, the token in `defaults` is used.
     fn special_tokens(
         &self,
         tokens: &[String],
         defaults: &SpecialTokens,
     ) -> Result<SpecialTokens, LoadError> {
         let find = |key: &str, default: Option<u32>| -> Result<Option<u32>, LoadError> {
-            let id = self.optional(key, Value::u32, "is not a token id")?;
+            let id = self.optional(key, Value::u32, "is not a token ID")?;
             match id {
                 Some(id) if (id as usize) < tokens.len() => Ok(Some(id)),
                 // Some programs, such as llama.cpp, write `u32::MAX` if the model has no such token.

@@ -116,16 +116,16 @@ fn add_tokens_of_config(inner: &mut tokenizers::Tokenizer, config: &JsonFile) ->
         .iter()
         .map(|(id, token)| Some((id.parse().ok()?, AddedToken::deserialize(token).ok()?)))
         .collect::<Option<_>>()
-        .ok_or_else(|| config.fault(FIELD, "is not a map of ids to tokens"))?;
+        .ok_or_else(|| config.fault(FIELD, "is not a map of IDs to tokens"))?;
     tokens.retain(|(_, token)| inner.token_to_id(&token.content).is_none());
     tokens.sort_by_key(|(id, _)| *id);
     for (id, token) in tokens {
         let content = token.content.clone();
         inner.add_tokens([token]).map_err(|error| config.fault(FIELD, &error.to_string()))?;
         if inner.token_to_id(&content) != Some(id) {
-            return Err(
-                config.fault(FIELD, &format!("the ID of {content:?} is not the next free ID after {FILE}"))
-            );
+            let problem =
+                format!("gives {content:?} the ID {id}, which is not the next free ID after those of {FILE}");
+            return Err(config.fault(FIELD, &problem));
         }
     }
     Ok(())
@@ -156,7 +156,7 @@ fn vocabulary(
     let all = inner.get_vocab(true);
     let highest = all.values().copied().max().ok_or("is empty")?;
     if highest > TOKEN_ID_MAX {
-        return Err(format!("has id {highest}, above the limit of {TOKEN_ID_MAX}"));
+        return Err(format!("has the ID {highest}, which exceeds the limit of {TOKEN_ID_MAX}"));
     }
     let mut texts: Vec<Option<&str>> = vec![None; highest as usize + 1];
     for (text, &id) in &all {
@@ -176,7 +176,7 @@ fn vocabulary(
 /// A decoder that maps each token to its bytes, independent of the tokens around it.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Decoder {
-    /// The operations on the text of a token, in order.
+    /// The replacements in the text of a token, in order.
     replace: Vec<(String, String)>,
     byte_fallback: bool,
     byte_level: bool,

@@ -57,11 +57,11 @@ pub(super) struct Pieces<'a> {
 /// Options for preparing text.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Options {
-    /// Whether to insert a space before the text, and before text that follows a special token.
+    /// Whether to insert a space before the text, and before text that follows a special or user-defined token.
     pub(super) add_space_prefix: bool,
     /// Whether to replace runs of spaces with one space, and to remove spaces at the ends of the text.
     pub(super) remove_extra_whitespaces: bool,
-    /// Whether to drop whitespace after special tokens, as Phi-3 does.
+    /// Whether to drop whitespace after most special and user-defined tokens, as Phi-3 does.
     pub(super) strip_after_special: bool,
 }
 
@@ -326,7 +326,7 @@ impl<'a> Merge<'a> {
             }
             None => {}
         }
-        // The piece is a single character without its own token.
+        // The piece is a single character that has no token, or only an unused one.
         for byte in piece.bytes() {
             match (self.spm.bytes[usize::from(byte)], self.spm.unknown) {
                 (Some(id), _) => tokens.push(id),

@@ -42,7 +42,7 @@ fn a_template_renders_or_is_rejected() {
     check_mutations(CASES, &template_seeds(), dictionary, template::check);
 }
 
-/// Building a tokenizer takes milliseconds.
+/// The number of tokenizers to check, which is lower than `CASES`, because building one takes milliseconds.
 const TOKENIZER_CASES: u64 = 3_000;
 
 #[test]

@@ -10,7 +10,7 @@ use server_text::{ChatTemplate, RenderError, RenderInput, template_limits};
 /// optional.
 pub(crate) const SEPARATOR: char = '\u{1e}';
 
-/// Panics if a guarantee is violated.
+/// Renders one input twice, and panics if a guarantee is violated.
 pub(crate) fn check(input: &[u8]) {
     let text = String::from_utf8_lossy(input);
     let mut parts = text.split(SEPARATOR);
@@ -34,7 +34,7 @@ pub(crate) fn check(input: &[u8]) {
         Err(error) => assert!(matches!(error, RenderError::Refused(_)) || !error.to_string().is_empty()),
     }
     let with_message = |rendered: Result<String, RenderError>| rendered.map_err(|error| error.to_string());
-    assert_eq!(with_message(template.render(&input)), with_message(rendered), "the second time");
+    assert_eq!(with_message(template.render(&input)), with_message(rendered), "the second rendering differs");
     template.features();
 }
 

@@ -32,7 +32,7 @@ fn text_that_composition_may_shorten_counts_for_less() {
     assert_eq!(bound.min_tokens(&"x".repeat(1000)), 999);
 }
 
-/// Checks that the bound assumes the longest decomposition of each composed character.
+/// Checks that the longest text that composes to a character is at most `NFC_SHRINKAGE` times as long as the character.
 #[test]
 fn composition_shortens_no_character_more_than_assumed() {
     let decomposed = |character: char| {
