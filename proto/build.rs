@@ -1,5 +1,5 @@
-//! Generates the Rust code of `replica.proto` and `router.proto` with `protox`, a compiler in Rust, so that
-//! builds need no `protoc`.
+//! Generates the Rust code for `replica.proto` and `router.proto` with `protox`, a compiler that is written in Rust, so
+//! that builds need no `protoc`.
 
 const FILES: [&str; 2] = ["replica.proto", "router.proto"];
 

@@ -29,8 +29,8 @@ pub struct ConnectionSlots {
 }
 
 impl ConnectionSlots {
-    /// Creates slots for `max_connections` connections. `pressure` wakes the open connections at every
-    /// [`PRESSURE_INTERVAL`] while all slots are taken.
+    /// Creates slots for `max_connections` connections. `pressure` wakes the open connections once per
+    /// [`PRESSURE_INTERVAL`] while all slots are taken and [`Self::accept`] waits for one.
     #[must_use]
     pub fn new(max_connections: usize, pressure: Arc<Notify>) -> Self {
         let free = Arc::new(Semaphore::new(max_connections.min(Semaphore::MAX_PERMITS)));
@@ -50,8 +50,8 @@ impl ConnectionSlots {
         if let Ok(permit) = Arc::clone(&self.free).try_acquire_owned() {
             return permit;
         }
-        // A slot becomes free for a moment whenever a connection ends. The pressure continues nevertheless, because the
-        // next connection takes the slot.
+        // Postpone the next notification only if some slots were free for a while. If connections replace each other, a
+        // slot is free only for a moment, and the next notification must not wait for another interval each time.
         let now = Instant::now();
         if self.last_full.is_none_or(|last| now.duration_since(last) > PRESSURE_INTERVAL) {
             self.notifies_at = now + PRESSURE_INTERVAL;
@@ -98,7 +98,7 @@ mod tests {
     /// The time for which a connection is open.
     const OPEN: Duration = Duration::from_millis(10);
 
-    /// Waits for the slot of a connection that ends after [`OPEN`].
+    /// Acquires a slot when the connection with the permit `open` ends after [`OPEN`].
     async fn replace(slots: &mut ConnectionSlots, open: OwnedSemaphorePermit) -> OwnedSemaphorePermit {
         let ends = async {
             tokio::time::sleep(OPEN).await;
@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn idle_connections_are_not_notified_if_all_slots_are_taken_only_at_times() {
+    async fn idle_connections_are_not_notified_if_all_slots_are_taken_only_briefly() {
         let pressure = Arc::new(Notify::new());
         let mut slots = ConnectionSlots::new(1, Arc::clone(&pressure));
         let mut notified = pin!(pressure.notified());

@@ -10,7 +10,7 @@ use prometheus_client::registry::{Metric, Registry, Unit};
 pub struct MetricsBuilder(pub Registry);
 
 impl MetricsBuilder {
-    /// Creates a metric that is zero, such as a counter, a gauge or a family of them.
+    /// Creates and registers a metric that starts at zero, such as a counter, a gauge or a family of them.
     pub fn zero<M: Metric + Clone + Default>(&mut self, name: &str, help: &str) -> M {
         self.add(name, help, M::default())
     }
@@ -27,7 +27,7 @@ impl MetricsBuilder {
         metric
     }
 
-    /// Creates a histogram of seconds from 1 ms to 4 minutes.
+    /// Creates a histogram of durations in seconds, with buckets from 1 ms to 262 s.
     pub fn request_seconds(&mut self, name: &str, help: &str) -> Histogram {
         self.seconds(name, help, Histogram::new(exponential_buckets(0.001, 2.0, 19)))
     }

@@ -42,7 +42,6 @@ fn flag(argument: &Arg, name: &str) -> String {
     let help = argument.get_long_help().or(argument.get_help()).map(ToString::to_string).unwrap_or_default();
     let mut help = help.split_whitespace().collect::<Vec<_>>().join(" ").replace('|', "\\|");
     for value in argument.get_possible_values().iter().filter(|_| argument.get_action().takes_values()) {
-        // List only the values that have a help text.
         let Some(meaning) = value.get_help() else { continue };
         let end = if help.ends_with('.') { "" } else { "." };
         let _ = write!(help, "{end} `{}`: {meaning}", value.get_name());
@@ -63,7 +62,7 @@ pub fn metric_table(exposition: &str) -> String {
     let mut text = "| name | type | |\n|---|---|---|\n".to_owned();
     for (name, help) in exposition.lines().filter_map(fields("# HELP ")) {
         let kind = kinds.get(&name).map_or("unknown", String::as_str);
-        // OpenMetrics adds these suffixes to the names of metrics.
+        // In OpenMetrics, the names of samples have these suffixes, but the names after `# HELP` and `# TYPE` do not.
         let suffix = match kind {
             "counter" => "_total",
             "info" => "_info",

@@ -3,7 +3,7 @@
 use anyhow::Context as _;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
-/// Receives the signals that terminate the process: SIGTERM, SIGINT, and SIGHUP if the process belongs to a terminal.
+/// Receives the signals that terminate the process: SIGTERM, SIGINT and, with [`Self::of_terminal`], SIGHUP.
 #[derive(Debug)]
 pub struct EndSignals {
     terminate: Signal,

@@ -56,7 +56,7 @@ impl Tracer {
 mod tests {
     use super::*;
 
-    /// The chart and the schema of LLMDeployment reject such URLs for this reason.
+    /// The chart and the schema of LLMDeployment reject HTTPS URLs because of this error.
     #[tokio::test]
     async fn an_endpoint_with_tls_is_an_error() {
         assert!(Tracer::new("test", "http://collector:4317", 1.0).is_ok());

@@ -120,13 +120,13 @@ pub fn fraction(text: &str) -> Result<f32, String> {
     fraction.ok_or_else(|| format!("{text:?} is not a number from 0 to 1"))
 }
 
-/// Parses a number between 0 and 1 that is neither of them.
+/// Parses a number greater than 0 and less than 1.
 ///
 /// # Errors
 /// The text is not such a number.
 pub fn proper_fraction(text: &str) -> Result<f32, String> {
     let fraction = text.parse().ok().filter(|fraction: &f32| *fraction > 0.0 && *fraction < 1.0);
-    fraction.ok_or_else(|| format!("{text:?} is not a number between 0 and 1, e.g. 0.95"))
+    fraction.ok_or_else(|| format!("{text:?} is not a number greater than 0 and less than 1, such as 0.95"))
 }
 
 #[cfg(test)]

@@ -19,7 +19,7 @@ mod tests {
     use crate::v1alpha1::{Load, State};
 
     #[test]
-    fn a_report_survives_the_wire_and_unknown_fields_do_not_hurt() {
+    fn a_decoded_report_equals_the_encoded_one_and_unknown_fields_are_ignored() {
         let load = Load {
             epoch: u64::MAX,
             report: 7,

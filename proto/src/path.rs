@@ -2,9 +2,9 @@
 
 use std::borrow::Cow;
 
-/// Returns the standard spelling of a path: without a slash at its end, and with `/v3/…` for `/v3/v1/…`. Servers accept the
-/// other spellings with `--ovms-compat`. Routers handle all spellings alike, and forward the path unchanged, so that it
-/// remains unknown to servers without the flag.
+/// Returns the standard spelling of a path: one slash at its end is removed, and `/v3/v1/…` becomes `/v3/…`. Servers
+/// accept the other spellings with `--ovms-compat`. Routers handle all spellings alike, but forward the path unchanged,
+/// so that servers without this flag still reject the other spellings.
 #[must_use]
 pub fn standard_path(path: &str) -> Cow<'_, str> {
     let short = path.strip_suffix('/').filter(|short| !short.is_empty()).unwrap_or(path);

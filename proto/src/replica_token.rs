@@ -147,7 +147,7 @@ impl fmt::Debug for ReplicaTokens {
     }
 }
 
-/// The tokens of a file as it was when it was last read. Clones share them.
+/// The tokens of the last valid version of a file. Clones share them.
 #[derive(Clone, Debug)]
 pub struct ReplicaTokenFile(Arc<Inner>);
 
@@ -178,8 +178,8 @@ impl ReplicaTokenFile {
     /// Reads the file again. Returns the number of tokens if they have changed.
     ///
     /// # Errors
-    /// The file cannot be read or contains no valid tokens, and the previous call has not returned the same error. The
-    /// previous tokens stay in effect.
+    /// The file cannot be read or contains no valid tokens. The previous tokens stay in effect. If the previous call
+    /// failed for the same reason, the error is not repeated: the result is `Ok(None)`.
     pub fn reload(&self) -> Result<Option<usize>, Error> {
         let mut problem = self.0.problem.lock().unwrap_or_else(PoisonError::into_inner);
         let tokens = match read(&self.0.path) {
@@ -223,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn one_common_token_is_enough_and_nothing_else_is() {
+    fn a_request_is_accepted_only_if_it_contains_one_of_the_tokens() {
         let tokens = ReplicaTokens::parse(&format!("{NEW}\n\n  {OLD}\r\n")).unwrap();
         let mut sent = headers(&["what-a-client-claims", OLD]);
         tokens.add_to(&mut sent);
@@ -272,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn a_changed_file_counts_and_a_broken_one_does_not() {
+    fn a_valid_file_replaces_the_tokens_and_an_invalid_one_does_not() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("token");
         assert!(matches!(ReplicaTokenFile::open(&path), Err(Error::Read { .. })));

@@ -106,8 +106,8 @@ pub struct Args {
     #[arg(long, value_name = "TIME", default_value = "3s", value_parser = duration, help_heading = "Routing")]
     pub report_ttl: Duration,
 
-    /// Maximum number of replicas to which a request is sent before the client receives the first byte. Replicas that
-    /// do not accept a connection do not count.
+    /// Maximum number of attempts to send a request to a replica before the client receives the first byte. Attempts
+    /// that fail to connect do not count.
     ///
     /// If exceeded: the client receives the last failure: the response of the replica; 502, `replicas_failed`; or 504,
     /// `replicas_timed_out`.
@@ -120,9 +120,9 @@ pub struct Args {
     )]
     pub attempts: u32,
 
-    /// Maximum percentage of requests that are retried, so that retries do not multiply the load during a failure.
-    /// Unused retries are saved for later failures. Retries after a failed connection or after the status 429 or 503 do
-    /// not count. 0 disables all other retries.
+    /// Maximum number of retries as a percentage of the requests, so that retries do not multiply the load during a
+    /// failure. Unused retries are saved for later failures. Retries after a failed connection or after the status 429
+    /// or 503 do not count. 0 disables all other retries.
     ///
     /// If exceeded: the client receives the last failure, as with `--attempts`.
     #[arg(
@@ -269,8 +269,8 @@ pub struct Args {
     #[arg(long, value_name = "SIZE", default_value = "32MiB", help_heading = "Limits")]
     pub max_body_bytes: ByteSize,
 
-    /// Maximum total size of request bodies in memory. The received bytes of a body count toward it until the body is no
-    /// longer needed for a retry. One eighth of the total is reserved for bodies of up to 64 KiB.
+    /// Maximum total size of request bodies in memory. The received bytes of a body count toward it until the body is
+    /// no longer needed for a retry. Up to one eighth of the total is reserved for bodies of up to 64 KiB.
     ///
     /// If exceeded: further requests are rejected with 429, `body_buffer_full`, and `Retry-After`.
     #[arg(long, value_name = "SIZE", default_value = "128MiB", help_heading = "Limits")]
@@ -314,7 +314,7 @@ pub struct Args {
     #[arg(long, value_name = "TIME", default_value = "30s", value_parser = duration, help_heading = "Limits")]
     pub read_timeout: Duration,
 
-    /// Maximum time for which a client may not read any data of a response.
+    /// Maximum time for which a client may read no data of a response.
     ///
     /// If exceeded: the response is aborted, and the request is canceled at its replica.
     #[arg(long, value_name = "TIME", default_value = "60s", value_parser = duration, help_heading = "Limits")]

@@ -6,8 +6,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use bytes::Bytes;
 
-/// Size up to which a body may use the whole budget. Larger bodies leave an eighth of it to small bodies, so that
-/// clients with small requests, which are the majority, are served even while others send large bodies at full speed.
+/// Size up to which a body may use the whole budget. Larger bodies leave up to an eighth of it to small bodies, so that
+/// clients with small requests, which are the majority, are served even while other clients send large bodies at full
+/// speed.
 const SMALL_BODY_BYTES: u64 = 64 << 10;
 
 /// The number of bytes that all bodies together may reserve.
@@ -19,7 +20,8 @@ pub struct BudgetLimits {
 }
 
 impl BudgetLimits {
-    /// Creates limits that always admit a single body of `max_body_bytes` bytes.
+    /// Creates limits. The part that is reserved for small bodies still leaves room for a body of `max_body_bytes`
+    /// bytes.
     #[must_use]
     pub fn new(max_buffered_body_bytes: u64, max_body_bytes: u64) -> Self {
         let total = max_buffered_body_bytes;

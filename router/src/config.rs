@@ -117,7 +117,8 @@ fn options(path: &Path, text: &str) -> Result<Vec<OsString>, Error> {
                 Some(Scalar::Set) => options.push(format!("--{key}").into()),
                 Some(Scalar::Unset) => {}
                 None => {
-                    return Err(wrong(format!("the value of {key} must be a string, a number or a boolean")));
+                    let allowed = "a string, a number, a boolean, or a list of these";
+                    return Err(wrong(format!("the value of {key} must be {allowed}")));
                 }
             }
         }

@@ -76,7 +76,7 @@ pub async fn run(mut sources: watch::Receiver<Sources>, discovered: watch::Sende
     loop {
         let current: Vec<Source> = sources.borrow_and_update().all().collect();
         // The replicas of the removed sources, by the name of the source. A source whose settings changed has the same
-        // name.
+        // name, and therefore takes over its previous replicas below.
         let mut known: BTreeMap<String, Vec<DiscoveredReplica>> = BTreeMap::new();
         running.retain(|source, (task, replicas)| {
             let stays = current.contains(source);
@@ -106,7 +106,7 @@ pub async fn run(mut sources: watch::Receiver<Sources>, discovered: watch::Sende
                         publish(&running, &discovered);
                     }
                 }
-                // The task of a removed source has ended.
+                // A task ends when its source was removed, or after it has sent a fixed IP address.
                 Some(_) = tasks.join_next() => {}
             }
         }

@@ -40,8 +40,8 @@ use picker::{Search, SearchResult};
 pub use placement::{Outcome, Placement};
 use queue_guard::WaitReason;
 
-/// The pause before the router sends a request again to a replica that failed to answer it, if the model has no other
-/// replica.
+/// The longest pause before the router sends a request again to a replica that failed to answer it, if no other replica
+/// can answer it.
 const FAILED_REPLICA_PAUSE: Duration = Duration::from_millis(200);
 
 impl Dispatcher {

@@ -58,7 +58,7 @@ pub(crate) enum Error {
     #[error("no replica {} became available within x-ovfleet-timeout", awaited(.0))]
     ClientTimeout(WaitTarget),
     /// The limit of attempts or the budget of retries is exhausted.
-    #[error("all replicas failed to answer the request (attempts: {attempts}, last failure: {last})")]
+    #[error("all attempts to answer the request failed (attempts: {attempts}, last failure: {last})")]
     AllFailed { attempts: u32, last: &'static str },
     /// The request itself may have caused the failures.
     #[error(
@@ -194,7 +194,8 @@ impl Error {
         self.wire().0
     }
 
-    /// Whether a retry could do harm: it could crash another replica, or store an object twice.
+    /// Whether the client must not retry, because a retry could crash another replica, store an object twice, or run
+    /// into the same loop.
     fn is_final(&self) -> bool {
         matches!(self, Self::BrokeReplicas(_) | Self::OutcomeUnknown | Self::UnknownAfterTimeout | Self::Loop)
     }
@@ -240,7 +241,7 @@ impl Error {
                 headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
             }
             Self::BodyTooLarge(_) | Self::BodyBufferFull(_) | Self::Body(_) | Self::ContentEncoding(_) => {
-                // The router does not read the rest of the body.
+                // The router does not read the rest of the body, so the connection cannot carry another request.
                 headers.insert(header::CONNECTION, HeaderValue::from_static("close"));
             }
             _ => {}

@@ -1,5 +1,5 @@
-//! Estimates quantities that a request does not contain: the number of bytes per token, and of tokens per answer. They
-//! are updated from the usage that answers report.
+//! Estimates quantities that a request does not contain: the number of bytes per token, of tokens per answer, and of
+//! tokens per event. They are updated from the usage that answers report.
 
 /// The estimates for one model: moving averages that start at typical values.
 #[derive(Clone, Copy, Debug, PartialEq)]

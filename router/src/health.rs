@@ -4,9 +4,8 @@
 //! few requests probe it (the circuit breaker is half open), and the replica is trusted again if they succeed. A probe
 //! succeeds when its answer begins, because a stream can take minutes; a later failure counts like that of any other
 //! request. Only a fraction of the replicas of a model can be ejected at the same time: if most of them fail, the cause
-//! is probably elsewhere.
-//! If too few replicas remain anyway (because healthy ones were removed), ejections are ignored for that model, as
-//! Envoy does below its panic threshold. The module also manages the retry budget. It reads no clock.
+//! is probably elsewhere. If too few replicas remain anyway (because healthy ones were removed), ejections are ignored
+//! for that model, as in Envoy below its panic threshold. The module also manages the retry budget. It reads no clock.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};

@@ -40,7 +40,7 @@ pub struct Cost {
     pub tenant: u64,
 }
 
-/// The share of a replica that the current dispatches of one tenant use, as estimated when the replica was picked.
+/// The load of the current dispatches of one tenant to a replica, as estimated when the replica was picked.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TenantLoad {
     /// The number of sequences.
@@ -121,7 +121,7 @@ pub struct LoadSnapshot {
     pub state: Option<State>,
     /// The load of the dispatches of this router.
     pub booked: BookedLoad,
-    /// A number that rises with every booking, for [`Ledger::book_if`].
+    /// A number that increases with every booking, for [`Ledger::book_if`].
     pub version: u64,
 }
 
@@ -239,7 +239,7 @@ impl Ledger {
         }
     }
 
-    /// The share of the replica that the dispatches of a tenant use.
+    /// The load of the current dispatches of a tenant to the replica.
     #[must_use]
     pub fn tenant_load(&self, tenant: u64) -> TenantLoad {
         self.lock().tenants.get(&tenant).copied().unwrap_or_default()

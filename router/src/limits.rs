@@ -7,8 +7,8 @@
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-/// Above this number of buckets, full buckets are removed. The removal has no effect on their keys, because a new
-/// bucket is full.
+/// If this number of keys have buckets, full buckets are removed before another bucket is created. The removal has no
+/// effect on the keys of these buckets, because a new bucket is full.
 pub const KEYS_MAX: usize = 1 << 16;
 
 /// The rate limits of a key. `None` means unlimited.

@@ -94,8 +94,8 @@ impl Threads {
         let start = |number| {
             let (inbox, connections_in) = mpsc::channel(HANDOVER_MAX);
             let connections = Arc::new(AtomicUsize::new(0));
-            // The threads use neither signals nor child processes. Without these drivers, the runtime has less work per
-            // wake-up.
+            // The threads use neither signals nor child processes. Without the drivers for them, the runtime has less
+            // work per wake-up.
             let runtime = tokio::runtime::Builder::new_current_thread().enable_io().enable_time().build()?;
             let (app, count) = (app.clone(), Arc::clone(&connections));
             let (stop, abort, runs) = (stop.clone(), abort.clone(), runs.clone());
@@ -149,7 +149,7 @@ impl Threads {
             let least = self.threads.iter().min_by_key(|thread| thread.connections.load(Ordering::Relaxed));
             if let Some(thread) = least {
                 thread.connections.fetch_add(1, Ordering::Relaxed);
-                // Sending fails only if the thread has ended, which closes the connection.
+                // Sending fails only if the thread has ended. In this case, the connection is closed.
                 let _ = thread.inbox.send(AcceptedConnection { stream, permit }).await;
             }
         }

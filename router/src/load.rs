@@ -45,7 +45,7 @@ const MODELS_BYTES_MAX: usize = 256 * 1024;
 ///
 /// If exceeded: the router reopens the stream.
 const REPORT_BYTES_MAX: usize = 256 * 1024;
-/// The interval at which lost dispatches are removed from the ledgers.
+/// The interval at which the ledgers are checked for dispatches that were lost on the network.
 const EXPIRE_INTERVAL: Duration = Duration::from_secs(5);
 /// The interval at which waiting requests are compared with all replicas, to find room that no report announces.
 const PLACE_INTERVAL: Duration = Duration::from_millis(100);
@@ -109,7 +109,7 @@ fn expire(dispatcher: &Dispatcher) {
             tracing::debug!(
                 replica = replica.discovered.name,
                 expired,
-                "removed dispatches that no load report included"
+                "dispatches that no load report includes no longer count as load"
             );
         }
     }
@@ -131,7 +131,7 @@ async fn listen(dispatcher: &Arc<Dispatcher>, replica: &Arc<Replica>) {
                 tracing::warn!(
                     replica = replica.discovered.name,
                     problem,
-                    "the replica does not report its load"
+                    "failed to receive the load reports or the models of the replica"
                 );
             }
             status.is_connected = false;

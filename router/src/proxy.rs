@@ -244,8 +244,8 @@ fn check_encoding(parts: &Parts) -> Result<(), Error> {
     }
 }
 
-/// Whether a replica computes the answer and its usage. Other requests, such as those for a stored response, return the
-/// usage of an earlier request at most.
+/// Whether a replica computes the answer and its usage. The answers to other requests, such as those for a stored
+/// response, contain at most the usage of an earlier request.
 fn is_computed(method: &Method, endpoint: Endpoint, path: &str) -> bool {
     *method == Method::POST
         && match endpoint {

@@ -55,7 +55,8 @@ pub struct Replica {
     /// The tenant for whose request the replica is reserved, [`ALL_TENANTS`] or [`UNRESERVED`].
     reserved_against: AtomicU64,
     is_draining: AtomicBool,
-    /// Whether the models that the replica reported can be looked up. Reports arrive while requests look up models.
+    /// Whether the models that the replica reported can be looked up. This becomes true only after the lists of
+    /// [`crate::replicas`] contain them, because requests look up models while reports arrive.
     is_listed: AtomicBool,
 }
 
@@ -82,7 +83,7 @@ pub struct ReplicaStatus {
 pub struct ReportChanges {
     /// Another process has replaced the replica, so all earlier information about it is obsolete.
     pub is_new_process: bool,
-    /// The replica serves different models than before, or accepts requests again.
+    /// The replica serves different models than before, or has begun or stopped accepting requests.
     pub affects_routing: bool,
 }
 

@@ -90,7 +90,7 @@ impl Replicas {
         self.all.load_full()
     }
 
-    /// The replicas of a model, or `None` if no replica has ever served it.
+    /// The replicas of a model, or `None` if the model is unknown.
     pub fn served_model(&self, model: &str) -> Option<Arc<ServedModel>> {
         self.served_models.load().get(model).cloned()
     }
@@ -120,7 +120,7 @@ impl Replicas {
         served.all(|other| have_same_replicas(other, first)).then(|| Arc::clone(first))
     }
 
-    /// All models that a replica has ever served.
+    /// All known models, including those that no replica serves anymore.
     pub fn served_models(&self) -> Arc<BTreeMap<String, Arc<ServedModel>>> {
         self.served_models.load_full()
     }
@@ -136,7 +136,8 @@ impl Replicas {
         !all.is_empty() && all.iter().all(|replica| replica.is_listed())
     }
 
-    /// A channel whose value changes when replicas are added or removed, or serve different models.
+    /// A channel whose value changes when replicas are added or removed, serve different models, or begin or stop
+    /// accepting requests.
     pub fn changes(&self) -> watch::Receiver<u64> {
         self.changes.subscribe()
     }

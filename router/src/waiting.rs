@@ -13,7 +13,7 @@ use crate::prefix::PrefixHashes;
 use crate::queue::{Queue, QueueConfig, Ticket};
 use crate::replica::{Replica, Reservation};
 
-/// The demand of a request on a replica.
+/// The properties of a request that determine its replica.
 #[derive(Clone, Debug, Default)]
 pub struct PlacementRequest {
     /// The estimated size of the request, in tokens and sequences.
@@ -48,8 +48,7 @@ pub(crate) struct Waiter {
 pub(crate) struct WaitingList {
     pub(crate) queue: Queue,
     pub(crate) waiters: HashMap<Ticket, Waiter>,
-    /// The request that has been first in the queue for too long, and the replica that receives no other request until
-    /// this one fits.
+    /// The first request of the queue, if it has waited too long, and the replica that is reserved for it.
     pub(crate) reservation: Option<(Ticket, Reservation)>,
 }
 

@@ -214,10 +214,10 @@ impl Default for Queue {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Retry {
-    /// Maximum number of replicas to which a request is sent before the client receives the first byte.
+    /// Maximum number of attempts to send a request to a replica before the client receives the first byte.
     #[schemars(range(min = 1, max = 16))]
     pub attempts: u32,
-    /// Maximum percentage of requests that are retried.
+    /// Maximum number of retries as a percentage of the requests.
     #[schemars(range(min = 0, max = 100))]
     pub budget_percent: u32,
 }

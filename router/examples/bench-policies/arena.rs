@@ -38,14 +38,14 @@ pub(crate) struct Arena {
     pub(crate) seeds: Vec<u64>,
 }
 
-/// The results of a competitor with one kind of traffic, as medians over the seeds.
+/// The results of a competitor with one kind of traffic, as medians over the seeds unless stated otherwise.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Score {
     /// The 99th percentile of the time to the first token, in seconds.
     pub(crate) p99: f64,
     /// The median of the time to the first token, in seconds.
     pub(crate) p50: f64,
-    /// The 99th percentile of the time between two tokens, in seconds.
+    /// The 99th percentile of the mean time between two tokens of an answer, in seconds.
     pub(crate) between: f64,
     /// The number of requests of the busiest replica, divided by the mean over all replicas; the largest value over all
     /// seeds.

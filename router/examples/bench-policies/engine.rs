@@ -39,7 +39,7 @@ pub(crate) struct EngineConfig {
     pub(crate) max_num_batched_tokens: u32,
     pub(crate) max_chunk_tokens: u32,
     pub(crate) max_num_seqs: u32,
-    /// The time of a step that computes no tokens.
+    /// The part of a step's duration that does not depend on its tokens.
     pub(crate) step: Nanos,
     /// The time per token of a sequence that computes several tokens in a step.
     pub(crate) prefill_token: Nanos,
@@ -61,7 +61,7 @@ pub(crate) struct Engine {
     pub(crate) config: EngineConfig,
     scheduler: Scheduler,
     batch: Batch,
-    /// The time of the step in flight.
+    /// The duration of the step in flight.
     step_time: Nanos,
     requests: BTreeMap<u64, Rc<Spec>>,
     /// The number of prompt tokens that were cached.

@@ -371,7 +371,8 @@ impl Replica {
     }
 }
 
-/// Whether the server would report a change: the number of sequences differs, or the use of the cache by more than 2%.
+/// Whether the server would report a change: the number of running or waiting sequences differs, or the use of the
+/// cache differs by more than 2% of its blocks.
 fn differs(reported: &Load, current: &Load) -> bool {
     let differ = |before: u32, after: u32| before.abs_diff(after) > current.blocks_total / 50;
     (reported.running, reported.waiting) != (current.running, current.waiting)

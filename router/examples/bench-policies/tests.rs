@@ -19,7 +19,7 @@ fn equal_seeds_give_equal_results() {
 }
 
 #[test]
-fn traffic_is_as_described() {
+fn every_request_fits_into_the_cache_and_has_a_hash_for_each_block() {
     for kind in KINDS {
         let requests = workload(kind, 8, REPLICA, 500, 3);
         assert!(requests.len() >= 500);

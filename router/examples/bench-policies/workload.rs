@@ -146,7 +146,7 @@ impl RequestMaker {
                 if self.unit() >= 0.4 {
                     return (vec![unshared(size)], output);
                 }
-                // Popularity falls with the square root of the rank.
+                // The popularity is inversely proportional to the square root of the rank.
                 let rank = (self.unit().powi(2) * 20.0) as u64;
                 let popular = Segment { text: rank + 1, tokens: 256 + rank as u32 * 64 };
                 (vec![popular, unshared(size / 2 + 16)], output)
@@ -237,7 +237,7 @@ fn gap(kind: Kind, number: usize, rng: &mut StdRng) -> f64 {
     match kind {
         Kind::Bursty if number.is_multiple_of(BURST) => exponential * (BURST as f64 - 0.5),
         Kind::Bursty => exponential * 0.5 / (BURST as f64 - 1.0),
-        // A mixture of two rates, which is twice as uneven as Poisson arrivals.
+        // A mixture of two rates: the standard deviation of the gaps is twice that of Poisson arrivals.
         Kind::TraceLike => exponential * if unit(rng) < 0.2 { 3.4 } else { 0.4 },
         _ => exponential,
     }

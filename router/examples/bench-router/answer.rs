@@ -9,7 +9,7 @@ const LINE_BYTES_MAX: usize = 16 * 1024;
 #[derive(Debug)]
 pub(crate) struct Answer {
     state: ParseState,
-    /// The beginning of a head or of a chunk's size.
+    /// The part of the current head or line that has arrived.
     line: Vec<u8>,
     is_chunked: bool,
     /// The previous byte, which is needed to recognize the blank line that ends an event.
@@ -76,7 +76,7 @@ impl Answer {
     fn until<'a>(&mut self, bytes: &'a [u8], end: &[u8]) -> anyhow::Result<Option<&'a [u8]>> {
         let before = self.line.len();
         self.line.extend_from_slice(bytes);
-        ensure!(before <= LINE_BYTES_MAX, "a head or line is too long");
+        ensure!(before <= LINE_BYTES_MAX, "a head or line is longer than {LINE_BYTES_MAX} bytes");
         // The first bytes of `end` may have arrived earlier.
         let from = before.saturating_sub(end.len());
         let Some(at) = memchr::memmem::find(&self.line[from..], end) else { return Ok(None) };
@@ -140,7 +140,7 @@ impl Answer {
 
     fn line_end<'a>(&mut self, bytes: &'a [u8], next: ParseState) -> anyhow::Result<&'a [u8]> {
         let Some(rest) = self.until(bytes, b"\r\n")? else { return Ok(&[]) };
-        ensure!(self.line == b"\r\n", "the chunk is longer than its size");
+        ensure!(self.line == b"\r\n", "no line end follows the chunk");
         self.line.clear();
         self.state = next;
         Ok(rest)
@@ -152,7 +152,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_answer_is_read_whatever_its_framing_and_its_pieces() {
+    fn parses_answers_with_any_framing_in_pieces_of_any_size() {
         let chunked = "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n\
                        8\r\ndata: 1\n\r\n1\r\n\n\r\n11\r\ndata: 2\n\ndata: 3\n\r\n1\r\n\n\r\n0\r\n\r\n";
         let sized = "HTTP/1.1 429 No\r\ncontent-length: 4\r\n\r\n{}\n\n";

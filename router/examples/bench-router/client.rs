@@ -10,7 +10,7 @@ use tokio::net::TcpStream;
 
 use crate::answer::Answer;
 
-/// The kind of a request. The upstream recognizes the kind by `stream`, `max_tokens` and `user`.
+/// The kind of a request. The upstream recognizes the kind by `stream` and `user`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     /// An answer that is not streamed.
@@ -44,7 +44,7 @@ pub(crate) struct RequestTimes {
 pub(crate) struct Client {
     connection: TcpStream,
     request: Vec<u8>,
-    /// The position of the number in the request.
+    /// The position of `number` in the request.
     number_at: usize,
     number: u32,
     buffer: Vec<u8>,
@@ -80,7 +80,7 @@ impl Client {
         let is_json = answer.bytes > 0 && answer.events == 0;
         ensure!(
             is_json || answer.events == STREAM_EVENTS,
-            "an answer has an unexpected number of events: {}",
+            "an answer has {} events instead of {STREAM_EVENTS}",
             answer.events
         );
         Ok(RequestTimes { first: first.unwrap_or(whole), whole })

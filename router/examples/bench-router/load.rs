@@ -141,10 +141,10 @@ impl PacedStreams {
         self.events.load(Ordering::Relaxed)
     }
 
-    /// Checks that no stream has ended.
+    /// Returns the number of streams that have ended since the previous call.
     ///
     /// # Errors
-    /// A stream ended or broke.
+    /// A stream broke.
     pub(crate) fn ended(&mut self) -> anyhow::Result<usize> {
         let mut count = 0;
         while let Some(ended) = self.tasks.try_join_next() {

@@ -102,7 +102,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Whether all requirements are met, or requirements were not checked.
+/// Returns whether all requirements are met. Without `--strict`, returns `true` in any case.
 fn run(args: &Args) -> anyhow::Result<bool> {
     raise_file_limit()?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
@@ -119,7 +119,7 @@ fn run(args: &Args) -> anyhow::Result<bool> {
     Ok(is_good || !args.strict)
 }
 
-/// Raises the limit of open files, which child processes inherit.
+/// Raises the limit on open files, which child processes inherit.
 fn raise_file_limit() -> anyhow::Result<()> {
     let mut limit = getrlimit(Resource::Nofile);
     limit.current = limit.maximum;

@@ -187,7 +187,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_in_any_order_are_few_ranges() {
+    fn numbers_in_any_order_form_the_fewest_ranges() {
         let mut ranges = Vec::new();
         for number in [3, 1, 2, 7, 5, 9, 6, 8, 4] {
             include(&mut ranges, number);

@@ -100,7 +100,7 @@ pub(crate) async fn run(args: &Args) -> anyhow::Result<Results> {
                     let sample = match sample(args, case, contender, &mut upstream).await {
                         Ok(Some(sample)) => sample,
                         Ok(None) => continue,
-                        // The tables show a gap for this sample.
+                        // The figures of this router are then the medians of its other samples.
                         Err(error) if contender.is_another() => {
                             eprintln!("  {:12} {} failed: {error:#}", case.name(), contender.text());
                             continue;
@@ -108,7 +108,7 @@ pub(crate) async fn run(args: &Args) -> anyhow::Result<Results> {
                         Err(error) => return Err(error),
                     };
                     eprintln!(
-                        "  {:12} round {}  {:14} {:8.1} us of processor, p50 {:9.1} us, p99 {:9.1} us",
+                        "  {:12} round {}  {:14} {:8.1} us of processor time, p50 {:9.1} us, p99 {:9.1} us",
                         case.name(),
                         round + 1,
                         contender.text(),
@@ -165,7 +165,7 @@ async fn sample(
             let ended = streams.ended()?;
             ensure!(ended < PACED_STREAMS, "all streams ended early");
             if ended > 0 {
-                eprintln!("  {} has ended {ended} of {PACED_STREAMS} streams early", contender.text());
+                eprintln!("  {} ended {ended} of {PACED_STREAMS} streams early", contender.text());
             }
             Sample { cpu: cpu.as_secs_f64() / events as f64, ..Sample::default() }
         }

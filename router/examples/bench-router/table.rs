@@ -44,7 +44,7 @@ struct Tables<'a> {
 /// All tables, and whether every figure meets its requirement.
 ///
 /// # Errors
-/// The tables cannot be written.
+/// The date, the version of a router, or the description of the machine cannot be determined.
 pub(crate) fn markdown(args: &Args, results: &Results) -> anyhow::Result<(String, bool)> {
     let mut tables = Tables { args, results, text: String::new(), is_good: true };
     tables.preface()?;
@@ -209,8 +209,8 @@ impl Tables<'_> {
         };
         let cell = |&figure: &f64| if figure.is_nan() { "failed".to_owned() } else { show(figure) };
         let cells: Vec<String> = figures.iter().map(cell).collect();
-        // Figures without a ratio are rates, for which higher is better. Their ratio is shown with the time from which
-        // the rate is computed.
+        // Show the ratio only for compared figures, for which lower is better. The ratio for a rate is shown with the
+        // time from which the rate is computed.
         let ratio = match requirement {
             Requirement::Ratio(_) | Requirement::Compared => {
                 ratio.map_or_else(String::new, |ratio| format!("**{ratio:.2}**"))

@@ -268,7 +268,7 @@ mod tests {
     use crate::answer::Answer;
 
     #[test]
-    fn a_request_is_read_when_all_of_it_is_there() {
+    fn a_request_is_parsed_only_when_it_is_complete() {
         let text = "POST /v1/chat/completions HTTP/1.1\r\nContent-Length: 15\r\n\
                     x-ovfleet-dispatch: 000000000000000a/7\r\n\r\n{\"stream\":true}GET /health HTTP/1.1\r\n\r\n";
         let first = text.len() - "GET /health HTTP/1.1\r\n\r\n".len();

@@ -99,7 +99,7 @@ pub fn replicas<'a>(
             let port = ports.iter().find(|port| port.name.as_ref() == Some(name))?.port?;
             u16::try_from(port).ok()
         };
-        // If an endpoint has only one port, the port may lack a name.
+        // A single port is that of the API whatever its name is, because Kubernetes does not require a name for it.
         let only_port = || match slice.ports.as_deref() {
             Some([port]) => port.port.and_then(|port| u16::try_from(port).ok()),
             _ => None,
@@ -130,7 +130,7 @@ pub fn replicas<'a>(
     by_address.into_values().collect()
 }
 
-/// The pod behind an endpoint. A pod is in the same namespace as its slice.
+/// The pod behind an endpoint. If the endpoint names no namespace, the pod is in the namespace of the slice.
 fn pod(slice: &EndpointSlice, endpoint: &Endpoint) -> Option<Pod> {
     let target = endpoint.target_ref.as_ref()?;
     let namespace = target.namespace.clone().or_else(|| slice.metadata.namespace.clone());

@@ -2,8 +2,8 @@
 //! of that request; it neither waits nor takes the lock of the queue.
 //!
 //! A request that fits nowhere does not block the requests behind it: the next few requests are tried as well
-//! (backfill). To prevent them from overtaking it forever, a replica is reserved for a request that has waited at the
-//! head of the queue for two seconds: the replica that is expected to have room for it first.
+//! (backfill). To prevent them from overtaking it forever, a replica is reserved for the first request of the queue if
+//! this request has waited for two seconds: the replica that is expected to have room for it first.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -25,7 +25,7 @@ pub(super) const RESERVE_AGAINST_ALL_AFTER: Duration = Duration::from_secs(30);
 
 /// The result of an attempt to place a waiting request.
 pub(super) enum BackfillResult {
-    /// The request has left the queue. `unclaimed` is an assignment whose task has stopped waiting for it.
+    /// The request has left the queue. `unclaimed` is its assignment if its task has stopped waiting.
     Dequeued { unclaimed: Option<Assignment> },
     /// The request can be tried again immediately: its list of failed replicas was cleared.
     TryAgain,

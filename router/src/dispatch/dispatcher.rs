@@ -170,7 +170,7 @@ impl Dispatcher {
         }
     }
 
-    /// Completes a placement outside of the lock of the queue. Returns whether the queue has changed.
+    /// Completes a placement outside of the lock of the queue. Returns whether another attempt may place a request.
     fn settle(&self, result: BackfillResult) -> bool {
         match result {
             BackfillResult::Dequeued { unclaimed } => {

@@ -15,7 +15,7 @@ pub enum PlacementError {
         /// The time after which a replica is expected to have room.
         retry_after: Duration,
     },
-    /// The model has no replica, and either none appeared in time or too many requests wait for one.
+    /// No replica of the model accepts requests, and either none did in time or too many requests wait for one.
     NoReplica,
     /// No replica became available within the time that the client has set.
     ClientTimeout(WaitTarget),

@@ -1,6 +1,6 @@
 //! Picks a replica for a request and books the request there: builds the candidates from ledgers, health and prefixes,
-//! lets the policy choose, and books the choice before any other thread picks. The module neither waits nor sends
-//! anything.
+//! lets the policy choose, and books the choice. If another thread has booked the same replica in the meantime, it
+//! picks again. The module neither waits nor sends anything.
 
 use std::cell::RefCell;
 use std::hash::{BuildHasher as _, RandomState};
@@ -241,8 +241,8 @@ impl Picker {
         };
         let candidates = || replicas.iter().filter(is_candidate);
         let hangs = |replica: &Arc<Replica>| replica.hangs(now, settings.hang_timeout);
-        // If all replicas seem to hang, the reports are more likely at fault than the replicas. If only the
-        // replica `at` is examined, that is not known.
+        // If all replicas seem to hang, the reports are more likely at fault than the replicas. If only the replica
+        // `at` is examined, it is not known whether the others hang.
         let all_hang = at.is_none() && candidates().all(hangs);
         let health = self.health();
         // This value is computed at most once, and only if a replica is ejected.
@@ -285,8 +285,8 @@ impl Picker {
         let Scratch { candidates, terms, .. } = scratch;
         let mut rng = self.rng.lock().unwrap_or_else(PoisonError::into_inner);
         match policy.pick(demand, candidates, terms, &mut *rng) {
-            // The size of the request is an estimate. The replica knows the exact size and rejects the request with a
-            // better message.
+            // The size of the request is an estimate. Let a replica decide: it knows the exact size, and rejects the
+            // request with a better message.
             Err(NoReplica::NeverFits) => policy.pick(&least(demand), candidates, terms, &mut *rng),
             result => result,
         }

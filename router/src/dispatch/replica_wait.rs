@@ -1,5 +1,5 @@
-//! Counts and limits the requests that wait until a replica appears, or until the replicas have
-//! reported their models and stores.
+//! Counts and limits the requests that wait until a replica appears, or until the replicas have reported their models
+//! and stores.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};

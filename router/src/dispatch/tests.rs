@@ -356,15 +356,15 @@ async fn a_reservation_excludes_other_tenants_only_after_a_long_time() {
 }
 
 #[tokio::test]
-async fn a_tenant_that_uses_little_of_a_replica_gets_through_the_backlog_of_another() {
+async fn a_tenant_that_uses_little_of_a_replica_overtakes_the_backlog_of_another() {
     let (app, _, served_model) = reporting_app(report(1, 16, 16), &[]);
     let dispatcher = app.dispatcher();
     let place = |tenant| {
         let queued = QueuedRequest { tenant, ..queued() };
         Box::pin(dispatcher.place(&served_model, of_tenant(tenant, request()), queued))
     };
-    // The replica is full of requests that this router does not know, so the first two requests of each tenant are
-    // placed.
+    // Requests that this router does not know fill the replica. Each tenant may nevertheless use an eighth of the 16
+    // sequences, so the first two requests of a tenant are placed.
     let mut backlog: Vec<_> = (0..2 * BACKFILL_MAX).map(|_| place(1)).collect();
     let mut placed = Vec::new();
     for request in &mut backlog {
@@ -496,7 +496,7 @@ async fn a_timeout_ejects_only_a_replica_that_makes_no_progress() {
     let ejected = |replica: &&Arc<Replica>| {
         dispatcher.health().state(replica.identity, Instant::now()) == HealthState::Ejected
     };
-    assert_eq!(replicas.iter().filter(ejected).count(), 1, "one engine makes no progress");
+    assert_eq!(replicas.iter().filter(ejected).count(), 1, "at most one of two replicas is ejected");
 }
 
 /// Two replicas that have reported once.

@@ -123,7 +123,7 @@ impl Activity {
 pub(super) struct ActiveRequest(Arc<Activity>);
 
 impl ActiveRequest {
-    /// The answer to the request.
+    /// Creates the answer to the request, which remains active until the answer is dropped or aborted.
     pub(super) fn answer(self, body: Body) -> WatchedBody {
         let activity = Arc::clone(&self.0);
         let resources = AnswerResources { body, _request: self };
@@ -245,7 +245,8 @@ pub(super) async fn supervise(
         let now = Instant::now();
         may_have_unsent &= !activity.abort_unread(limits.write_timeout, now);
         let new_total = activity.total.load(Ordering::Relaxed);
-        // A request may arrive at the moment when the shutdown begins. The shutdown lets it finish.
+        // A request can be active even after the shutdown has begun: the shutdown lets a request finish that arrived
+        // just before.
         if !activity.is_idle() || new_total != total {
             (idle_since, total, may_have_unsent) = (now, new_total, true);
             continue;

@@ -172,7 +172,7 @@ fn builder(app: &App) -> auto::Builder<TokioExecutor> {
     builder
 }
 
-/// Wakes the requests that wait for an answer periodically, which is cheaper than one timer per request.
+/// Periodically wakes the requests that wait for an answer, which is cheaper than one timer per request.
 async fn tick(worker: Arc<Worker>) {
     let mut ticks = tokio::time::interval(TICK_INTERVAL);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);

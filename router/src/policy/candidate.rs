@@ -42,7 +42,7 @@ pub struct Candidate {
     pub snapshot: LoadSnapshot,
     /// The number of leading tokens of the prompt that are expected to be in the cache of the replica.
     pub cached_tokens: u32,
-    /// The share of the replica that the dispatches of the request's tenant use.
+    /// The load of the current dispatches of the request's tenant to the replica.
     pub tenant_load: TenantLoad,
     /// The fraction of its usual load that should be sent to the replica: 0 while it is ejected, less than 1 while it
     /// is probed.
@@ -68,8 +68,8 @@ pub enum Capacity {
 /// The terms of a candidate's score, in seconds unless stated otherwise. A term that the policy does not use is zero.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Terms {
-    /// The score: the candidate with the lowest score is picked. The score is infinite for a candidate that was not
-    /// considered.
+    /// The score: the candidate with the lowest score is picked. The policy determines the unit. The score is infinite
+    /// for a candidate that was not considered.
     pub score: f64,
     /// The time to compute the prompt tokens that are ahead of the request.
     pub queued_prefill: f64,
@@ -162,7 +162,7 @@ impl Candidate {
         let length = demand.images_end.saturating_sub(demand.images_start);
         let cached = self.cached_tokens.saturating_sub(demand.images_start).min(length);
         let uncached = u64::from(demand.image_tokens) * u64::from(length - cached);
-        // This is at most the number of image tokens.
+        // The result is at most the number of image tokens, so it fits into a `u32`.
         uncached.div_ceil(u64::from(length.max(1))) as u32
     }
 

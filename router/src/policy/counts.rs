@@ -35,7 +35,8 @@ pub(super) fn power_of_two(
     }
 }
 
-/// Scores by the time since the last pick of the candidate.
+/// Scores by the sequence number of the last pick of the candidate, so that the candidate that was picked longest ago
+/// is picked next.
 pub(super) fn round_robin(candidates: &[Candidate], terms: &mut Vec<Terms>) {
     terms.extend(candidates.iter().map(|candidate| {
         let in_flight = candidate.snapshot.booked.in_flight;

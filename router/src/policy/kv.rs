@@ -1,10 +1,10 @@
 //! The default policy: the lowest estimated time to the first token.
 //!
 //! The estimate is the sum of the delays at a replica: the prompt tokens that are ahead of the request (those in the
-//! report and those sent since then); its own prompt tokens that are not cached there; the images that are encoded
-//! before; the wait for a sequence to end, if the replica already runs as many as it can; the wait for free blocks; and a
-//! penalty for a cache that is nearly full. The decisions behind it and the measurements are in
-//! `docs/decisions/0010-routing.md`.
+//! report and those sent since then); its own prompt tokens that are not cached there; the images that must be encoded
+//! first; the sequences that decode in the same steps; the wait for a sequence to end, if the replica already runs as
+//! many as it can; the wait for free blocks; and a penalty for a cache that is nearly full. The decisions behind the
+//! estimate and the measurements are in `docs/decisions/0010-routing.md`.
 
 use std::time::Duration;
 
@@ -18,11 +18,13 @@ pub struct KvConfig {
     /// Whether cached prefixes are compared.
     pub uses_prefixes: bool,
     /// The ratio to the mean number of requests in flight up to which a cached prefix attracts requests to a replica.
-    /// It applies when a report is missing: nothing else would prevent a prefix from attracting all requests.
+    /// It applies only if no replica has a report: nothing else would then prevent a prefix from attracting all
+    /// requests.
     pub bounded_load: f32,
     /// The penalty of a half-full cache, in seconds.
     pub cache_pressure: f32,
-    /// The fraction of the time of a decode step by which each decoding sequence prolongs a step that computes prompts.
+    /// The time by which each decoding sequence prolongs a step that computes prompts, as a fraction of the time per
+    /// generated token.
     pub decode_interference: f32,
     /// The number of prompt tokens that a replica computes in a step in which other sequences decode.
     pub step_tokens: f32,
@@ -156,7 +158,7 @@ fn estimate(config: &KvConfig, demand: &Demand, candidate: &Candidate, speeds: &
         + booked.image_tokens_unreported as f64;
     let all_images = (queued_images + f64::from(cost.image_tokens)) / image_speed;
     // A request without images overtakes those that wait for the encoder. Encoding only slows down the computation of
-    // its prompt.
+    // the prompts up to its own, by at most the duration of that computation.
     let image_encoding =
         if cost.image_tokens > 0 { all_images } else { all_images.min(queued_prefill + prefill) };
     let steps = 1.0 + (queued_tokens + prompt_tokens) / f64::from(config.step_tokens.max(1.0));

@@ -380,7 +380,7 @@ fn without_reports_a_prefix_attracts_only_a_bounded_load() {
         candidates[0].snapshot.booked.in_flight = counts[0];
         counts[pick(KV, &DEMAND, &candidates).unwrap()] += 1;
     }
-    assert!((30..=33).contains(&counts[0]), "{counts:?}: a quarter and a quarter of that more");
+    assert!((30..=33).contains(&counts[0]), "{counts:?}: about 1.25 times a quarter");
 }
 
 #[test]

@@ -122,7 +122,7 @@ async fn exchange(
     Ok((connection, parts))
 }
 
-/// Receives the rest of a body, up to [`WHOLE_BYTES_MAX`].
+/// Receives the rest of a body. Fails if the body continues after more than [`WHOLE_BYTES_MAX`] bytes.
 async fn receive_whole(connection: &mut ReplicaConnection) -> std::io::Result<Bytes> {
     let Some(first) = connection.next().await.transpose()? else { return Ok(Bytes::new()) };
     let Some(second) = connection.next().await.transpose()? else { return Ok(first) };

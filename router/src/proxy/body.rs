@@ -10,7 +10,7 @@ use hyper::body::{Frame, SizeHint};
 use super::relay::Relay;
 
 /// Number of bytes of an answer in memory that the connection receives at once. The connection buffers a piece of any
-/// size, and requests the next one only when the client has read enough of it, so each request proves that the client
+/// size, and polls for the next piece only when the client has read enough of it, so each poll proves that the client
 /// reads.
 const PIECE_BYTES_MAX: usize = 64 * 1024;
 

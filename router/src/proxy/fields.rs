@@ -121,7 +121,8 @@ impl<'a> Fields<'a> {
     }
 
     fn member(&mut self, endpoint: Endpoint, name: &[u8], value: &'a [u8]) {
-        // The other endpoints have different parameters, most of which only other servers know.
+        // `Endpoint::Other` comprises endpoints with different parameters, most of which only other servers have, so
+        // all members are read for it.
         let is_for = |endpoints: &[Endpoint]| endpoint == Endpoint::Other || endpoints.contains(&endpoint);
         match name {
             b"model" => self.model = text(value),

@@ -1,7 +1,7 @@
 //! Replaces images in prompts for routing. An image in a `data:` URL has many more bytes than a text with as many tokens,
 //! so its bytes say nothing about the work that it causes.
 //!
-//! The replacement is a text of about as many blocks as the image has tokens, and equal images have equal replacements.
+//! The replacement is a text of about as many tokens as the image has, and equal images have equal replacements.
 //! Therefore, the length of a prompt is estimated, and its prefix is compared, in the same way with and without images.
 //! A replacement is never longer than what it replaces, because a client can declare a large image in a few bytes.
 
@@ -20,7 +20,7 @@ use xxhash_rust::xxh3::xxh3_64;
 const HEADER_BYTES_MAX: usize = 64 << 10;
 
 /// The number of pixels for each token of an image, as in Qwen's models. Other families use fixed numbers of tokens
-/// between the two limits.
+/// within [`TOKENS_RANGE`].
 const PIXELS_PER_TOKEN: u64 = 28 * 28;
 /// The smallest and the largest number of tokens that an image is assumed to have.
 const TOKENS_RANGE: [u64; 2] = [64, 1280];
@@ -80,7 +80,7 @@ fn without_escapes(content: &[u8]) -> Cow<'_, [u8]> {
 /// The estimated number of tokens of an image in base64. Only its header is read.
 fn tokens(content: &[u8]) -> u32 {
     let digits = &content[..content.len().min(HEADER_BYTES_MAX / 3 * 4)];
-    // The beginning of a text in base64 must consist of whole groups.
+    // The beginning of a text in base64 can be decoded only in whole groups of four digits.
     let header = STANDARD_NO_PAD.decode(&digits[..digits.len() / 4 * 4]).ok();
     let size = header.and_then(|bytes| ImageHeader::read(&bytes).ok()).map(|header| header.size());
     size.map_or(TOKENS_UNKNOWN, |size| {

@@ -15,11 +15,11 @@ use super::usage::may_have_usage;
 const STREAM_OPTIONS_MAX: usize = 4096;
 
 /// The body of a request for a stream, changed to request the usage. `None` if it requests the usage already, or if its
-/// options are invalid, for which the replica has a better error message, or too long.
+/// options are too long or invalid. The replica has a better error message for invalid options.
 pub(super) fn request_usage(body: &Bytes, fields: &Fields<'_>) -> Option<RequestBody> {
     const OPTIONS: &[u8] = b"{\"include_usage\":true}";
     let Some(given) = fields.stream_options else {
-        // The body has at least the member `stream`, so a comma must follow the new member.
+        // The body has at least the member `stream`, so a comma must precede the new member.
         let end = memchr::memrchr(b'}', body)?;
         let member = Bytes::from_static(b",\"stream_options\":{\"include_usage\":true}");
         return Some(RequestBody::replaced(body, end..end, member));

@@ -24,10 +24,10 @@ pub(super) struct OutgoingRequest {
     pub(super) hides_usage: bool,
     /// Whether a replica computes the answer and its usage.
     pub(super) is_computed: bool,
-    /// The bytes of the prompt, including its tools and instructions; 0 if it has images, whose tokens do not depend on
-    /// their bytes, or continues stored turns, whose bytes are unknown.
+    /// The number of bytes of the prompt, including its tools and instructions; 0 if it has images, whose tokens do not
+    /// depend on their bytes, or continues stored turns, whose bytes are unknown.
     pub(super) prompt_bytes: usize,
-    /// The number of sequences in the answer.
+    /// The number of sequences that the replica generates.
     pub(super) choices: u32,
 }
 

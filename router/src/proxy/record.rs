@@ -146,7 +146,7 @@ impl RequestRecord {
         });
     }
 
-    /// Ends the request: releases its permit immediately, and defers the recording of its outcome.
+    /// Ends the request and releases its permit. The caller records the outcome later, in the returned record.
     pub(super) fn finished(&mut self) -> Self {
         if let Some(inner) = &mut self.0 {
             inner.ended = Some(Instant::now());

@@ -208,7 +208,8 @@ impl Relay {
         if let Some(events) = &self.events {
             return Poll::Ready(Some(Ok(events.error_events(message))));
         }
-        // Returning an error drops the connection together with unwritten data, so write that data first.
+        // Returning an error drops the connection together with unwritten data. Return it at the next poll, so that the
+        // connection writes this data first.
         self.failure = Some(io::Error::new(io::ErrorKind::ConnectionReset, message.to_owned()));
         context.waker().wake_by_ref();
         Poll::Pending

@@ -67,7 +67,7 @@ impl Events {
     /// Returns the whole events in the bytes that were held back followed by `bytes`. The result is empty if no event
     /// is complete.
     pub(super) fn forward(&mut self, bytes: Bytes) -> Bytes {
-        // Fast path: most pieces are exactly one whole event.
+        // Fast path: most pieces consist of whole events.
         let forwarded = if self.held.is_empty() && ends_event(&bytes) {
             bytes
         } else {
@@ -122,7 +122,7 @@ impl Events {
         }
     }
 
-    /// The number of events with tokens: all events except the first and last ones of an answer.
+    /// The estimated number of events with tokens: all except three at the beginning and the end of an answer.
     pub(super) fn token_events(&self) -> u32 {
         u32::try_from(self.count).unwrap_or(u32::MAX).saturating_sub(3)
     }

@@ -14,7 +14,7 @@ use crate::served_model::ServedModel;
 /// If exceeded: the router ignores the object, and charges its own estimate of the tokens.
 const USAGE_BYTES_MAX: usize = 4096;
 
-/// Number of bytes of a name that are stored, so that no longer name equals `response`.
+/// Number of bytes of a name that are stored: one more than `response` has, so that a longer name does not equal it.
 const NAME_BYTES_MAX: usize = "response".len() + 1;
 
 /// The name of the member with the usage.
@@ -86,7 +86,7 @@ pub(super) struct UsageScanner {
     string: StringState,
     /// The beginning of the last string, which is the name of a member if a colon follows.
     name: Vec<u8>,
-    /// Whether the last member of the outermost object is `response`.
+    /// Whether the current member of the outermost object is `response`.
     is_in_response: bool,
     value: Option<UsageValue>,
     usage: Option<Usage>,

@@ -12,7 +12,8 @@ use std::time::Instant;
 
 use super::ticket::Ticket;
 
-/// Number of tenants below which the clocks of tenants without waiting requests are not removed.
+/// While requests wait, the clocks of tenants without waiting requests are removed only if there are more than this
+/// number, plus one for each tenant with waiting requests.
 const IDLE_CLOCKS_MAX: usize = 64;
 
 /// The position of a request among the requests of its tenant.
@@ -134,8 +135,8 @@ impl FairOrder {
         self.turns.extend(queue.turn(tenant));
     }
 
-    /// Removes the clocks of tenants without requests. As long as any tenant waits, a clock that is ahead of the others
-    /// must be retained, because its tenant might return.
+    /// Removes the clocks of tenants without requests. As long as any tenant waits, a clock that is ahead of the tenant
+    /// that was served last must be retained, because its own tenant might return.
     fn remove_idle_clocks(&mut self) {
         if self.turns.is_empty() {
             *self = Self::default();

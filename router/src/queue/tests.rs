@@ -57,7 +57,7 @@ fn a_class_is_served_before_lower_classes_for_a_limited_time() {
     assert_eq!(queue.head(), Some(bulk), "the delay of its class has passed");
 }
 
-/// Requests of this tenant, each with 100 tokens.
+/// A request of this tenant with 100 tokens.
 fn of_tenant(tenant: u64, now: Instant) -> QueuedRequest {
     QueuedRequest { tenant, ..request(PriorityClass::Standard, now) }
 }
@@ -172,8 +172,8 @@ fn classes_have_names() {
     assert_eq!(unknown, "unknown priority class \"Bulk\": use interactive, standard or bulk");
 }
 
-/// Urgent requests arrive faster than they can be served. Requests that arrived before them are served within the delay
-/// of their class and the backlog at that moment.
+/// Urgent requests arrive faster than they can be served. A request is overtaken only by requests of higher classes
+/// that arrive within the delay of its class.
 #[test]
 fn no_request_starves_and_all_counts_hold_at_random() {
     for seed in 0..50 {
@@ -209,7 +209,10 @@ fn no_request_starves_and_all_counts_hold_at_random() {
                         "seed {seed}: an earlier request of the same or a higher class was skipped"
                     );
                     let delay = config.class_delay * other.class as u32;
-                    assert!(*other_since + delay >= since, "seed {seed}: it exceeds the delay of its class");
+                    assert!(
+                        *other_since + delay >= since,
+                        "seed {seed}: a request was overtaken after the delay of its class"
+                    );
                 }
             }
             assert_eq!(queue.len(), waiting.len());

@@ -117,7 +117,8 @@ fn the_tokens_of_a_key_are_limited_by_its_real_usage() {
     let upstream = upstream();
     let (_directory, keys) = file("alpha\n");
     let router = start(&upstream, &[&keys, "--tokens-per-minute=400"]);
-    // About 130 tokens are expected of each request and 30 are used, so more than three requests pass.
+    // Each request is charged for about 130 tokens on arrival and for 30 tokens at its end, so more than three requests
+    // are served.
     for _ in 0..6 {
         assert_eq!(ask(&router, "alpha").status, 200);
     }

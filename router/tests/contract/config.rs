@@ -73,7 +73,7 @@ fn a_replica_removed_from_the_configuration_finishes_its_requests_and_gets_no_ne
         await_condition("the request to arrive", || (leaving.seen().len() == 1).then_some(()));
         std::fs::write(&path, format!("replica: {}\n", staying.address)).unwrap();
         router.await_log("a replica was removed");
-        await_condition("the other to be used", || {
+        await_condition("the other replica to be used", || {
             (router.post(CHAT, &chat("m", false)).body == "\"stays\"").then_some(())
         });
         go.send(()).unwrap();

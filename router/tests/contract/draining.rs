@@ -62,7 +62,8 @@ impl Service for Reports {
     }
 }
 
-/// Reports the load, in a separate thread, until the test ends.
+/// Serves load reports in a separate thread until the test ends. Returns the address, and the sender of the state to
+/// report.
 fn report() -> (SocketAddr, StateSender) {
     let (reported, receiver) = watch::channel(Some(State::Serving));
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
@@ -143,7 +144,7 @@ fn ask<'scope, 'env>(
     (is_first, answer)
 }
 
-fn is_finished_by_a_replica_that_leaves(leaving_by: Departure, is_stream: bool) {
+fn assert_leaving_replica_finishes_its_request(leaving_by: Departure, is_stream: bool) {
     let (leaving, frozen) = (GatedReplica::start("\"late\""), GatedReplica::start("\"never\""));
     let staying = Upstream::start("m", |_, stream| send(stream, &whole("\"stays\"")));
     let directory = tempfile::tempdir().unwrap();
@@ -175,18 +176,17 @@ fn is_finished_by_a_replica_that_leaves(leaving_by: Departure, is_stream: bool) 
             Departure::Draining => {
                 write(&[&leaving.argument, &frozen.argument, &staying_argument]);
                 leaving.reported.send(Some(State::Draining)).unwrap();
-                await_condition("the router to know that it drains", || {
+                await_condition("the router to know that the replica drains", || {
                     router.get("/debug/replicas").body.contains("\"draining\"").then_some(())
                 });
                 leaving.reported.send(None).unwrap();
             }
         }
         router.await_served(staying.address);
-        // The other replica stops reporting only now. When that replica counts as hung, the first one has been silent
-        // for even longer.
+        // `frozen` stops reporting only now, so when the router considers it hung, `leaving` has been silent for even
+        // longer.
         frozen.reported.send(None).unwrap();
         let stuck = stuck.join().unwrap();
-        // Now the first replica answers.
         leaving.release();
         (late.join().unwrap(), stuck, staying_argument)
     });
@@ -203,13 +203,13 @@ fn is_finished_by_a_replica_that_leaves(leaving_by: Departure, is_stream: bool) 
 #[test]
 fn a_removed_replica_finishes_its_requests_without_reports() {
     for is_stream in [false, true] {
-        is_finished_by_a_replica_that_leaves(Departure::Removed, is_stream);
+        assert_leaving_replica_finishes_its_request(Departure::Removed, is_stream);
     }
 }
 
 #[test]
 fn a_draining_replica_finishes_its_requests_after_its_last_report() {
     for is_stream in [false, true] {
-        is_finished_by_a_replica_that_leaves(Departure::Draining, is_stream);
+        assert_leaving_replica_finishes_its_request(Departure::Draining, is_stream);
     }
 }

@@ -20,7 +20,7 @@ fn good() -> Upstream {
     })
 }
 
-/// Both replicas receive the same number of requests, so half of them reach the failing replica.
+/// The policy picks the replicas in turn, so that the failing replica receives requests.
 const IN_TURN: &str = "--policy=round-robin";
 /// The number of requests, which is small enough that every retry is permitted.
 const REQUESTS: usize = 10;
@@ -349,7 +349,7 @@ fn a_replica_that_comes_back_after_a_crash_is_used_again() {
     // The model of the second replica is unknown, so all requests go to the first.
     assert_eq!(router.post(CHAT, &chat("m", false)).body, "1");
     let _second = Upstream::on(TcpListener::bind(place).unwrap(), "m", |_, stream| send(stream, &whole("2")));
-    await_condition("the second to be used", || {
+    await_condition("the second replica to be used", || {
         (router.post(CHAT, &chat("m", false)).body == "2").then_some(())
     });
 }

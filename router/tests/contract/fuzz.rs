@@ -143,7 +143,7 @@ fn any_stream_of_a_replica_ends_properly_for_the_client() {
             send(stream, &format!("{:x}\r\n{piece}\r\n", piece.len()));
         }
         match rng.random_range(0..4) {
-            // A stream may end properly, with a truncated event, or with random bytes.
+            // The stream ends properly, is cut off, or ends with an invalid chunk.
             0 | 1 => send(stream, END),
             2 => false,
             _ => send_and_close(stream, "zz\r\n"),

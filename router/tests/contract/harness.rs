@@ -199,7 +199,7 @@ pub(crate) struct Router {
     reader: Option<JoinHandle<()>>,
 }
 
-/// The command of a router, without the variables of the environment.
+/// The command of a router, without the environment variables that set flags.
 pub(crate) fn command(arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_ovfleet-router"));
     for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("OVFLEET_")) {
@@ -234,7 +234,7 @@ impl Router {
         let mut address = None;
         for line in lines.by_ref() {
             address = line.split_once("http://").map(|(_, rest)| {
-                // The logs are text or JSON.
+                // A quotation mark (in JSON logs) or a comma may follow the address.
                 let end = rest.find(|letter: char| !letter.is_ascii_digit() && !".:".contains(letter));
                 rest[..end.unwrap_or(rest.len())].to_owned()
             });
@@ -243,7 +243,8 @@ impl Router {
                 break;
             }
         }
-        let address = address.unwrap_or_else(|| panic!("it does not listen: {}", log.0.lock().unwrap()));
+        let address =
+            address.unwrap_or_else(|| panic!("the router does not listen: {}", log.0.lock().unwrap()));
         let more = Arc::clone(&log);
         let reader = std::thread::spawn(move || lines.for_each(|line| append(&more, line)));
         Self { child, address, log, reader: Some(reader) }

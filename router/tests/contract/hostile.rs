@@ -87,7 +87,7 @@ fn probes_and_metrics_have_their_own_port() {
     let router =
         Router::start(&[&upstream], &["--max-connections=1", "--admin-port=0", "--write-timeout=1h"]);
     let admin = address_of(&router, "metrics and probes on ");
-    // The only connection to the API is in use.
+    // The only permitted connection to the API is in use.
     let mut busy = router.connect();
     busy.write_all(raw("POST", CHAT, "", &chat("m", true)).as_bytes()).unwrap();
     read_until(&mut busy, "data: x");
@@ -159,7 +159,7 @@ fn the_bodies_of_all_requests_together_have_a_limit() {
     let large = chat("m", false).replace("Hello", &"x".repeat(60 * 1024));
     let mut first = router.connect();
     first.write_all(raw("POST", CHAT, "", &large).as_bytes()).unwrap();
-    await_condition("the first to arrive", || (!upstream.seen().is_empty()).then_some(()));
+    await_condition("the first request to arrive", || (!upstream.seen().is_empty()).then_some(()));
     let second = router.post(CHAT, &large);
     assert_eq!((second.status, second.header("retry-after")), (429, Some("1")));
     assert!(second.body.contains("body_buffer_full") && second.body.contains("65536"), "{second:?}");
@@ -196,7 +196,7 @@ fn a_client_that_is_still_sending_receives_the_rejection_of_its_body() {
     let large = raw("POST", CHAT, "", &chat("m", false).replace("Hello", &"x".repeat(6 << 20)));
     let mut first = router.connect();
     first.write_all(large.as_bytes()).unwrap();
-    await_condition("the first to arrive", || (!upstream.seen().is_empty()).then_some(()));
+    await_condition("the first request to arrive", || (!upstream.seen().is_empty()).then_some(()));
     for _ in 0..8 {
         let mut client = router.connect();
         // The rest of a rejected body is read, so that the client does not see a broken connection.

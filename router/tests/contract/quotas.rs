@@ -7,7 +7,8 @@ use std::net::Shutdown;
 use crate::access::file;
 use crate::harness::*;
 
-/// The tokens of each prompt, as the replica counts them. The router estimates about a tenth of that.
+/// The tokens of each prompt, as the replica counts them. The router estimates a single token, because most prompts of
+/// these tests are empty.
 const PROMPT_TOKENS: u32 = 300;
 
 /// A stream like those of vLLM and ovfleet's server: with `include_usage`, each chunk has the member `usage`, which is
@@ -63,7 +64,7 @@ fn a_stream_is_charged_for_its_prompt_although_its_client_did_not_request_the_us
     for more in ["", r#","stream_options":null"#, r#","stream_options":{"include_usage":false}"#] {
         let answer = ask(&router, more);
         if answer.status == 429 {
-            // Each stream was charged about 300 of the 600 permitted tokens.
+            // Each stream was charged for about 300 of the 600 permitted tokens.
             assert!(upstream.seen().len() == 2, "{answer:?}");
             return;
         }
@@ -192,7 +193,7 @@ fn a_client_that_leaves_is_charged_for_the_tokens_it_received() {
         let metrics = router.get("/metrics").body;
         metrics.contains("outcome=\"cancelled\"").then_some(())
     });
-    // About 130 tokens are expected of this request, and about 10 of the one before.
+    // On arrival, this request is charged for about 130 tokens, and the previous request was charged for about 10.
     let answer = router.request("POST", "/v1/embeddings", KEY, r#"{"model":"m","input":"x"}"#);
     assert_eq!(answer.status, 429, "{answer:?}");
 }

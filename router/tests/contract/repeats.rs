@@ -1,4 +1,4 @@
-//! Tests retries: reads are always retried, computations are retried until the client has received a byte, and requests
+//! Tests retries: until the client has received a byte, idempotent requests and computations are retried, and requests
 //! that may have stored something only if no replica can have received them.
 
 use std::net::TcpListener;
@@ -41,7 +41,8 @@ fn a_request_that_kills_replicas_is_sent_to_at_most_two() {
     assert_eq!((answer.status, answer.header("x-should-retry")), (502, None), "{answer:?}");
 }
 
-/// A replica with store 1 that closes the connection when it receives the first request that it must drop.
+/// A replica with store 1. Instead of answering the first request without the header `x-warm`, it closes the
+/// connection.
 fn dropping_first_request() -> Upstream {
     let dropped = AtomicUsize::new(0);
     Upstream::with_store(TcpListener::bind("127.0.0.1:0").unwrap(), "m", 1, move |request, stream| {

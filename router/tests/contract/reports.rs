@@ -27,13 +27,14 @@ use crate::harness::*;
 const SEED: u64 = 21;
 /// Number of replicas with malformed reports.
 const BABBLING: usize = 6;
-/// Number of reports that these replicas must have sent before the test ends.
+/// Number of streams of reports that these replicas must have begun before the test ends.
 const STREAMS: usize = 3 * BABBLING;
+/// Number of reports that these replicas must have sent before the test ends.
 const REPORTS: usize = 1000;
 /// The smallest number of requests that the test sends in the meantime.
 const REQUESTS: usize = 300;
 
-/// Counts the reports that were sent.
+/// Counts the streams that were begun and the reports that were sent.
 #[derive(Debug, Default)]
 struct SentReports {
     streams: AtomicUsize,
@@ -114,7 +115,7 @@ fn framed(rng: &mut StdRng, report: &Load) -> Bytes {
 
 type Reports = StreamBody<std::pin::Pin<Box<dyn Stream<Item = Result<Frame<Bytes>, Infallible>> + Send>>>;
 
-/// Answers a call with random reports, and ends the stream properly or with an error.
+/// Answers a call with a stream of random reports, which ends without a gRPC status.
 async fn answer(
     request: Request<Incoming>,
     seed: u64,
@@ -199,6 +200,6 @@ fn each_request_is_answered_by_one_replica_whatever_replicas_report() {
     }
     assert!(times.len() == requests && times.values().all(|&count| count == 1), "{times:?}");
     let reporting = babbling.iter().filter(|upstream| !upstream.seen().is_empty()).count();
-    assert!(reporting > 1, "{reporting} of those that report were picked");
+    assert!(reporting > 1, "{reporting} of the reporting replicas received requests");
     idle(&router);
 }

@@ -18,7 +18,7 @@ fn name(prefix: &str, store_id: u64) -> String {
     format!("{prefix}_{store_id:016x}{:032x}", 0x100)
 }
 
-/// Each router has seen only the answers that it forwarded itself.
+/// Starts several routers, each of which has seen only the answers that it has forwarded itself.
 fn routers(replicas: &[&Upstream]) -> Vec<Router> {
     replicas.iter().map(|_| Router::start(replicas, &["--policy=round-robin"])).collect()
 }

@@ -101,7 +101,7 @@ impl FuzzTarget {
             assert!(answer.starts_with(b"HTTP/1.1 200 "), "{}", String::from_utf8_lossy(&answer));
         };
         let done = self.runtime.block_on(async { tokio::time::timeout(LIMIT, exchange).await });
-        done.expect("the router answers or closes");
+        done.expect("the router answers or closes the connection");
     }
 
     /// Sends `input` over a new connection, and closes this side after some turns of the runtime without an answer.

@@ -77,7 +77,7 @@ fn bookings_reports_and_ends_leave_nothing_behind_in_any_order() {
 }
 
 #[test]
-fn a_view_never_contains_a_report_without_its_dispatches() {
+fn a_snapshot_never_contains_a_report_without_its_dispatches() {
     let now = Instant::now();
     loom::model(move || {
         let ledger = Ledger::new(ROUTER);

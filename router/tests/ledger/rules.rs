@@ -16,7 +16,7 @@ fn load(epoch: u64, report: u64, ranges: &[(u64, u64)]) -> Load {
 }
 
 #[test]
-fn a_report_that_has_a_later_dispatch_leaves_the_earlier_one() {
+fn a_report_that_includes_a_later_dispatch_does_not_include_the_earlier_one() {
     let (now, ledger) = (Instant::now(), Ledger::new(ROUTER));
     let _slow = ledger.book(COST, now);
     let _quick = ledger.book(COST, now);
@@ -40,10 +40,10 @@ fn dispatches_of_another_router_are_ignored() {
 fn without_dispatch_numbers_a_report_includes_a_request_after_a_delay() {
     let (now, ledger) = (Instant::now(), Ledger::new(ROUTER));
     let _booking = ledger.book(COST, now);
-    let untold = |report| Load { dispatches: None, ..load(1, report, &[]) };
-    ledger.observe(&untold(1), now + Duration::from_millis(20));
+    let without_dispatches = |report| Load { dispatches: None, ..load(1, report, &[]) };
+    ledger.observe(&without_dispatches(1), now + Duration::from_millis(20));
     assert_eq!(ledger.snapshot(now, TTL).booked.unreported, 1);
-    ledger.observe(&untold(2), now + Duration::from_millis(120));
+    ledger.observe(&without_dispatches(2), now + Duration::from_millis(120));
     assert_eq!(ledger.snapshot(now, TTL).booked.unreported, 0);
     assert_eq!(ledger.snapshot(now, TTL).booked.in_flight, 1);
 }
