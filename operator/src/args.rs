@@ -1,5 +1,5 @@
-//! The command line and the environment variables. The doc comments of the fields are the help text and the reference in
-//! the documentation.
+//! The command line and the environment variables. The doc comments of the fields are the help text and the reference
+//! in the documentation.
 
 use std::ffi::OsString;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};

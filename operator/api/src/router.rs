@@ -143,7 +143,7 @@ pub enum Policy {
     Kv,
     /// The replica with the fewest requests.
     LeastRequests,
-    /// The replica with fewer requests among two that are chosen at random.
+    /// Of two replicas that are chosen at random, the one with fewer requests.
     PowerOfTwo,
     /// The replicas in turn, one request each.
     RoundRobin,
@@ -217,7 +217,7 @@ pub struct Retry {
     /// Maximum number of replicas to which a request is sent before the client receives the first byte.
     #[schemars(range(min = 1, max = 16))]
     pub attempts: u32,
-    /// Maximum percentage of requests that are retried.
+    /// Maximum number of retries per 100 requests.
     #[schemars(range(min = 0, max = 100))]
     pub budget_percent: u32,
 }
