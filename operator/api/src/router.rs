@@ -143,7 +143,7 @@ pub enum Policy {
     Kv,
     /// The replica with the fewest requests.
     LeastRequests,
-    /// Of two replicas that are chosen at random, the one with fewer requests.
+    /// The one with fewer requests of two replicas that are chosen at random.
     PowerOfTwo,
     /// The replicas in turn, one request each.
     RoundRobin,
