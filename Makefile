@@ -114,8 +114,8 @@ fmt: ## Format the Rust and C++ code in place.
 	@$(CARGO) fmt --all
 	@scripts/clang --fix
 
-# The examples give the dependencies the same features as for clippy. Without them, half of the dependencies would be
-# checked again.
+# With `--examples`, the dependencies have the same features as for clippy. Without it, half of the dependencies would
+# be checked again.
 .PHONY: doc
 doc: fetch ## Build the API documentation of the crates; broken links are errors.
 	@RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --lib --examples --features $(EXTRA_TESTS) --no-deps \

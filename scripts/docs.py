@@ -63,7 +63,7 @@ def staged(path: pathlib.Path, pages: set[pathlib.Path]) -> pathlib.Path:
     if path.is_relative_to(DOCS):
         return path.relative_to(DOCS)
     relative = OUTSIDE / path.relative_to(ROOT)
-    # mdBook does not copy Markdown files that are not pages; browsers display them as text.
+    # mdBook does not copy Markdown files that are not pages, so they become text files, which browsers display.
     if path.suffix == ".md" and path not in pages:
         relative = relative.with_suffix(".txt")
     return relative
@@ -129,7 +129,7 @@ def check(site: pathlib.Path) -> list[str]:
     pages = {path: Page(path.read_text()) for path in sorted(site.rglob("*.html"))}
     problems = []
     for path, page in pages.items():
-        # 404.html has absolute links, and toc.html is displayed in a frame of each page.
+        # 404.html has absolute links, toc.html is displayed in a frame of each page, and print.html repeats all pages.
         if path.name in ("404.html", "toc.html", "print.html"):
             continue
         for link in sorted(page.links):

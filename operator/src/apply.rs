@@ -83,7 +83,7 @@ impl FailureCause {
         }
     }
 
-    /// Returns the message of the API server.
+    /// Returns the message of the API server, if it sent one, or else the message of this error.
     #[must_use]
     pub fn message(&self) -> String {
         match self {
@@ -276,7 +276,7 @@ fn has_desired_state(live: &DynamicObject, manifest: &Manifest) -> bool {
         return false;
     }
     let Ok(mut live) = serde_json::to_value(live) else { return false };
-    // The objects of a list do not have these fields.
+    // The API server omits these fields from the items of a list, and `covers` would report them as missing.
     live["apiVersion"] = manifest.body["apiVersion"].clone();
     live["kind"] = manifest.body["kind"].clone();
     covers(&live, &manifest.body)

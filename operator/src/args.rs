@@ -1,5 +1,5 @@
-//! The command line and the environment variables. The doc comments of the fields are the help text and the reference in
-//! the documentation.
+//! The command line and the environment variables. The doc comments of the fields are the help text and the reference
+//! in the documentation.
 
 use std::ffi::OsString;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -120,8 +120,8 @@ pub struct RunArgs {
     /// Maximum number of resources whose pods are replaced at the same time after an upgrade of the operator. Pods are
     /// replaced if the new version has different default images or renders pods differently.
     ///
-    /// If exceeded: the other resources wait. A resource counts until its new pods are ready, so with 1, an upgrade
-    /// that fails blocks those of the others.
+    /// If exceeded: the other resources wait. A resource counts until its new pods are ready, so with 1, a failed
+    /// upgrade of one resource blocks the upgrades of the others.
     #[arg(
         long,
         value_name = "COUNT",

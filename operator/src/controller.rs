@@ -57,8 +57,8 @@ pub struct Scope {
     pub metrics: Metrics,
 }
 
-/// Reconciles all resources of a scope until `stop`, then finishes the running reconciles. `ready` receives the store of
-/// resources once they have been listed, after all other objects.
+/// Reconciles all resources of a scope until `stop`, then finishes the running reconciles. `ready` receives the store
+/// of resources once they have been listed, after all other objects.
 ///
 /// # Errors
 /// A watch has ended, which is a bug.

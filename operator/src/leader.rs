@@ -110,7 +110,7 @@ impl Election {
         Ok(())
     }
 
-    /// Makes an attempt that fails after `limit`. The next attempt uses another connection.
+    /// Acquires or renews the Lease if possible, and fails after `limit`. The next attempt uses another connection.
     async fn try_within(&mut self, limit: Duration) -> anyhow::Result<bool> {
         let attempt = timeout(limit, self.try_acquire_or_renew()).await;
         attempt.with_context(|| format!("the API server did not respond within {limit:?}"))?
@@ -197,7 +197,7 @@ mod tests {
 
     use super::*;
 
-    /// The time within which a test must have reached its end.
+    /// The time within which a test must end.
     const LIMIT: Duration = Duration::from_secs(60);
 
     fn config(duration: Duration) -> Config {
@@ -232,7 +232,7 @@ mod tests {
         let mut election = Election::new(&client, config(Duration::from_secs(15)));
         let ended = timeout(LIMIT, election.hold()).await.expect("the lease is lost");
         assert_eq!(ended.unwrap_err().to_string(), "another operator has acquired the lease");
-        // Two renewals with two requests each, and the request that shows the other holder.
+        // Two attempts to renew the Lease with two requests each, and the request that shows the other holder.
         assert_eq!(requests.load(Ordering::Relaxed), 5);
     }
 

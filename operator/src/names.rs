@@ -30,7 +30,8 @@ pub const RETRY: &str = "ovfleet.dev/retry";
 /// The annotation of a resource that approves a release if `upgradePolicy` is `Manual`. Its value is that of
 /// `status.release.available`.
 pub const UPGRADE: &str = "ovfleet.dev/upgrade";
-/// The annotation of a Deployment with the digest of the fields of the resource that its pod template was rendered from.
+/// The annotation of a Deployment with the digest of the fields of the resource that its pod template was rendered
+/// from.
 pub const INPUTS: &str = "ovfleet.dev/inputs";
 /// The annotation of fetch Jobs, and of the Deployment and the pods of replicas, with the key of the source of a model
 /// that is fetched into a shared volume.

@@ -1,5 +1,5 @@
-//! Observes a resource: its objects and pods, from the caches of the watches, and the reports of its routers and fetches.
-//! Everything is read from memory, so observing sends no requests and never waits.
+//! Observes a resource: its objects and pods, from the caches of the watches, and the reports of its routers and
+//! fetches. Everything is read from memory, so observing sends no requests and never waits.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -38,7 +38,7 @@ impl ObservedState {
         self.pods.iter().filter(move |pod| pod.component == component.name())
     }
 
-    /// Returns the Deployment of a component.
+    /// Returns the Deployment called `name`.
     #[must_use]
     pub fn deployment(&self, name: &str) -> Option<&DynamicObject> {
         self.owned.get(&(Kind::Deployment, name.to_owned())).map(AsRef::as_ref)
@@ -56,7 +56,7 @@ impl ObservedState {
         self.has_job_condition(name, "Complete")
     }
 
-    /// Whether the Job called `name` has failed and will not try again.
+    /// Whether the Job called `name` has failed and will not retry.
     #[must_use]
     pub fn is_job_failed(&self, name: &str) -> bool {
         self.has_job_condition(name, "Failed")

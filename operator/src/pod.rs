@@ -52,8 +52,8 @@ pub struct PodState {
     pub is_starting: bool,
     /// The key of the ConfigMap of revisions from which the pod reads the revision to fetch.
     pub revision_key: Option<String>,
-    /// A message about the volumes that must exist before the containers can be created; `None` once they have been
-    /// created.
+    /// A message about the volumes that must exist before the containers can be created; `None` once a container has
+    /// been created.
     pub awaits: Option<String>,
     /// The report of the last fetch in the pod, once it has ended.
     pub fetched: Option<FetchReport>,
@@ -62,15 +62,15 @@ pub struct PodState {
 }
 
 impl PodState {
-    /// Whether routers send requests to the pod. If a node fails, its pods become unready, but their gates remain set, and
-    /// their containers still count as ready.
+    /// Whether routers send requests to the pod. If a node fails, its pods become unready, but their gates remain set,
+    /// and their containers still count as ready.
     #[must_use]
     pub fn receives_requests(&self) -> bool {
         self.is_routable == Some(true) && self.is_ready
     }
 }
 
-/// Returns the names of the replicas that work and that no router has admitted yet.
+/// Returns the names of the replicas whose containers are ready and whose readiness gate is not set yet.
 #[must_use]
 pub fn awaiting_admission(pods: &[PodState]) -> BTreeSet<&str> {
     let servers = pods.iter().filter(|pod| pod.component == Component::Server.name());
@@ -123,8 +123,8 @@ fn revision_key(pod: &Pod) -> Option<String> {
     containers.filter(|container| container.name == "fetch").find_map(key)
 }
 
-/// Whether the server runs and has not started yet. The kubelet kills a container that does not start within the time of
-/// its startup probe, so a running container that has not started is within that time.
+/// Whether the server runs and has not started yet. The kubelet kills a container that does not start within the time
+/// of its startup probe, so a running container that has not started is within that time.
 fn is_starting(status: &PodStatus) -> bool {
     let server = status.container_statuses.iter().flatten().find(|container| container.name == "server");
     server.is_some_and(|server| {
@@ -133,8 +133,9 @@ fn is_starting(status: &PodStatus) -> bool {
     })
 }
 
-/// Names the volumes that a pod needs while none of its containers could be created. Kubernetes reports a missing
-/// volume in events only, which expire; the status of the pod shows only that no container was created.
+/// Returns a message with the objects that a pod mounts, as long as none of its containers has been created. Kubernetes
+/// reports a missing object in events only, which expire; the status of the pod shows only that no container was
+/// created.
 fn awaits(pod: &Pod, status: &PodStatus) -> Option<String> {
     let is_creating = |container: &ContainerStatus| {
         let waiting = container.state.as_ref().and_then(|state| state.waiting.as_ref());
@@ -153,7 +154,7 @@ fn awaits(pod: &Pod, status: &PodStatus) -> Option<String> {
         .then(|| format!("the containers of the pod cannot be created yet; it mounts {}", objects.join(", ")))
 }
 
-/// The objects that the volumes of a pod refer to and that the operator does not create itself.
+/// The Secrets, the ConfigMap with certificates and the PersistentVolumeClaims that the volumes of a pod refer to.
 fn mounted_objects(pod: &Pod) -> Vec<String> {
     let volumes = pod.spec.iter().flat_map(|spec| spec.volumes.iter().flatten());
     let object = |volume: &Volume| {

@@ -1,5 +1,5 @@
-//! The reports of pods: routers report which replicas they have admitted and how full these replicas are, and fetching
-//! containers report their progress. A background task per pod requests the reports while they are needed, and
+//! The reports of pods: routers report which replicas they have admitted and the usage of the replicas' KV caches, and
+//! fetching containers report their progress. A background task per pod requests the reports while they are needed, and
 //! reconciles read the latest ones from memory. A router that does not respond therefore delays only its own resource.
 //! If a report is missing, the operator assumes nothing.
 //!
@@ -219,7 +219,8 @@ fn sources(pods: &[PodState], sampling: CacheSampling) -> BTreeSet<ReportSource>
             }
         }
     }
-    // All fetches fetch the same model, and each ready router reports on all replicas, so one of them is enough.
+    // All fetches fetch the same model, and each ready router reports on all replicas, so one fetch and one router are
+    // enough.
     let mut seen = HashSet::new();
     sources.retain(|source| source.report == ReportKind::Admission || seen.insert(source.report));
     sources

@@ -6,8 +6,8 @@
 //! suffix   = "" | n | u | m | k | M | G | T | P | E | Ki | Mi | Gi | Ti | Pi | Ei | ( "e" | "E" ) integer
 //! ```
 //!
-//! The functions `isQuantity` and `quantity` of CEL also read a quantity without digits, such as `Gi`, as 0. The grammar of
-//! apimachinery does not contain it.
+//! The functions `isQuantity` and `quantity` of CEL also read a quantity without digits, such as `Gi`, as 0. The
+//! grammar of apimachinery does not contain such a quantity.
 
 use std::iter::repeat_n;
 use std::str::FromStr;
@@ -28,8 +28,8 @@ pub struct QuantityValue {
 /// The error for a text that is not a quantity.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "{0:?} is not a quantity: it must be a number, such as 1.5, without or with one of the suffixes n, u, m, k, M, G, T, P, \
-     E, Ki, Mi, Gi, Ti, Pi and Ei, or an exponent, such as e9"
+    "{0:?} is not a quantity: it must be a number, such as 1.5, optionally followed by one of the suffixes n, u, m, k, \
+     M, G, T, P, E, Ki, Mi, Gi, Ti, Pi and Ei, or by an exponent, such as e9"
 )]
 pub struct InvalidQuantity(pub String);
 

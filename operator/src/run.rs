@@ -121,7 +121,7 @@ async fn run(args: RunArgs) -> anyhow::Result<()> {
         Ok(None) => Ok(()),
         Err(_) => bail!("the running reconciles did not finish within {SHUTDOWN_TIMEOUT:?}"),
     };
-    // Flushing blocks the thread while it sends through the runtime of this thread.
+    // Flushing blocks its thread until this runtime has sent the spans, so it uses another thread.
     let flush = move || tracer.iter().for_each(Tracer::flush);
     tokio::task::spawn_blocking(flush).await.context("failed to send spans")?;
     outcome
@@ -161,7 +161,7 @@ fn config(args: RunArgs, client: &Client) -> anyhow::Result<Config> {
                 router_image,
                 image_pull_policy,
                 host: ip_family.unspecified_address(std::env::var("KUBERNETES_SERVICE_HOST").ok().as_deref()),
-                // A failure is detected later, by a request to the cluster.
+                // `run_controllers` replaces this value, because it depends on the cluster.
                 pod_user: PodUser::Fixed,
             },
             load_interval: (!load_interval.is_zero()).then_some(load_interval),
@@ -272,8 +272,8 @@ async fn run_controllers(
     Ok(())
 }
 
-/// Returns the namespaces of the controllers: each of `namespaces` once, because two controllers would interfere with each
-/// other, or `None` for one controller of all namespaces.
+/// Returns the namespaces of the controllers: each of `namespaces` once, because two controllers of a namespace would
+/// interfere with each other, or `None` for one controller of all namespaces.
 fn scopes(namespaces: &[String]) -> Vec<Option<String>> {
     if namespaces.is_empty() {
         return vec![None];
@@ -287,7 +287,8 @@ fn scopes(namespaces: &[String]) -> Vec<Option<String>> {
 /// Every error is retried, because the API server may be unavailable when this process starts. A process that exits
 /// instead is restarted with growing pauses of up to five minutes.
 async fn await_definition(client: &Client, namespace: Option<&String>) {
-    // This needs no permission to read definitions, which an operator that is limited to namespaces cannot have.
+    // Listing resources requires no permission to read definitions, which an operator that is limited to namespaces
+    // cannot have.
     let resources: Api<LlmDeployment> = match namespace {
         Some(namespace) => Api::namespaced(client.clone(), namespace),
         None => Api::all(client.clone()),

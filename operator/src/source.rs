@@ -45,7 +45,7 @@ fn annotated(annotations: &BTreeMap<String, String>) -> Option<ModelSourceKey> {
 }
 
 /// The sources of objects of releases without the annotation. Once upgrades from these releases are no longer
-/// supported, this module can be removed: an object without the annotation is then not in a shared volume.
+/// supported, this module can be removed: the model of an object without the annotation is then not in a shared volume.
 mod former_release {
     use k8s_openapi::api::core::v1::Pod;
     use kube::api::DynamicObject;

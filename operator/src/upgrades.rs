@@ -30,7 +30,7 @@ struct Slots {
 }
 
 impl UpgradeLimiter {
-    /// Creates a limiter with `limit` slots for the resources of as many stores as there are `scopes`.
+    /// Creates a limiter with `limit` slots for the resources of `scopes` stores.
     #[must_use]
     pub fn new(limit: usize, scopes: usize) -> Self {
         let slots = Slots { limit, scopes, stores: Vec::new(), holders: HashSet::new() };

@@ -1,6 +1,6 @@
-//! A validated resource: every optional field of the spec is resolved to a plain value, so that the modules that
-//! render objects do not depend on the types of the API. The names are those of the flags and of the fields of the
-//! rendered objects; [`crate::validate`] is the only place that translates from the fields of the resource.
+//! A validated resource: every default of the spec is resolved, so that the modules that render objects do not depend
+//! on the structure of the spec. The names are those of the flags and of the fields of the rendered objects;
+//! [`crate::validate`] is the only place that translates from the fields of the resource.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -287,7 +287,7 @@ pub struct ServerSettings {
     pub max_surge: IntOrString,
     /// The number or percentage of replicas that may be unavailable during a rollout.
     pub max_unavailable: IntOrString,
-    /// The number of seconds for which a new replica must be ready before the next one is replaced.
+    /// The number of seconds for which a new replica must be ready before another replica is replaced.
     pub min_ready_seconds: i32,
     /// The time without progress after which a rollout is reported as failed.
     pub progress_deadline: Duration,
@@ -345,7 +345,7 @@ pub struct RouterSettings {
     pub queue_timeout: Duration,
     /// The maximum number of replicas to which a request is sent.
     pub attempts: u32,
-    /// The maximum percentage of requests that are retried.
+    /// The maximum number of retries per 100 requests.
     pub retry_budget_percent: u32,
     /// The timeout for connecting to a replica.
     pub connect_timeout: Duration,
@@ -365,7 +365,7 @@ pub struct RouterSettings {
     pub extra_args: Vec<String>,
     /// An object that is merged into the pod template.
     pub pod_template: Option<Value>,
-    /// The entry of a Secret with API keys, if requests need one.
+    /// The entry of a Secret with API keys, if requests need a key.
     pub api_keys: Option<DataKey>,
     /// The API keys that share stored responses and cached prompts.
     pub key_isolation: KeyIsolation,

@@ -31,7 +31,7 @@ pub use defaults::{Defaults, PodUser};
 use inputs::input_digests;
 use media::{check_domain, check_network};
 
-/// The user that pods run as if neither the resource nor the platform chooses one.
+/// The user ID of pods for which neither the resource nor the platform chooses a user.
 const POD_USER: i64 = 65532;
 /// The label of a node that names the architecture of its processors.
 const ARCHITECTURE_LABEL: &str = "kubernetes.io/arch";
@@ -211,8 +211,8 @@ fn media_sources(media: &MediaSources) -> Result<MediaSources, ValidationError> 
 
 fn disruption(spec: &LlmDeploymentSpec) -> DisruptionLimit {
     let Disruption { min_available, max_unavailable } = &spec.disruption;
-    // An evicted replica cannot start on another node as long as others run on this one, so a drain that evicts one at a
-    // time would never finish.
+    // If only one node can mount the volume, an evicted replica cannot start on another node while other replicas run
+    // on the drained node, so a drain that evicts one replica at a time would never finish.
     let shares_node =
         |cache: &Cache| cache.mode == CacheMode::Shared && cache.access_mode == AccessMode::ReadWriteOnce;
     match (min_available, max_unavailable) {
@@ -359,8 +359,8 @@ fn bytes(field: &'static str, size: &Quantity) -> Result<u64, ValidationError> {
 }
 
 fn duration(field: &'static str, period: &Period) -> Result<Duration, ValidationError> {
-    /// Length of any duration in a resource. Longer ones are useless in all of these fields, and Kubernetes counts
-    /// seconds in 32 bits.
+    /// Length of any duration in a resource. Longer durations are useless in all fields, and Kubernetes counts seconds
+    /// in 32 bits.
     ///
     /// If exceeded: the operator rejects the resource and reports the field in its status.
     const LONGEST: Duration = Duration::from_secs(365 * 24 * 3600);

@@ -35,8 +35,8 @@ use stores::owner;
 /// If exceeded: the watches wait.
 const CHANGES_MAX: usize = 1024;
 
-/// A resource as the API server stores it. Decoding fails if the resource was stored under another schema; the resource
-/// then contains the error instead, so that it does not end the watch of the other resources.
+/// A resource as the API server stores it. Decoding fails if the resource was stored under another schema; the value
+/// then contains the error, so that the error does not end the watch of the other resources.
 pub type StoredDeployment = DeserializeGuard<LlmDeployment>;
 
 /// The objects that watches follow, and the services that they use.
@@ -195,8 +195,8 @@ impl Follower {
     }
 
     /// Waits until the cluster has the kind ServiceMonitor, because the Prometheus operator may be installed later.
-    /// After that, watches the ServiceMonitors, and reconciles the resources, so that their ServiceMonitors are
-    /// created.
+    /// Then it triggers reconciles of the resources, so that their ServiceMonitors are created, and watches the
+    /// ServiceMonitors.
     async fn service_monitors(self, client: Client, interval: Duration) -> anyhow::Result<()> {
         loop {
             tokio::time::sleep(interval).await;
@@ -211,7 +211,7 @@ impl Follower {
             self.send(Some(owner)).await;
         }
         let api = objects_api(&client, self.namespace.as_deref(), Kind::ServiceMonitor);
-        // The operator is ready without this watch.
+        // The readiness of the operator does not depend on this watch, so nothing receives its count.
         let ready = Arc::new(watch::channel(0).0);
         Self { ready, ..self }.objects(Kind::ServiceMonitor, api).await
     }

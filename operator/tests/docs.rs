@@ -1,4 +1,5 @@
-//! Checks that the reference in `docs/` matches the code. `UPDATE_EXPECT=1 cargo test -p operator --test docs` writes it.
+//! Checks that the reference in `docs/` matches the code. `UPDATE_EXPECT=1 cargo test -p operator --test docs` writes
+//! the reference.
 
 use std::fmt::Write as _;
 use std::time::Duration;

@@ -1,4 +1,5 @@
-//! Compares the permissions that the chart grants to the operator with a list, so that the test fails if one is added.
+//! Compares the permissions that the chart grants to the operator with a list, so that the test fails if a permission
+//! is added.
 
 use expect_test::expect;
 use serde_json::Value;

@@ -21,7 +21,7 @@ MODULES = {
 
 
 def write(directory: pathlib.Path, rank: int, seed: int) -> pathlib.Path:
-    """Writes an adapter for every projection. Its weights are small, so that the model still generates text."""
+    """Writes one adapter that changes every projection. Its weights are small, so that the model still generates text."""
     rng = random.Random(seed)
     header, parts, at = {}, [], 0
     for layer in range(LAYERS):

@@ -6,8 +6,8 @@ accepted token saves its sequence a fraction of a step; each draft token costs a
 step longer. The draft model breaks even where both are equal.
 
 Then two servers, one of them with the draft model, generate text in turn. Without `--draft-model`, the draft model consists of the
-first layers of the model. Its tokens are seldom accepted, so the result shows the cost of detecting
-that and disabling the draft model.
+first layers of the model. Its tokens are seldom accepted, so the result shows the cost of detecting that and disabling the
+draft model.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def costs_of(args: argparse.Namespace, setup: engines.Setup, draft: pathlib.Path
 
 
 def print_costs(title: str, measured: list[dict]) -> None:
-    """Returns the acceptance rates at which 1, 2 and 4 draft tokens break even: their cost over their gain."""
+    """Prints the times, and the acceptance rates at which 1, 2 and 4 draft tokens break even: their cost over their gain."""
     print(f"\n{title}\n\n| sequences | step | with 1, 2, 4 drafts each | run of the draft model | breaks even at |")
     print("|---|---|---|---|---|")
     for row in measured:

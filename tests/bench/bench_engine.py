@@ -165,7 +165,7 @@ HEAD = (
 
 
 def delay_row(delay: Delay, form: str, rounds: list[dict]) -> tuple[str, bool]:
-    """Returns a line that compares a figure other than that of the case, and whether the ratio meets the target."""
+    """Returns a line with the ratio of a time other than the case's own figure, and whether the ratio meets the target."""
     ratio = statistics.median(each[form][delay.key] / each["peer"][delay.key] for each in rounds)
     good = ratio <= delay.wanted
     return f"- {delay.title}: **{ratio:.2f}** of the peer's (≤ {delay.wanted:.2f} {'✓' if good else '✗'})", good
@@ -201,7 +201,7 @@ def update(section: str, text: str) -> None:
     before, rest = document.split(begin)
     _, after = rest.split(end)
     arguments = [part if "/" not in part else pathlib.Path(part).name for part in sys.argv[1:]]
-    # A section may be named after the machine.
+    # The name of a section may end with a kind of machine, which is not part of the name of the target.
     target = re.sub("-(amx|avx2|avx512|intel|zen4)$", "", section)
     command = f"`make {target}` (`" + " ".join([pathlib.Path(sys.argv[0]).name, *arguments]) + "`)"
     DOCUMENT.write_text(f"{before}{begin}\n{command}\n\n{text}\n{end}{after}")

@@ -32,7 +32,7 @@ READY_SECONDS_MAX = STOP_SECONDS_MAX = 120
 
 
 def parser(doc: str, names: list[str], default: list[str]) -> argparse.ArgumentParser:
-    """Parses the arguments that the benchmarks of servers share: the cases and the settings of a run."""
+    """Returns a parser of the arguments that the benchmarks of servers share: the cases and the settings of a run."""
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--server", type=pathlib.Path, default=SERVER)
     parser.add_argument("--model", type=pathlib.Path, default=engines.SAMPLE)
@@ -87,7 +87,7 @@ class Server:
         self.log = directory / "server.log"
 
     def command(self) -> list[str]:
-        """Starts the server with the settings that `engines.run_engine` uses for the engine."""
+        """Returns the command of the server, with the settings that `engines.run_engine` uses for the engine."""
         self.port, grpc_port = free_ports(2)
         setup = self.setup
         return [

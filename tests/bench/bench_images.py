@@ -45,7 +45,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--server", type=pathlib.Path, default=SERVER)
     parser.add_argument("--cases", nargs="+", choices=names, default=names)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--resume", action="store_true", help="add the rounds to those of the last run with this version")
+    parser.add_argument("--resume", action="store_true", help="add the rounds to the last run, of the same version")
     parser.add_argument("--section", default=SECTION, help="the section of the document that --update replaces")
     parser.add_argument("--update", action="store_true", help="write the table to results.md, and record the raw results")
     parser.add_argument("--strict", action="store_true", help="exit with status 1 if a ratio misses its target")
@@ -142,7 +142,7 @@ def http_message(port: int, request: Request, urls: list[str]) -> bytes:
 
 
 async def send_all(port: int, requests: list[Request], urls: list[str]) -> dict:
-    """Sends each request when the one before it has ended, and returns the results in the format of the peer."""
+    """Sends each request as soon as its `after` has ended, and returns the results in the format of the peer."""
     loop = asyncio.get_running_loop()
     ended = [loop.create_future() for _ in requests]
     messages = [http_message(port, request, urls) for request in requests]

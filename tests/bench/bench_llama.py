@@ -29,7 +29,7 @@ class Contender:
     """A server in the comparison."""
 
     name: str
-    # Starts the server for a case, with the settings of the run.
+    # Returns the class of the server for a case, and the settings with which it runs.
     serve: collections.abc.Callable[[Case, engines.Setup], tuple[type[Server], engines.Setup]]
 
 
@@ -57,7 +57,7 @@ class Llama(Server):
 
 
 def with_slots(case: Case) -> type[Llama]:
-    """Starts the server of llama.cpp with one slot per concurrent request of the case."""
+    """Returns a class of llama.cpp's server with one slot per concurrent request of the case."""
     return type("Slots", (Llama,), {"slots": case.concurrent})
 
 

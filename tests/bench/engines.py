@@ -21,7 +21,7 @@ PEER = pathlib.Path(__file__).with_name("peer.py")
 ENGINE = ROOT / "target" / "release" / "examples" / "engine-bench"
 # A run that takes longer is considered stuck.
 RUN_SECONDS_MAX = 1800
-# A run is stopped when less memory is available, before the system stops arbitrary processes.
+# A run is stopped when less memory than this is available, before the system stops arbitrary processes.
 MEMORY_FREE_MIN = 1 << 30
 CPU_FLAGS = ("avx2", "avx512f", "avx512_vnni", "avx_vnni", "avx512_bf16", "avx512_fp16", "amx_int8", "amx_bf16")
 

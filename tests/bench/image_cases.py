@@ -38,8 +38,8 @@ CASES = (
 
 @dataclasses.dataclass(frozen=True)
 class Message:
-    """A message of a conversation. `image` is an index into the images of the scenario; only messages of the user have
-    one."""
+    """A message of a conversation. `image` is an index into the images of the scenario; only messages of the user have an
+    image."""
 
     role: str
     text: str
@@ -51,7 +51,7 @@ class Request:
     """A request of a scenario."""
 
     messages: tuple[Message, ...]
-    # The request is sent as soon as this earlier one has ended; None for the start of the scenario.
+    # The index of an earlier request: this request is sent as soon as it has ended. None for the start of the scenario.
     after: int | None = None
     # The turn of the conversation, from 0.
     turn: int = 0

@@ -3,7 +3,7 @@
 
 `generate` uses `openvino_genai.ContinuousBatchingPipeline`, the engine of OpenVINO Model Server. It calls `step()`, so
 the time of a token is the end of its step. `score` runs the same IR, with the paged attention of the pipeline,
-in the runtime alone.
+directly in the OpenVINO runtime.
 """
 
 from __future__ import annotations
@@ -158,7 +158,7 @@ class Run:
 
 
 def memory_loaded() -> dict:
-    """Returns the resident memory of this process: what it has allocated, and what it has mapped from files."""
+    """Returns the resident memory of this process: allocated memory, and memory mapped from files."""
     status = dict(line.split(":", 1) for line in pathlib.Path("/proc/self/status").read_text().splitlines())
     keys = {"anon_bytes": "RssAnon", "file_bytes": "RssFile"}
     return {name: int(status[key].split()[0]) * 1024 for name, key in keys.items()}

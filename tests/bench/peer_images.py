@@ -68,7 +68,7 @@ class Run:
                 collect(states, time.perf_counter() - start)
         seconds = time.perf_counter() - start
         cpu_seconds = time.process_time() - began
-        # A failure is an exception.
+        # A failed request raises an exception, so no request in the result has an error.
         rows = [{key: state[key] for key in ("arrived", "tokens", "times")} | {"error": None} for state in states]
         return {"seconds": seconds, "cpu_seconds": cpu_seconds, "requests": rows}
 

@@ -54,7 +54,7 @@ def text(rng: random.Random, words: int) -> str:
 
 
 def bodies(rng: random.Random) -> tuple[str, str, dict, set[int], bool]:
-    """A request: its kind, path and body, the expected statuses, and whether the client disconnects early."""
+    """Returns a random request: its kind, path and body, the expected statuses, and whether the client disconnects early."""
     kind = rng.choice(["chat", "stream", "leave", "choices", "beams", "form", "guesses", "long", "nonsense", "scores"])
     ask = [{"role": "user", "content": text(rng, rng.randrange(5, 120))}]
     chat = {"model": MODEL, "messages": ask, "max_tokens": rng.randrange(4, 64), "temperature": rng.choice([0, 1])}
@@ -148,7 +148,7 @@ def metrics(port: int) -> dict[str, float]:
 
 @dataclasses.dataclass
 class Sample:
-    """Returns the memory, threads and open files of the process."""
+    """The memory, threads and open files of a process."""
 
     memory_bytes: int
     threads: int

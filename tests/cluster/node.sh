@@ -6,7 +6,7 @@ set -euo pipefail
 cd "$(dirname "$0")/../.."
 
 start_limit_seconds=60
-# The imported images take most of it. Below 200 MiB the kubelet evicts pods.
+# The imported images take most of this space. Below 200 MiB the kubelet evicts pods.
 min_free_mib=4096
 cgroups=/sys/fs/cgroup
 

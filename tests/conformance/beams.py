@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Compares beam search with openvino_genai, and with a straightforward reference implementation.
+"""Compares the server's beam search, and a straightforward reference implementation, with openvino_genai.
 
 `beams.py peer --out FILE` writes the results of the peer; `beams.py compare` runs the server on the same IR and compares
 the responses of `/v1/completions`. `make conformance ARGS="--parts beams"` does both.
@@ -24,8 +24,7 @@ from oracle import Check, engines
 # Short answers, so that beams end at different lengths.
 PROMPTS = (0, 3, 6, 13, 22, 45)
 OUTPUT_TOKENS = 20
-# Sequences whose scores differ by less than this may be ranked differently, which can change all later
-# tokens.
+# Sequences whose scores differ by less than this may be ranked differently, which can change all later tokens.
 NEAR_TIE = 0.005
 # The minimum fraction of choices, over all cases, whose tokens are all equal.
 IDENTICAL_SHARE_MIN = 0.97
@@ -41,7 +40,7 @@ class Case:
     early_stopping: bool | str = False
     groups: int = 1
     diversity_penalty: float = 0.0
-    # The end of a sentence also ends a sequence, so that sequences end for more reasons than the end token.
+    # A period or a comma also ends a sequence, so that sequences end for more reasons than the end token.
     stop_at_sentences: bool = True
     max_tokens: int = OUTPUT_TOKENS
 
@@ -181,14 +180,14 @@ class Plain:
 
     def step(self, group: Group, prompt: list[int], case: Case, about: tuple[list[int], list[int]]) -> list[int]:
         """Adds one token to each beam of a group, and returns these tokens."""
-        stops, penalised = about
+        stops, penalized = about
         size = len(group.ongoing)
         candidates = []
         for beam in group.ongoing:
             if beam.sum == -math.inf:
                 continue
             logprobs = self.logprobs((*prompt, *beam.tokens)).copy()
-            for token in penalised:
+            for token in penalized:
                 logprobs[token] -= case.diversity_penalty
             for token in np.argsort(-logprobs, kind="stable")[: 2 * size]:
                 candidates.append(Beam((*beam.tokens, int(token)), beam.sum + float(logprobs[token])))
@@ -216,7 +215,7 @@ def same(ours: list[int], theirs: list[int], stops: list[int]) -> bool:
 
 
 def compare(name: str, pairs: list[tuple[list, list, list[int]]]) -> Check:
-    """Compares outputs. Each of `pairs` has those of both sides, as (score or None, tokens), and the stop tokens."""
+    """Compares outputs. Each of `pairs` contains our outputs, those of the peer, as (score or None, tokens), and the stop tokens."""
     total = identical = faults = 0
     notes = []
     for index, (ours, theirs, stops) in enumerate(pairs):
@@ -228,7 +227,7 @@ def compare(name: str, pairs: list[tuple[list, list, list[int]]]) -> Check:
             if same(mine[1], other[1], stops):
                 identical += 1
                 continue
-            # Two sequences with equal scores may be ranked differently.
+            # Two sequences with nearly equal scores may be ranked differently.
             gap = math.inf if mine[0] is None else abs(mine[0] - other[0])
             faults += gap > NEAR_TIE
             notes.append(f"prompt {index}, sequence {rank}: {mine[1]}, not {other[1]}; scores {gap:.5f} apart")
@@ -259,7 +258,7 @@ def plain_against_peer(plain: Plain, setup: engines.Setup, results: list[dict]):
         case, stops = Case(**result["case"]), result["stops"]
         found = [plain.search(prompts[index], case, stops) for index in PROMPTS]
         pairs = [(mine, other, stops) for mine, other in zip(found, result["outputs"], strict=True)]
-        yield compare(f"beams written plainly against openvino_genai: {case.name()}", pairs)
+        yield compare(f"beams of the reference implementation against openvino_genai: {case.name()}", pairs)
 
 
 def ours_against_peer(api: served.Api, plain: Plain, setup: engines.Setup, results: list[dict]):

@@ -5,8 +5,8 @@ Parts: `oracle-ir` (greedy tokens against openvino_genai), `oracle-gguf` (agains
 (prefix cache on and off), `perplexity` (as served, by default with 8-bit KV), `noise` (rounding errors of the served
 model, compared with those of bf16 inference), `random` (small files of every architecture and tensor type), `sampling`
 (the effect of each sampling parameter) and `beams` (beam search), both against openvino_genai. `images` (vision-language
-models against transformers) runs only if it is named. Prints a line for each
-check and exits 1 if one fails. docs/reference/conformance.md explains each check and its tolerance.
+models against transformers) runs only if it is named. Prints a line for each check and exits 1 if one fails.
+docs/reference/conformance.md explains each check and its tolerance.
 """
 
 from __future__ import annotations
@@ -23,8 +23,7 @@ import served
 import vision
 from oracle import Check, engines
 
-# An option that reduces the precision of the model in the file and is therefore not a default. The program reports
-# its cost.
+# A setting that reduces accuracy and is therefore not a default. The program reports its cost.
 LOSSY = {"kv_cache_precision": "u4"}
 PARTS = ("oracle-ir", "oracle-gguf", "prefix", "perplexity", "noise", "random", "sampling", "beams")
 # A part that runs only if it is named, because its environments take 11 GB.
@@ -65,7 +64,7 @@ def run(args: argparse.Namespace, directory: pathlib.Path):
         peer_properties=(),
     )
     if "oracle-ir" in args.parts:
-        # The native kernels, and the plugin's, which compute the same as the peer, with the same 8-bit cache.
+        # First the native kernels with an f32 cache, then the plugin's, which the peer also uses, with the same 8-bit cache.
         plugins = (*quality.PLUGIN_PROJECTIONS, *quality.PLUGIN_CACHE)
         yield from oracle.on_ir(engine, exact.with_model(ir), directory)
         yield from oracle.on_ir(engine, exact.with_model(ir, kv_cache_precision="u8", properties=plugins), directory)

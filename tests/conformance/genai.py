@@ -1,5 +1,5 @@
 """Runs openvino_genai in this process, one request at a time, with any of its parameters. The module also computes the
-logits of the same IR with the runtime alone."""
+logits of the same IR directly in the OpenVINO runtime."""
 
 from __future__ import annotations
 

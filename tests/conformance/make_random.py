@@ -155,7 +155,7 @@ class File:
                 writer.add_tensor(f"rope_factors_{name}.weight", np.linspace(1, top, pairs).astype(np.float32))
 
     def vocabulary(self, tokens: list[str], merges: list[str]) -> None:
-        """The tokenizer."""
+        """Writes the tokenizer."""
         writer = self.writer
         writer.add_tokenizer_model("gpt2")
         writer.add_tokenizer_pre(self.pre)
@@ -201,8 +201,8 @@ class File:
         """Writes the whole file, in the order of real files."""
         self.hyper_parameters()
         self.vocabulary(tokens, merges)
-        # Gemma multiplies embeddings by the square root of the hidden size. In other architectures, tied logits would
-        # have too large a standard deviation.
+        # The spread of tied embeddings is also that of the logits, so it must be small. Gemma multiplies its embeddings
+        # by the square root of the hidden size.
         self.matrix("token_embd", VOCABULARY, HIDDEN, 2.0 if self.tied else 16.0)
         for index in range(self.layers):
             self.layer(index)

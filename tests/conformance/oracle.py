@@ -1,8 +1,7 @@
 """Compares greedy tokens with two oracles.
 
 For an IR, the oracle is openvino_genai with the same inference and KV cache precision. For a GGUF file, the oracle is
-the numpy reference, which scores our tokens: at every position, our token must be its most probable one or a
-near-tie.
+the numpy reference, which scores our tokens: at every position, our token must be its most probable one or a near-tie.
 """
 
 from __future__ import annotations
@@ -23,19 +22,20 @@ import reference
 
 OUTPUT_TOKENS = 64
 BATCH = 32
-# For a GGUF file the weights differ too; docs/reference/conformance.md reports the effect on random logits.
+# The tolerance for a GGUF file, whose weights also differ from the reference's, because they are not stored in f32.
+# docs/reference/conformance.md reports the effect on random logits.
 NEAR_TIE_GGUF = 0.03
 IDENTICAL_MIN, PROMPTS = 49, 50
-# Activations with 15 bits change log probabilities by several thousandths, so some near-ties are resolved differently
-# from f32.
+# With the native kernels, activations have 15 bits, which changes log probabilities by several thousandths, so some
+# near-ties are resolved differently than in f32.
 IDENTICAL_MIN_NATIVE = 47
-# With an 8-bit cache, the peer itself generates other tokens in batches than one sequence at a time (42 of 50 outputs
-# were equal). The number of outputs on which we agree with the peer may be lower by this much.
+# With an 8-bit cache, the peer itself generates different tokens in batches and one at a time (42 of 50 outputs were
+# equal). Of our outputs in batches, this many fewer may be equal.
 BATCH_SLACK = 3
 # The minimum fraction of outputs that an 8-bit prefix cache leaves unchanged.
 PREFIX_SHARE_MIN_U8 = 0.7
-# Two tokens whose log probabilities differ by less are a near-tie, which another order of additions (f32) or rounding
-# to 8 bits in another chunk (u8) can resolve differently.
+# Two tokens whose log probabilities differ by at most this are a near-tie, which another order of additions (f32) or
+# rounding to 8 bits in another chunk (u8) can resolve differently.
 NEAR_TIE = {"f32": 0.01, "bf16": 0.1, "f16": 0.05, "u8": 0.1}
 
 
@@ -111,7 +111,7 @@ def compare(name: str, pair: tuple[dict, dict], tolerance: float, identical_min:
             gap = mine["logprobs"][at]["chosen"] - top[rival] if rival in top else None
         good = gap is not None and abs(gap) <= tolerance
         unjustified += not good
-        told = "the other token is not among our two most probable" if gap is None else f"gap {gap:.4f}"
+        told = "one output ended, or its token is not among our two most probable" if gap is None else f"gap {gap:.4f}"
         notes.append(f"prompt {index} at token {at}: {told}")
     good = identical >= identical_min and unjustified == 0
     detail = (
@@ -140,7 +140,8 @@ def on_ir(engine: pathlib.Path, setup: engines.Setup, directory: pathlib.Path) -
 
 def prefix_cache(engine: pathlib.Path, setup: engines.Setup, ir: pathlib.Path, directory: pathlib.Path) -> Check:
     """Sends every prompt twice, so that the second request uses the prefix cache, and compares the tokens with those without the cache."""
-    # The prompts are longer than a block, so that the cache contains a part of them.
+    # All long prompts and about a third of the others. The longest prompt precedes each of them, so that the cache
+    # contains several blocks of every request.
     tokens = [prompt for prompt in prompts(ir) if len(prompt) > 64 or len(prompt) % 3 == 0]
     shared = max(tokens, key=len)
     work = greedy([shared + prompt for prompt in tokens for _ in range(2)], 1, 2)
@@ -151,14 +152,14 @@ def prefix_cache(engine: pathlib.Path, setup: engines.Setup, ir: pathlib.Path, d
     cached = sum(row["cached_tokens"] or 0 for row in on["requests"])
     name = f"prefix cache on and off, {setup.kv_cache_precision} KV"
     total = len(work["requests"])
-    # Values from an 8-bit cache are rounded; those that the chunk itself computes are not.
+    # Values from an 8-bit cache are rounded, but those that the chunk itself computes are not, so more outputs differ.
     share_min = 1 - 1 / PROMPTS if setup.kv_cache_precision == "f32" else PREFIX_SHARE_MIN_U8
     check = compare(name, (on, off), near_tie(setup), math.ceil(share_min * total))
     return Check(name, cached > 0 and check.good, f"{cached} prompt tokens from the cache; {check.detail}")
 
 
 def on_gguf(engine: pathlib.Path, setup: engines.Setup, ir: pathlib.Path, directory: pathlib.Path) -> list[Check]:
-    """Scores our tokens with the reference, and returns how far each is from the most probable token."""
+    """Checks that each of our tokens is the most probable token of the reference or a near-tie."""
     tokens = prompts(ir)
     ours = engines.run_engine(engine, setup, greedy(tokens, BATCH, 2), directory)
     model = reference.Reference(str(setup.model))

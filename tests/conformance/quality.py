@@ -20,22 +20,21 @@ from oracle import HERE, Check
 WINDOW = 384
 # The fractions of the attention mass that sparse attention retains for long prompts.
 SHARES = (0.99, 0.95, 0.9)
-# The maximum difference between the perplexity with the default settings and that of the reference.
+# The maximum relative difference between our perplexity and that of the reference.
 PERPLEXITY_SHARE_MAX = 0.01
 RANDOM_WINDOWS, RANDOM_TOKENS = 2, 200
-# The maximum noise of the default configuration, as a multiple of that of bf16 inference by the plugin.
+# The maximum noise of the default configuration, as a multiple of that of bf16 inference.
 NOISE_RATIO_MAX = 1.1
-# All logits of every fourth position are compared, because those of all positions would need a gigabyte for each
-# setup.
+# All logits of every fourth position are compared, because those of all positions would need a gigabyte for each setup.
 NOISE_STRIDE = 4
 # The number of windows that the reference computes at a time.
 REFERENCE_WINDOWS = 4
-# With these properties, the plugin computes the projections, without rounding activations to 8 bits, and the
-# attention.
+# With the first property, the plugin computes the projections, without rounding activations to 8 bits; with the others,
+# it computes the attention.
 PLUGIN_PROJECTIONS = ("DYNAMIC_QUANTIZATION_GROUP_SIZE=0",)
 PLUGIN_CACHE = ("KEY_CACHE_PRECISION=u8", "VALUE_CACHE_PRECISION=u8")
 # The maximum and the root mean square difference of logits, as fractions of the standard deviation of the logits,
-# in f32 with an f32 KV cache. Zero points that are not integers are rounded to f16.
+# in f32 with an f32 KV cache. The logits differ mostly because zero points that are not integers are rounded to f16.
 LOGITS_SHARE_MAX = (0.04, 0.006)
 
 
@@ -50,7 +49,7 @@ def windows(ir: pathlib.Path) -> list[list[int]]:
 
 
 def reference_perplexity(model: pathlib.Path, work: list[list[int]]) -> float:
-    """The result is cached in the work directory: computing it takes minutes, and it depends only on the file, the tokens and the reference."""
+    """Returns the perplexity according to the reference. It is cached in the work directory, because computing it takes minutes."""
     code = (HERE / "reference.py").read_bytes()
     stat = model.stat()
     key = f"{zlib.crc32(code):08x}-{zlib.crc32(json.dumps(work).encode()):08x}-{stat.st_size}-{stat.st_mtime_ns}"
@@ -68,10 +67,10 @@ def scored(model: pathlib.Path, ir: pathlib.Path) -> tuple[list[list[int]], dict
 
 
 def cost(engine: pathlib.Path, setup: engines.Setup, ir: pathlib.Path, directory: pathlib.Path) -> Check:
-    """Reports the cost of an inexact option, without a tolerance."""
+    """Reports the perplexity with a setting that reduces accuracy, without a tolerance."""
     _, scenario, wanted = scored(setup.model, ir)
     ours = reference.perplexity(engines.run_engine(engine, setup, scenario, directory)["windows"])
-    name = f"perplexity, {setup.inference_precision} with {setup.kv_cache_precision} KV, no default"
+    name = f"perplexity, {setup.inference_precision} with {setup.kv_cache_precision} KV, not a default"
     return Check(name, True, f"ours {ours:.3f} ({ours / wanted - 1:+.2%})")
 
 
@@ -83,7 +82,7 @@ def long_costs(engine: pathlib.Path, setup: engines.Setup, ir: pathlib.Path, dir
     for share in SHARES:
         sparse = setup.with_model(setup.model, sparse_attention=share)
         ours = reference.perplexity(engines.run_engine(engine, sparse, scenario, directory)["windows"])
-        name = f"perplexity, {len(work[0])} tokens at once, --sparse-attention {share}, no default"
+        name = f"perplexity, {len(work[0])} tokens at once, --sparse-attention {share}, not a default"
         yield Check(name, True, f"{ours:.3f} ({ours / exact - 1:+.2%}), with all of the cache {exact:.3f}")
 
 
@@ -130,7 +129,7 @@ class Noise:
 
 @dataclasses.dataclass(frozen=True)
 class Scored:
-    """The log probabilities that a setup computes: of each token, and the logits of the whole vocabulary at some positions."""
+    """The results of a setup: the log probability of each token, and the logits of the whole vocabulary at some positions."""
 
     windows: list
     logits: np.ndarray
@@ -218,7 +217,7 @@ def own_noises(
     default = scored(served).noise(wanted)
     if has_bf16():
         compared, base = default, scored(plain_bf16(served)).noise(wanted)
-        yield Check(f"noise of {name}, plugin in bf16, no default", True, str(base))
+        yield Check(f"noise of {name}, plugin in bf16, not a default", True, str(base))
     else:
         # The reference does not round its cache, so the default is compared without rounding it either.
         yield Check(f"noise of {name}, as served", True, str(default))
@@ -231,12 +230,12 @@ def own_noises(
     yield Check(f"noise of {name}, by default", max(ratios) <= NOISE_RATIO_MAX, detail)
     int8 = scored(dataclasses.replace(served, activation_precision="int8")).noise(wanted)
     yield Check(
-        f"noise of {model}, {served.kv_cache_precision} KV, --activation-precision int8, no default", True, str(int8)
+        f"noise of {model}, {served.kv_cache_precision} KV, --activation-precision int8, not a default", True, str(int8)
     )
 
 
 def random_noises(engine: pathlib.Path, served: engines.Setup, directory: pathlib.Path) -> Iterator[Check]:
-    """Checks the noise of every random file with quantized weights."""
+    """Checks the noise of every random file."""
     for path in make_random.make(engines.WORK / f"random-{make_random.edition()}"):
         yield from own_noises(engine, served.with_model(path), random_scenario(), directory)
 
@@ -248,7 +247,7 @@ def random_scenario() -> dict:
 
 
 def random_windows() -> list[list[int]]:
-    """Returns random tokens, in windows that are longer than every sliding window of the files."""
+    """Returns random tokens, in windows longer than the sliding windows of gemma3 and of phi3's variant `window`."""
     rng = np.random.default_rng(8)
     return rng.integers(3, make_random.VOCABULARY, (RANDOM_WINDOWS, RANDOM_TOKENS)).tolist()
 
@@ -281,7 +280,7 @@ def random_file(engine: pathlib.Path, setup: engines.Setup, directory: pathlib.P
     ]
     theirs = reference.perplexity(scores)
     detail = (
-        f"largest difference {worst:.4f}, root mean square {mean:.5f} of the logits' deviation (at most {most[0]}, "
+        f"largest difference {worst:.4f}, root mean square {mean:.5f} standard deviations of the logits (at most {most[0]}, "
         f"{most[1]}); perplexity {ours:.1f}, reference {theirs:.1f}"
     )
     good = worst <= most[0] and mean <= most[1] and abs(ours / theirs - 1) <= PERPLEXITY_SHARE_MAX

@@ -1,8 +1,8 @@
 """A straightforward implementation of the model in a GGUF file: weights are dequantized to f32 and multiplied with
 numpy. This module deliberately shares no code with the engine, OpenVINO or llama.cpp.
 
-Covers llama, qwen2, qwen3, gemma3 and phi3. An unknown key or tensor that could change the result is never ignored: it
-raises an error.
+Covers llama, qwen2, qwen3, gemma3 and phi3. A file with unused tensors, an unsupported RoPE
+scaling, soft caps, or keys and values of different sizes raises an error.
 """
 
 from __future__ import annotations
@@ -154,7 +154,7 @@ class Reference:
         return out
 
     def rope_factors(self) -> np.ndarray | float:
-        """Returns the divisors of the frequencies: Llama 3's table, or Phi 3's table for the model's original context length."""
+        """Returns the divisors of the frequencies: Llama 3's table, or Phi 3's table for contexts up to or beyond the original length."""
         if "rope_freqs.weight" in self.tensors:
             return self.weight("rope_freqs.weight")
         names = "rope_factors_short.weight", "rope_factors_long.weight"

@@ -17,12 +17,12 @@ from oracle import Check, engines
 
 PROMPTS = (0, 3, 5, 13, 22, 45)
 OUTPUT_TOKENS = 24
-# The tolerance of log probabilities of the same graph in other batches, and the difference below which two tokens are
-# a near-tie.
+# The tolerance of log probabilities of the same graph in other batches.
 LOGPROB_TOLERANCE = 0.005
 # Activations of 15 bits change the log probabilities of improbable tokens, which prompts contain, by several
 # thousandths.
 PROMPT_LOGPROB_TOLERANCE = 0.01
+# Two tokens whose logits differ by at most this are a near-tie.
 NEAR_TIE = 0.01
 DRAWS, SEEDS = 128, (1, 2, 3, 4)
 # The maximum deviation of proportions in standard deviations. One in thirty thousand exceeds this by chance, and
@@ -80,7 +80,7 @@ FILTERS = (
 )
 
 
-def penalised(row: np.ndarray, prompt: list[int], output: list[int], penalties: Penalties) -> np.ndarray:
+def penalized(row: np.ndarray, prompt: list[int], output: list[int], penalties: Penalties) -> np.ndarray:
     """Applies penalties as OpenAI, vLLM and Transformers define them: the repetition penalty counts prompt and
     output, the others the output alone."""
     row = row.astype(np.float64)
@@ -161,7 +161,7 @@ def penalties(sides: Sides, case: Penalties) -> Check:
         rows = sides.rows(prompt, mine)
         gaps = []
         for at, token in enumerate(mine):
-            row = penalised(rows[at], prompt, mine[:at], case)
+            row = penalized(rows[at], prompt, mine[:at], case)
             gaps.append((row.max() - row[token], row))
         worst, total = max(worst, *(gap for gap, _ in gaps)), total + len(mine)
         other = sides.theirs(prompt, **case.given()).tokens
@@ -255,7 +255,7 @@ def min_tokens(sides: Sides) -> Check:
 
 
 def stop_strings(sides: Sides, kept: bool) -> Check:
-    """Checks that a text ends at the first occurrence of the stop string in the text without it."""
+    """Checks that the text is the text without stop strings up to the first occurrence of one of them."""
     faults, cut, identical, notes = 0, 0, 0, []
     for prompt in sides.prompts:
         whole = sides.ours(prompt)["text"]
@@ -275,7 +275,7 @@ def stop_strings(sides: Sides, kept: bool) -> Check:
             identical += sides.text(peer.tokens).rstrip() == mine["text"].rstrip()
     total = 3 * len(sides.prompts)
     detail = (
-        f"{total} texts, {cut} of them cut, {faults} wrong; {identical} equal openvino_genai's except for trailing space"
+        f"{total} texts, {cut} of them cut, {faults} wrong; {identical} equal openvino_genai's except for trailing whitespace"
     )
     name = "stop strings, " + ("kept" if kept else "left out")
     return Check(name, faults == 0 and cut > 0, "; ".join([detail, *notes]))
@@ -341,4 +341,4 @@ def checks(server: pathlib.Path, setup: engines.Setup, model: pathlib.Path, dire
         ]
         for check, *arguments in found:
             made = check(sides, *arguments)
-            yield dataclasses.replace(made, name=f"against openvino_genai and plainly: {made.name}")
+            yield dataclasses.replace(made, name=f"against openvino_genai and the reference implementation: {made.name}")

@@ -1,8 +1,8 @@
 """Runs schemathesis against a server for a bounded time. Usage: run.py BASE_URL MODEL SECONDS
 
-The requests name the server's model, because others are rejected before anything else is validated. During half of the
-time they use only parameters that can be combined, so that they succeed, and during the other half all parameters.
-Additional arguments are passed to schemathesis.
+The requests name the server's model, because requests for other models are rejected before anything else is validated.
+During half of the time they use only parameters that can be combined, so that they succeed, and during the other half all
+parameters. Additional arguments are passed to schemathesis.
 """
 
 import copy
@@ -23,8 +23,7 @@ CHECKS = [
 ]
 
 
-# Parameters that can be combined. Requests with all parameters are nearly always rejected, because some exclude
-# others.
+# Parameters that can be combined. Requests with all parameters are nearly always rejected, because some exclude others.
 COMMON = {
     "model", "messages", "prompt", "input", "text", "tokens", "tools", "max_tokens", "max_output_tokens", "temperature",
     "top_p", "top_k", "seed", "frequency_penalty", "presence_penalty", "stream", "user", "metadata", "store", "instructions",
@@ -73,8 +72,8 @@ def adapted(document, model, common):
             for name in ("max_tokens", "max_output_tokens"):
                 if name in schema["properties"]:
                     schema["properties"][name] |= {"minimum": 1, "maximum": TOKENS_MAX}
-    # Like OpenAI's document, ours has the schema of the event's data there, but schemathesis expects that of the
-    # event.
+    # For event streams, our document, like OpenAI's, has the schema of an event's data, but schemathesis expects that of
+    # the whole event.
     for item in document["paths"].values():
         for operation in item.values():
             operation["responses"]["200"].get("content", {}).get("text/event-stream", {}).pop("schema", None)

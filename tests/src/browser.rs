@@ -155,7 +155,8 @@ impl Drop for Browser {
         let group = self.child.id();
         drop(kill("KILL", &format!("-{group}")));
         drop(self.child.wait());
-        // A process that is still running could write to the directory while it is removed. Zombies may remain.
+        // A process that is still running could write to the directory while it is removed. The wait may time out,
+        // because zombies belong to the group, too.
         drop(await_condition("the browser to exit", END_LIMIT, || (!group_exists(group)).then_some(())));
     }
 }
@@ -294,7 +295,8 @@ impl Page<'_> {
         Ok(path)
     }
 
-    /// The exceptions, errors and warnings that the page and the browser have logged to the console.
+    /// The exceptions, and the messages that the page and the browser have logged to the console, except for verbose
+    /// messages of the browser.
     #[must_use]
     pub fn console_messages(&self) -> Vec<String> {
         let message = |event: &Value| {
@@ -353,7 +355,7 @@ fn program() -> anyhow::Result<PathBuf> {
     })
 }
 
-/// The bytes of a text in base64, if it is one.
+/// Decodes a text in base64; `None` if the text is not valid base64.
 fn base64(text: &str) -> Option<Vec<u8>> {
     const LETTERS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
     let mut bytes = Vec::with_capacity(text.len() / 4 * 3);

@@ -335,7 +335,7 @@ mod tests {
     }
 
     #[test]
-    fn resolves_named_constants_and_reads_sums_of_time() {
+    fn evaluates_named_constants_products_shifts_and_differences() {
         let text = "/// Most elements.\npub const ELEMENTS_MAX: usize = 8192;\n\
                     /// Items. If exceeded: 400.\npub const ITEMS_MAX: usize = 4 * ELEMENTS_MAX;\n\
                     /// Tokens. If exceeded: 500.\nconst TOKENS_MAX: usize = (1 << 22) - 1;\n\
@@ -355,7 +355,7 @@ mod tests {
     }
 
     #[test]
-    fn a_default_that_depends_is_read_from_the_documentation() {
+    fn a_default_that_is_not_constant_is_read_from_the_documentation() {
         let text = "    /// Tokens of a sequence. Default: the model's\n    /// context length.\n    ///\n    \
                     /// If exceeded: 400.\n    #[arg(long)]\n    pub max_model_len: Option<u32>,\n\n    \
                     /// Time to wait. If exceeded: 429.\n    #[arg(long, default_value = \"10m\")]\n    pub wait: Duration,\n";

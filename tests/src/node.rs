@@ -296,9 +296,10 @@ pub struct Write {
 /// All writes by operators since the start of the node, except those of Leases, from the API server's audit log.
 ///
 /// # Errors
-/// There is no audit log.
+/// The audit log cannot be read.
 pub fn operator_writes() -> anyhow::Result<Vec<Write>> {
-    let log = std::fs::read_to_string(directory()?.join("log/audit.log")).context("no audit log")?;
+    let log = std::fs::read_to_string(directory()?.join("log/audit.log"))
+        .context("failed to read the audit log")?;
     // The last line may be incomplete.
     let events = log.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
     let writes = events.filter(|event| event["objectRef"]["resource"] != "leases").map(|event| {
@@ -320,7 +321,7 @@ pub fn operator_writes() -> anyhow::Result<Vec<Write>> {
 /// Returns the message of the condition.
 ///
 /// # Errors
-/// This takes longer than two minutes; the error lists the conditions, the pods and the events of the namespace.
+/// The wait takes longer than two minutes; the error lists the conditions, the pods and the events of the namespace.
 pub fn await_condition(
     namespace: &str,
     name: &str,
@@ -349,7 +350,7 @@ pub fn await_condition(
 pub fn shared_volume(name: &str) -> anyhow::Result<PathBuf> {
     let directory = directory()?.join("volumes").join(name);
     std::fs::create_dir_all(&directory)?;
-    // The user ID of the pods does not own the directory.
+    // The user of the pods does not own the directory, so all users may write to it.
     std::fs::set_permissions(&directory, std::fs::Permissions::from_mode(0o777))?;
     let volume = format!(
         "

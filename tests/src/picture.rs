@@ -34,7 +34,7 @@ pub fn question(url: &str, text: &str) -> Value {
     json!({"role": "user", "content": content})
 }
 
-/// A chat completion of `messages` without randomness.
+/// The body of a chat completion request with `messages`, without randomness.
 #[must_use]
 pub fn chat(model: &str, messages: &[Value]) -> Value {
     json!({"model": model, "messages": messages, "max_tokens": 16, "temperature": 0})

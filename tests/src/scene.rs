@@ -57,7 +57,7 @@ pub async fn hub() -> anyhow::Result<Hub> {
 /// Waits until the status is up to date and all `replicas` are ready and updated.
 ///
 /// # Errors
-/// This takes longer than [`LIMIT`].
+/// The wait takes longer than [`LIMIT`].
 pub fn settled(namespace: &str, replicas: u32) -> anyhow::Result<()> {
     node::await_state("the deployment to be settled", LIMIT, || {
         let resource = node::get(&["llmd", "chat", "--namespace", namespace])?;
@@ -97,7 +97,7 @@ pub fn service_address(namespace: &str) -> anyhow::Result<String> {
     let address = node::service_address(namespace, "chat")?;
     node::await_state("the Service to respond", LIMIT, || {
         let status = crate::server::probe(&address, "/v3/models")?;
-        // Only the traffic sends an API key, so 401 shows that the Service responds.
+        // The probe sends no API key, so 401 also shows that the Service responds.
         Ok(matches!(status, 200 | 401).then_some(()))
     })?;
     Ok(address)
@@ -121,8 +121,8 @@ pub async fn traffic(
     Ok(traffic)
 }
 
-/// Asserts that there was traffic before and after a change and that every request succeeded. How many requests end during
-/// the change depends on the speed of the machine.
+/// Asserts that there was traffic before and after a change and that every request succeeded. How many requests end
+/// during the change depends on the speed of the machine.
 ///
 /// # Panics
 /// Panics if there was too little traffic, or if a request failed.

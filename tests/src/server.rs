@@ -55,7 +55,7 @@ pub fn built(name: &str) -> anyhow::Result<PathBuf> {
 }
 
 /// The cache directory that the servers of all tests share, so that only the first one compiles the model. Each build
-/// of the server has its own; those of earlier builds are removed.
+/// of the server has its own directory; the directories of earlier builds are removed.
 ///
 /// # Panics
 /// Panics if the server has not been built.
@@ -219,7 +219,7 @@ impl Server {
     }
 
     fn is_ready(&self) -> bool {
-        // The port of the API may require a token.
+        // The port of the API may require a token, but the admin port does not.
         let has_admin_port = self.process.output().contains(ADMIN_MARK);
         let address = if has_admin_port { admin_address(&self.process) } else { self.address.clone() };
         probe(&address, "/v2/health/ready").is_ok_and(|status| status == 200)

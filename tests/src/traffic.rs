@@ -14,8 +14,8 @@ use tokio::task::JoinSet;
 /// The default number of times that the official clients retry a request whose connection failed before a response
 /// began.
 const RETRIES_MAX: u32 = 2;
-/// The delay of the official clients before the first retry. It doubles with each retry and is reduced at random by up to
-/// a quarter, so that clients that failed together do not retry together.
+/// The delay of the official clients before the first retry. It doubles with each retry and is reduced at random by up
+/// to a quarter, so that clients that failed together do not retry together.
 const RETRY_DELAY: Duration = Duration::from_millis(500);
 /// The time limit for a complete response.
 const RESPONSE_LIMIT: Duration = Duration::from_secs(60);

@@ -1,6 +1,6 @@
-//! A tiny vision-language model with random weights, as optimum-intel exports LLaVA. It is written in milliseconds, so
-//! that tests with the OpenVINO backend download nothing. Its answers are meaningless, but depend on every token and
-//! image.
+//! A tiny vision-language model with random weights, in the format in which optimum-intel exports LLaVA. It is written
+//! in milliseconds, so that tests with the OpenVINO backend download nothing. Its answers are meaningless, but depend
+//! on every token and image.
 
 mod graph;
 
@@ -131,7 +131,7 @@ fn letter(byte: u8) -> char {
     char::from_u32(256 + unprintable_before as u32).expect("invariant: these are Latin letters")
 }
 
-/// The deviation of the weights of a matrix that preserves the size of its input.
+/// The standard deviation of the weights with which a matrix preserves the magnitude of its input.
 fn deviation(inputs: usize) -> f32 {
     1.0 / (inputs as f32).sqrt()
 }
@@ -147,7 +147,7 @@ fn text_embeddings() -> Graph {
     graph
 }
 
-/// An encoder that projects each patch and its position.
+/// An encoder that projects each patch, and adds an embedding of its position.
 fn vision_embeddings() -> Graph {
     let mut graph = Graph::new();
     let pixels = graph.parameter("pixel_values", "f32", "?,3,?,?");
@@ -193,7 +193,7 @@ fn language_model() -> Graph {
         hidden = graph.binary("Add", hidden, computed);
     }
     let normalized = rms_norm(&mut graph, hidden);
-    // All other tokens have the logit 0, so answers are printable, and none ends early.
+    // Tokens that are not printable have the logit 0, so answers are printable, and none ends early.
     let mut head = graph.random_values(VOCABULARY * HIDDEN, 4.0 * deviation(HIDDEN));
     let printable = token(b' ')..=token(b'~');
     for (_, row) in head.chunks_exact_mut(HIDDEN).enumerate().filter(|(id, _)| !printable.contains(id)) {
@@ -205,7 +205,7 @@ fn language_model() -> Graph {
     graph
 }
 
-/// Whether a position attends to each of the cached and new positions: `[batch, 1, new, all]`.
+/// Whether each new position attends to each position, cached or new: `[batch, 1, new, all]`.
 fn causal_mask(graph: &mut Graph, attention_mask: Node, position_ids: Node) -> Node {
     let total = graph.dimension(attention_mask, 1);
     let total = graph.add(&operation("Squeeze", ""), &[total]);
@@ -285,7 +285,7 @@ impl Attention {
     }
 }
 
-/// Projects to `[batch, heads, positions, elements]`.
+/// Projects the hidden states to queries, keys or values: `[batch, heads, positions, elements]`.
 fn heads(graph: &mut Graph, hidden: Node) -> Node {
     let projected = graph.project(hidden, HIDDEN, HEADS * HEAD);
     let divided = graph.reshape(projected, &[0, 0, HEADS as i64, HEAD as i64]);
@@ -348,7 +348,7 @@ impl Graph {
     fn weights_of_8_bits(&mut self, outputs: usize, inputs: usize, deviation: f32) -> Node {
         let quants = self.random_bytes(&[outputs, inputs]);
         let zeros = self.floats(&[outputs, 1], &vec![127.5; outputs]);
-        // The deviation of random bytes is 74.
+        // The standard deviation of random bytes is 74.
         let scales = self.floats(&[outputs, 1], &vec![deviation / 74.0; outputs]);
         let quants = self.add(&operation("Convert", "destination_type=\"f32\""), &[quants]);
         let centered = self.binary("Subtract", quants, zeros);

@@ -94,7 +94,7 @@ fn both_helms_render_the_same() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// `helm upgrade --reuse-values` renders this chart with the values of the installed one, whose chart may be older.
+/// `helm upgrade --reuse-values` renders this chart with the values of the installed release, whose chart may be older.
 #[test]
 fn the_values_of_the_previous_chart_still_render() -> anyhow::Result<()> {
     for version in HELMS {
@@ -197,7 +197,7 @@ async fn samples_and_objects_in_pages_are_valid() -> anyhow::Result<()> {
 /// The Kubernetes objects in the pages for users, each with its page. A block with a part of the `spec` of an
 /// LLMDeployment is completed to an object.
 fn objects_in_pages() -> anyhow::Result<Vec<(String, Value)>> {
-    // The API groups of an API server without custom resource definitions.
+    // The API server of the test has no definitions of other kinds in the pages, such as HTTPRoute.
     const KINDS: [&str; 3] = ["LLMDeployment", "HorizontalPodAutoscaler", "Ingress"];
     const PLACEHOLDERS: [(&str, &str); 3] =
         [("OWNER/NAME", "owner/name"), ("NAMESPACE", "namespace"), ("NAME", "name")];
@@ -209,7 +209,9 @@ fn objects_in_pages() -> anyhow::Result<Vec<(String, Value)>> {
     let mut objects = Vec::new();
     for page in tree.files.iter().filter(|file| is_for_users(&file.path)) {
         for block in page.text.split("```yaml\n").skip(1) {
-            let (block, _) = block.split_once("```").with_context(|| format!("{}: open block", page.path))?;
+            let (block, _) = block
+                .split_once("```")
+                .with_context(|| format!("{}: a code block is not closed", page.path))?;
             let text =
                 PLACEHOLDERS.iter().fold(block.to_owned(), |text, (name, value)| text.replace(name, value));
             let mut object: Value = serde_yaml::from_str(&text).with_context(|| page.path.clone())?;
@@ -284,7 +286,7 @@ fn the_operator_reaches_the_port_of_its_trace_collector() -> anyhow::Result<()> 
     Ok(())
 }
 
-/// The TCP ports that the NetworkPolicy of the operator opens at any address.
+/// The TCP ports at any address to which the NetworkPolicy of the operator allows connections.
 fn ports_to_any_address(version: &str, arguments: &[&str]) -> anyhow::Result<BTreeSet<u64>> {
     let objects = objects(&render(version, arguments)?)?;
     let policy =
@@ -432,8 +434,12 @@ fn alerts_fire_only_under_their_conditions() -> anyhow::Result<()> {
     for rule in rules["groups"][0]["rules"].as_array().into_iter().flatten() {
         let of_rule = || tests.iter().filter(|test| test["alertname"] == rule["alert"]);
         let fires = |test: &&&Value| test["exp_alerts"].as_array().is_some_and(|alerts| !alerts.is_empty());
-        assert!(of_rule().any(|test| fires(&test)), "nothing shows that {} fires", rule["alert"]);
-        assert!(of_rule().any(|test| !fires(&test)), "nothing shows when {} does not fire", rule["alert"]);
+        assert!(of_rule().any(|test| fires(&test)), "no test vector shows that {} fires", rule["alert"]);
+        assert!(
+            of_rule().any(|test| !fires(&test)),
+            "no test vector shows when {} does not fire",
+            rule["alert"]
+        );
     }
     Ok(())
 }

@@ -33,7 +33,7 @@ async fn await_absence(api: &Api<ConfigMap>, name: &str) -> anyhow::Result<()> {
     let end = Instant::now() + LIMIT;
     while api.get_opt(name).await?.is_some() {
         if Instant::now() > end {
-            bail!("{name} is still there");
+            bail!("{name} still exists");
         }
         tokio::task::yield_now().await;
     }

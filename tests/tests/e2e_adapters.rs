@@ -13,7 +13,7 @@ const LAYERS: usize = 30;
 const PROJECTIONS: [(&str, usize, usize); 2] = [("v_proj", 192, 576), ("o_proj", 576, 576)];
 const RANK: usize = 4;
 
-/// Writes an adapter whose products have values of about `size`; an adapter with size 0 changes nothing.
+/// Writes an adapter whose effect is proportional to `size`; an adapter with size 0 changes nothing.
 fn adapter(directory: &Path, size: f32) -> PathBuf {
     let (mut header, mut data) = (Map::new(), Vec::new());
     let mut state = 1u32;

@@ -25,7 +25,7 @@ const CLIENTS: usize = 24;
 const CONTRAST_MIN: f64 = 4.5;
 
 /// Functions for the expressions of the tests. They exist until the page is reloaded, so tests must not reload it.
-const QUESTIONS: &str = r"
+const FUNCTIONS: &str = r"
     window.count = text => Number(text.replace(/[^0-9.]/g, ''));
     window.says = id => document.getElementById(id).innerText;
     window.replicas = () => Object.fromEntries([...document.querySelectorAll('#replicas tr')].map(row => [
@@ -64,7 +64,7 @@ impl Scene {
 
     fn bare_console(&self) -> Console<'_> {
         let page = self.browser.open(&self.router.url("/console")).expect("the page opens");
-        page.evaluate(QUESTIONS).unwrap();
+        page.evaluate(FUNCTIONS).unwrap();
         Console { page, router: &self.router }
     }
 
@@ -496,7 +496,7 @@ const BEYOND: &str = "[document.documentElement, ...document.body.querySelectorA
     return box.width && box.right > innerWidth + 1 && !node.closest('.scroll') && node.checkVisibility();
 }).map(node => node.outerHTML.slice(0, 80))";
 
-/// A function that returns the text whose contrast is less than its argument.
+/// A function that returns the texts whose contrast is less than its argument, with their contrasts.
 const FAINT: &str = "least => {
     const canvas = document.createElement('canvas').getContext('2d', {willReadFrequently: true});
     const parts = color => {

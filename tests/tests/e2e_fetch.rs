@@ -67,7 +67,7 @@ fn credentials(directory: &Path, entries: &[(&str, &str)]) -> String {
     path.display().to_string()
 }
 
-/// A file that is large enough to arrive in many pieces.
+/// The content of a file that is large enough to arrive in many pieces.
 fn content(seed: u8) -> Vec<u8> {
     (0..1_500_000_u32).map(|at| (at.wrapping_mul(2_654_435_761) >> 24) as u8 ^ seed).collect()
 }
@@ -102,7 +102,7 @@ async fn all_parts_of_a_split_model_are_fetched_if_the_first_is_selected() {
     let part = |model: &str, part: u8| format!("{model}-0000{part}-of-00003.gguf");
     let names = [1, 2, 3].map(|number| part("model-Q4", number));
     let mut listed: Vec<_> = names.iter().map(|name| files.path().join(name)).collect();
-    // A complete model, and a part of another one.
+    // The Hub has a complete model, and a part of another model.
     listed.push(files.path().join(part("model-Q8", 1)));
     for (seed, path) in (0..).zip(&listed) {
         std::fs::write(path, content(seed)).unwrap();

@@ -43,7 +43,7 @@ fn clients_send_images_to_a_simulated_model() {
     assert_clients_send_images(&Server::from_command(&mut command).expect("the server starts"));
 }
 
-/// Starts a server with the tiny model, which may read images in `directory`.
+/// Starts a server that serves the tiny model, and that may read images in `directory`.
 fn openvino_server(directory: &Path) -> Server {
     let model = directory.join("model");
     std::fs::create_dir(&model).expect("the directory is writable");
@@ -108,8 +108,8 @@ async fn the_next_turn_about_an_image_reads_it_from_the_prefix_cache() {
     let router = Router::start(&[replica(&server)]).expect("the router starts");
     let [first_image, other_image] = [1, 2].map(|seed| image_file(directory.path(), 100, seed));
     let ask = async |messages: &[Value]| {
-        let [answer] =
-            <[_; 1]>::try_from(answers(&router.url("/v3"), &[messages.to_vec()]).await).expect("one");
+        let [answer] = <[_; 1]>::try_from(answers(&router.url("/v3"), &[messages.to_vec()]).await)
+            .expect("one response");
         answer
     };
     let first = question(&first_image, "What is this, and where was it taken?");

@@ -56,7 +56,7 @@ async fn rejects_invalid_input_with_one_clear_message_and_keeps_serving() {
     let cases = [
         ("malformed JSON", "{\"model\": ".to_owned(), 400),
         ("10,000 nested arrays", format!("{{\"messages\": {nested}}}"), 400),
-        ("no object", "[]".to_owned(), 400),
+        ("an array instead of an object", "[]".to_owned(), 400),
         ("an empty body", String::new(), 400),
         ("a wrong type", with("messages", json!("hello")), 400),
         ("a value out of range", with("temperature", json!(-1)), 400),

@@ -140,7 +140,7 @@ fn a_killed_server_leaves_no_process_and_no_file() {
     TcpListener::bind(&address).expect("the port is free again");
 }
 
-/// Requests a completion of `tokens` tokens.
+/// The body of a request for a completion of `tokens` tokens.
 async fn capital(server: &Server, tokens: u32) -> serde_json::Value {
     let models = http::get(&server.url("/v1/models")).await.expect("the models are listed");
     json!({

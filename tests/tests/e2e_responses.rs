@@ -31,7 +31,8 @@ fn the_official_clients_work() {
 fn the_official_clients_work_through_the_router() {
     let servers = [scripted(&[]), scripted(&[])];
     let mut arguments: Vec<String> = servers.each_ref().map(replica).into();
-    // With several replicas, a request cannot reach the right one by chance.
+    // With this policy, consecutive requests reach the replica that stores a response only if the router derives it
+    // from the ID of the response.
     arguments.push("--policy=round-robin".to_owned());
     let router = Router::start(&arguments).expect("the router starts");
     clients::run("responses", &[&router.url("/v1")], &["scripted", "scripted"]);

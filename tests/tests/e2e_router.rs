@@ -100,7 +100,7 @@ impl Tally {
     async fn wait_until(&self, condition: impl Fn() -> bool) {
         let end = tokio::time::Instant::now() + LIMIT;
         while !condition() {
-            assert!(tokio::time::Instant::now() < end, "waited for answers: {self:?}");
+            assert!(tokio::time::Instant::now() < end, "timed out waiting for responses: {self:?}");
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
     }
@@ -126,7 +126,7 @@ async fn client(number: usize, url: String, model: Value, tally: Arc<Tally>) {
         let replica =
             response.headers().get("x-ovfleet-replica").map(|name| name.to_str().unwrap().to_owned());
         let text = response.text().await.expect("a response that has begun is complete");
-        assert_eq!(status.as_u16(), 200, "a request without a byte failed: {text}");
+        assert_eq!(status.as_u16(), 200, "a request failed before its first byte: {text}");
         let is_broken = if stream {
             assert!(text.ends_with("data: [DONE]\n\n"), "{text}");
             text.contains("\"replica_failed\"")
@@ -232,7 +232,7 @@ async fn no_request_fails_before_its_first_byte_with_four_simulators() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn no_request_fails_before_its_first_byte_with_four_servers_of_the_sample_model() {
-    // A restarted server loads the model from the cache of its predecessors.
+    // A restarted server loads the compiled model from the cache that an earlier server has written.
     let directory = tempfile::tempdir().expect("the directory can be created");
     let cache = format!("--cache-dir={}", directory.path().display());
     kill_stop_and_restart(4, CLIENTS_OF_MODELS, &[&MODEL[..], &[&cache]].concat()).await;
@@ -296,7 +296,10 @@ async fn replacing_the_replica_token_under_load_fails_no_request() {
     assert_eq!(tally.broken.load(Ordering::Relaxed), 0);
     let retries = http::get(&router.url("/metrics")).await.unwrap().body;
     let retries = metric(retries.as_str().unwrap(), "ovfleet_router_retries_total").unwrap_or(0.0);
-    assert!(retries.abs() < f64::EPSILON, "{retries} requests were rejected by a replica");
+    assert!(
+        retries.abs() < f64::EPSILON,
+        "{retries} retries, although the replicas accept the token of the router"
+    );
     let client = http::client();
     for (token, status) in [(OLD, 401), (NEW, 200)] {
         for server in &servers {
@@ -326,7 +329,7 @@ async fn requests_wait_in_the_router_while_the_fleet_is_full() {
     let text = http::get(&router.url("/metrics")).await.unwrap().body;
     let text = text.as_str().unwrap();
     let waited = metric(text, "ovfleet_router_queue_time_seconds_count").unwrap();
-    assert!(waited >= 12.0, "{waited} of 24 waited");
+    assert!(waited >= 12.0, "{waited} of 24 requests waited");
     await_idle(&router).await;
     assert_eq!(metric(text, "ovfleet_router_expired_dispatches_total"), Some(0.0));
 }

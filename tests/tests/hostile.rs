@@ -5,9 +5,9 @@
 //! time, and the other clients must not have lost a request or waited more than four times as long as without an
 //! attack.
 //!
-//! Attacks run in a separate process with a low priority, so that the results measure the attacked processes and not the
-//! cost of the attacker on a shared machine. The arguments select attacks by a part of their names; without arguments
-//! all attacks run.
+//! Attacks run in a separate process with a low priority, so that the results measure the attacked processes and not
+//! the cost of the attacker on a shared machine. The arguments select attacks by a part of their names; without
+//! arguments all attacks run.
 
 mod hostile {
     pub(crate) mod attacks;
@@ -39,8 +39,8 @@ const PROBE_LIMIT: Duration = Duration::from_secs(1);
 const ANSWERS_BEFORE_ALL: usize = 72;
 /// The number of responses to the other clients right before an attack.
 const ANSWERS_BEFORE: usize = 24;
-/// The number of latest responses without an attack that are the baseline of an attack. The 99th percentile of only a few
-/// responses is their maximum, which varies by half.
+/// The maximum number of latest responses without an attack that are the baseline of an attack. The 99th percentile of
+/// only a few responses is their maximum, which varies by half.
 const CALM_ANSWERS_MAX: usize = 240;
 /// The minimum number of responses to the other clients during an attack. A short attack is repeated until then.
 const ANSWERS_DURING: usize = 24;
@@ -106,7 +106,7 @@ impl Attacker {
         Ok(Self { process: command.spawn()?, start: Instant::now() })
     }
 
-    /// Waits for the current run of the attack, and returns its first report.
+    /// Waits for the current run of the attack, and returns the report on the first run.
     async fn finish(mut self) -> anyhow::Result<String> {
         drop(self.process.stdin.take());
         let limit = ATTACK_LIMIT.saturating_sub(self.start.elapsed());

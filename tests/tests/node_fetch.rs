@@ -110,7 +110,7 @@ async fn a_shared_volume_retains_the_current_and_the_previous_model() -> anyhow:
     kubectl(&["delete", "pv", "models", "--wait=false"])?;
     let counts: Vec<usize> = stored.iter().map(Vec::len).collect();
     assert_eq!(counts, [1, 2, 2, 2], "{stored:?}");
-    assert!(!stored[2].contains(&stored[0][0]), "the first model is still there: {stored:?}");
+    assert!(!stored[2].contains(&stored[0][0]), "the first model still exists: {stored:?}");
     assert_eq!(stored[2], stored[3], "the previous model was fetched again: {stored:?}");
     Ok(())
 }

@@ -56,7 +56,7 @@ fn objects() -> anyhow::Result<Vec<String>> {
             "--output=name",
             &format!("--namespaced={scope}"),
         ])?;
-        // Kinds whose objects change on their own, or which the API server creates for custom resource definitions.
+        // Kinds whose objects change on their own, or are created by the API server for custom resource definitions.
         let own = ["apiservices", "componentstatuses", "endpoints", "events", "ipaddresses", "nodes"];
         let kinds: Vec<&str> =
             kinds.lines().filter(|kind| !own.contains(&kind.split('.').next().unwrap_or_default())).collect();
@@ -73,7 +73,7 @@ fn objects() -> anyhow::Result<Vec<String>> {
             ));
         }
     }
-    // The Leases of the components of the cluster.
+    // Skip the Leases of the components of the cluster.
     found.retain(|object| !object.starts_with("Lease kube-"));
     found.sort();
     Ok(found)

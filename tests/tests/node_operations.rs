@@ -139,8 +139,8 @@ fn leader() -> anyhow::Result<String> {
     Ok(lease["spec"]["holderIdentity"].as_str().context("the Lease has no holder")?.to_owned())
 }
 
-/// Stops the leading operator with SIGSTOP, as on a paused machine, so that another one takes over. When the former leader
-/// continues, it must write nothing.
+/// Stops the leading operator with SIGSTOP, as on a paused machine, so that another operator takes over. When the
+/// former leader continues, it must write nothing.
 async fn lose_operator(traffic: &mut Traffic) -> anyhow::Result<()> {
     let operators = node::pods(OPERATOR_NAMESPACE, OPERATOR)?;
     node::await_state("both operators to be ready", LIMIT, || {
@@ -195,7 +195,7 @@ async fn lose_operator(traffic: &mut Traffic) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Scales to one replica per client, up to two, by the metric of unfinished requests.
+/// Scales to one replica for every [`CLIENTS`] requests in flight, but to at most two replicas.
 async fn autoscale(traffic: &mut Traffic) -> anyhow::Result<()> {
     let _metrics = ExternalMetrics::start()?;
     let autoscaler = json!({
@@ -214,17 +214,17 @@ async fn autoscale(traffic: &mut Traffic) -> anyhow::Result<()> {
         },
     });
     node::apply(NAMESPACE, &autoscaler.to_string())?;
-    scene::settled(NAMESPACE, 1).context("scaled down")?;
+    scene::settled(NAMESPACE, 1).context("failed to scale down")?;
     traffic.await_requests(REQUESTS_AROUND_CHANGE).await;
     // These clients do not pause, because clients that pause would have too few requests in flight for the autoscaler
     // to add a replica.
     let more = scene::traffic(NAMESPACE, CLIENTS, Some(NEW_KEY), Duration::ZERO).await?;
-    scene::settled(NAMESPACE, 2).context("scaled up")?;
+    scene::settled(NAMESPACE, 2).context("failed to scale up")?;
     traffic.await_requests(REQUESTS_AROUND_CHANGE).await;
     let account = more.stop().await;
     eprintln!("{}", account.summary());
     assert_eq!(account.failures().len(), 0, "{}", account.summary());
-    scene::settled(NAMESPACE, 1).context("scaled down again")?;
+    scene::settled(NAMESPACE, 1).context("failed to scale down again")?;
     traffic.await_requests(REQUESTS_AROUND_CHANGE).await;
     kubectl(&["delete", "horizontalpodautoscaler", "chat", "--namespace", NAMESPACE])?;
     Ok(())

@@ -137,7 +137,7 @@ async fn pods_denied_by_pod_security_or_a_quota_are_reported_with_the_reason() -
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_model_in_a_private_image_is_served_once_the_secret_to_pull_it_exists() -> anyhow::Result<()> {
-    // The basic authentication of me:secret.
+    // `bWU6c2VjcmV0` is `me:secret` in base64.
     let registry =
         Registry::start("127.0.0.1", "models/smollm2", &tests::sample_model(), Some("Basic bWU6c2VjcmV0"))
             .await?;

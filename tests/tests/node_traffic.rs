@@ -107,8 +107,8 @@ async fn scaling_up_and_down_loses_no_request() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Rolls out new arguments, edits the resource faster than rollouts complete, reverts a running rollout, and replaces the
-/// whole resource.
+/// Rolls out new arguments, edits the resource faster than rollouts complete, reverts a running rollout, and replaces
+/// the whole resource.
 #[tokio::test(flavor = "multi_thread")]
 async fn changing_the_resource_loses_no_request() -> anyhow::Result<()> {
     let mut scene = Scene::set(2).await?;

@@ -2,13 +2,13 @@
 //! guide](../../docs/how-to/upgrade.md) describes it: first the custom resource definition, then the chart. The tests
 //! run on the node that `make e2e` starts.
 //!
-//! The previous release is commit 3432560, the last one before upgrades waited for approval. `node_upgrade/` contains its
-//! chart, and the objects (with only the fields that its operator applied) and the status that its operator created for a
-//! resource. The test creates these objects instead of running the previous operator; replicas and routers are the
-//! current programs with the arguments of the previous release. [`the_programs_of_the_previous_release_can_be_upgraded`]
-//! runs all programs of the previous release, whose images must be built from that commit. With `UPDATE_EXPECT`, it
-//! records the objects and the status again; rename `retry-share: 0.1` to `retry-budget-percent: 10` in them, because
-//! the flag has been renamed.
+//! The previous release is commit 3432560, the last commit before upgrades waited for approval. `node_upgrade/`
+//! contains its chart, and the objects (with only the fields that its operator applied) and the status that its
+//! operator created for a resource. The test creates these objects instead of running the previous operator; replicas
+//! and routers are the current programs with the arguments of the previous release.
+//! [`the_programs_of_the_previous_release_can_be_upgraded`] runs all programs of the previous release, whose images
+//! must be built from that commit. With `UPDATE_EXPECT`, it records the objects and the status again; rename
+//! `retry-share: 0.1` to `retry-budget-percent: 10` in them, because the flag has been renamed.
 
 use std::path::PathBuf;
 

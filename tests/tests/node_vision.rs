@@ -17,7 +17,8 @@ use tests::vision_model::{self, IMAGE_TOKENS};
 const NAMESPACE: &str = "vision";
 const IMAGE: &str = "image.bmp";
 
-/// The manifest of a model on `models`, which may fetch images from the mock Hub `images`.
+/// The manifest of a resource whose model is on `models`, and whose replica may fetch images from the mock Hub
+/// `images`.
 fn manifest(models: &Hub, images: &Hub) -> String {
     let host = images.url().replace("http://", "");
     format!(

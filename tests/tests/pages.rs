@@ -22,7 +22,8 @@ kubectl wait --for=condition=Established crd/llmdeployments.ovfleet.dev --timeou
 kubectl get llmd --watch --output name | while read -r name; do
   kubectl patch \"$name\" --subresource=status --type=merge --patch \"$STATUS\"
 done";
-/// `kubectl wait` compares the generation, which changes of the resource increase.
+/// `kubectl wait` ignores a status whose observed generation is less than the generation, which changes of the resource
+/// increase.
 const STATUS: &str = r#"{"status": {"phase": "Ready", "observedGeneration": 1000, "release": {"state": "Waiting", "available": "sha256-1"},
   "conditions": [{"type": "Ready", "status": "True", "reason": "Ready", "message": "",
     "lastTransitionTime": "2026-01-01T00:00:00Z"}]}}"#;
@@ -35,7 +36,7 @@ fn examples_with(scene: Scene) -> Vec<Example> {
 
 #[test]
 fn blocks_work_with_a_server_of_the_sample_model() {
-    // The model name that `make run` uses.
+    // The server has the model name that `make run` uses, because the blocks contain that name.
     let server = Server::named().unwrap();
     examples_with(Scene::Server).iter().for_each(|example| example.run_with_server(server.address()));
 }

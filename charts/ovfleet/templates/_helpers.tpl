@@ -76,7 +76,7 @@ Secrets, to execute commands in pods, or to grant permissions that it does not h
 - apiGroups: [events.k8s.io]
   resources: [events]
   verbs: [create, patch]
-# Kubernetes reports in events only why a Job cannot create a pod and why a pod cannot mount a volume.
+# Kubernetes reports only in events why a Job cannot create a pod and why a pod cannot mount a volume.
 - apiGroups: [""]
   resources: [events]
   verbs: [list, watch]

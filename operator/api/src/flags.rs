@@ -21,8 +21,8 @@ pub(crate) struct ExtraArgs<'a> {
 }
 
 impl ExtraArgs<'_> {
-    /// Returns the rules for the object that contains the list and the image of the program. If the resource
-    /// sets another image, unknown flags are allowed, because the image may have another version.
+    /// Returns the rules for the object that contains the list and the image of the program. If the resource sets the
+    /// image, unknown flags are allowed, because the image may contain another version of the program.
     pub(crate) fn rules(&self) -> Value {
         let Self { field, program, known, reserved } = self;
         let flag = "argument.split('=')[0]";

@@ -51,8 +51,8 @@ pub(crate) fn plain_url() -> Value {
     matches(r"^http://[^\s]+$", "must be a URL that begins with http://, because TLS is not supported")
 }
 
-/// The rule for a list of hosts, each with a port if it is not the usual one. The operator also checks that addresses and ports
-/// are valid.
+/// The rule for a list of hosts, each with or without a port. The operator also checks that addresses and ports are
+/// valid.
 pub(crate) fn hosts() -> Value {
     all_match(
         r"^([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?$",
@@ -132,7 +132,7 @@ pub(crate) fn model_names() -> Value {
 /// The rule for an OpenVINO device, or for a virtual device with a list of devices.
 pub(crate) fn device() -> Value {
     const DEVICE: &str = r"(CPU|GPU)(\.[0-9]+)*";
-    // AUTO may exclude any device.
+    // `AUTO` excludes the devices with a `-` before their names, so `-NPU` is allowed.
     const CANDIDATE: &str = r"(-NPU|-?(CPU|GPU)(\.[0-9]+)*)";
     let pattern =
         format!(r"^({DEVICE}|AUTO(:{CANDIDATE}(,{CANDIDATE})*)?|(HETERO|MULTI):{DEVICE}(,{DEVICE})*)$");

@@ -209,7 +209,7 @@ pub enum Format {
     #[default]
     #[serde(rename = "auto")]
     Auto,
-    /// A single GGUF file.
+    /// A GGUF file, or the parts of a split GGUF model.
     #[serde(rename = "gguf")]
     Gguf,
     /// A directory with openvino_model.xml or openvino_language_model.xml, and a tokenizer.

@@ -18,7 +18,7 @@ pub struct Rollout {
     /// Number or percentage of replicas that may be unavailable during a rollout.
     #[schemars(schema_with = "amount_of_replicas")]
     pub max_unavailable: IntOrString,
-    /// Number of seconds for which a new replica must be ready before the next one is replaced.
+    /// Number of seconds for which a new replica must be ready before another replica is replaced.
     #[schemars(range(min = 0, max = 86_400))]
     pub min_ready_seconds: i32,
     /// Time without progress after which a rollout is reported as failed. The rollout continues nevertheless. The

@@ -143,7 +143,7 @@ pub enum Policy {
     Kv,
     /// The replica with the fewest requests.
     LeastRequests,
-    /// The replica with fewer requests among two that are chosen at random.
+    /// The one with fewer requests of two replicas that are chosen at random.
     PowerOfTwo,
     /// The replicas in turn, one request each.
     RoundRobin,

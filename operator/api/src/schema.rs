@@ -1,7 +1,7 @@
 //! Parts of the schema that several types have in common.
 
-/// Returns the schema of the resources of a container, with a maximum size of the maps, which rules about their items
-/// need.
+/// Returns the schema of the resources of a container. It limits the size of the maps, because the API server limits
+/// the cost of the rules about their items.
 pub(crate) fn resources(generator: &mut schemars::SchemaGenerator) -> schemars::Schema {
     use schemars::JsonSchema as _;
     let mut schema = k8s_openapi::api::core::v1::ResourceRequirements::json_schema(generator).to_value();
@@ -23,7 +23,8 @@ pub(crate) fn resources(generator: &mut schemars::SchemaGenerator) -> schemars::
     schemars::Schema::try_from(schema).unwrap_or_default()
 }
 
-/// Returns the schema of an object with any fields. The API server validates them when they are applied as part of a pod.
+/// Returns the schema of an object with any fields. The API server validates the fields when the operator applies them
+/// as part of a pod template.
 pub(crate) fn any_object(_: &mut schemars::SchemaGenerator) -> schemars::Schema {
     schemars::json_schema!({"type": "object", "x-kubernetes-preserve-unknown-fields": true})
 }

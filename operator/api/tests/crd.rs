@@ -76,7 +76,8 @@ fn every_list_has_a_list_type() {
     assert!(found.is_empty(), "{found:#?}");
 }
 
-/// The API server stores a null in a nullable field instead of its default, and the type of the field may not have one.
+/// If a client sends a null for a nullable field, the API server stores the null instead of the default, and the type
+/// of the field may be unable to represent it.
 #[test]
 fn no_field_with_a_default_is_nullable() {
     let found = fields_with(|schema| schema["nullable"] == true && !schema["default"].is_null());

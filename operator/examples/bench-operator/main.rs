@@ -28,7 +28,7 @@ mod process;
 mod table;
 
 const RESULTS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/performance/results.md");
-/// The maximum time to wait for all resources.
+/// The maximum time to wait for the start of the operator, and for the readiness of all resources.
 const LIMIT: Duration = Duration::from_secs(900);
 /// The pause between readiness and the measurement of the idle operator. During the pause, the operator publishes
 /// the last events, and requests the usage of the KV caches from the routers of each resource once, which changes
@@ -111,7 +111,7 @@ async fn prepare(client: &Client) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Starts the operator that was built together with this program, as the chart does.
+/// Starts the operator that was built together with this program, with the subcommand that the chart uses.
 fn start(cluster: &ControlPlane) -> anyhow::Result<Process> {
     let own = std::env::current_exe()?;
     let directory = own
@@ -149,16 +149,16 @@ async fn measure(args: &Args, client: &Client, node: &Node, target: &Target<'_>)
     });
     try_join_all(created).await?;
     let created = started.elapsed();
-    eprintln!("{} created in {created:.1?}", args.resources);
+    eprintln!("{} resources created in {created:.1?}", args.resources);
     tokio::time::timeout(LIMIT, node.all_ready(&resources))
         .await
         .context("not all resources have become ready")??;
     let converged = started.elapsed();
-    eprintln!("all ready after {converged:.1?}");
+    eprintln!("all resources ready after {converged:.1?}");
     let after = sample().await?;
     tokio::time::sleep(SETTLE).await;
     let calm = sample().await?;
-    eprintln!("idle for {:?}", args.idle);
+    eprintln!("measuring the idle operator for {:?}", args.idle);
     tokio::time::sleep(args.idle).await;
     let last = sample().await?;
     let objects = node.owned(client).await?;

@@ -3,10 +3,10 @@
 use anyhow::Context as _;
 use tests::http;
 
-/// Number of ticks per second in which Linux accounts processor time.
+/// Number of clock ticks per second. Linux reports processor time in clock ticks.
 const TICKS: f64 = 100.0;
 
-/// The resources and the work of the operator up to a point in time.
+/// The resource usage and the work of the operator up to a point in time.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Sample {
     /// Processor time in seconds.
@@ -34,7 +34,7 @@ impl Sample {
             line.trim().trim_end_matches(" kB").parse::<f64>().unwrap_or(0.0)
         };
         let page = http::get(&format!("http://{address}/metrics")).await?;
-        let page = page.body.as_str().context("no metrics")?.to_owned();
+        let page = page.body.as_str().context("the response of /metrics is not text")?.to_owned();
         let mut calls = [0.0; 3];
         for line in page.lines().filter_map(|line| line.strip_prefix("ovfleet_operator_api_calls_total{")) {
             let value: f64 = line.rsplit(' ').next().and_then(|text| text.parse().ok()).unwrap_or(0.0);

@@ -1,5 +1,5 @@
-//! Decides when a resource is reconciled again: with backoff after a failure, or after a pause if no watch reports what the
-//! resource waits for.
+//! Decides when a resource is reconciled again: with backoff after a failure, or after a pause if no watch reports the
+//! event that the resource waits for.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,7 +17,7 @@ use crate::watch::StoredDeployment;
 
 /// The pause before a resource that waits for an upgrade slot is reconciled again.
 const UPGRADE_RETRY_PAUSE: Duration = Duration::from_secs(10);
-/// The pause before a resource is reconciled again whose objects were rejected. The cause may be outside of the
+/// The pause before a resource whose objects were rejected is reconciled again. The cause may be outside of the
 /// resource, such as an object of another owner or an admission policy, and no watch reports its removal.
 const REJECTION_RETRY_PAUSE: Duration = Duration::from_secs(180);
 /// The shortest pause after a failed reconcile.
@@ -73,8 +73,8 @@ impl Context {
     }
 }
 
-/// The pause after which a resource without transient failures is reconciled again if nothing changes until then; `None`
-/// to wait for a change.
+/// The pause after which a resource without transient failures is reconciled again if nothing changes until then;
+/// `None` to wait for a change.
 fn next_pause(applied: &ApplyResult, load_interval: Option<Duration>) -> Option<Duration> {
     let jittered = |pause: Duration, range| pause.mul_f64(rand::rng().random_range(range));
     let awaits_slot = matches!(

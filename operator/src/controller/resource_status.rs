@@ -20,7 +20,8 @@ impl Context {
         self.with_memory(object, |memory| memory.status.clone()).or_else(|| object.status.clone())
     }
 
-    /// Requests the status of a resource that cannot be decoded. Returns `None` if the status cannot be decoded either.
+    /// Requests the status of a resource that cannot be decoded. Returns `None` if the resource has no status, or if
+    /// the status cannot be decoded either.
     pub(super) async fn stored_status(
         &self,
         object: &StoredDeployment,

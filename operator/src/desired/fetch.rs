@@ -154,7 +154,7 @@ fn resources(fetched: &FetchedModel) -> Value {
     json!({"requests": requests, "limits": limits})
 }
 
-/// The volumes of the container that fetches a model, except for the model's.
+/// The volumes of the container that fetches a model, except for the volume of the model.
 fn container_volumes(fetched: &FetchedModel) -> Vec<Value> {
     // Mode 0440: only the group of the pod can read the credentials.
     let credentials = fetched

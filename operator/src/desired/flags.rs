@@ -1,4 +1,5 @@
-//! Renders the command lines of the server and the router, for pods and for child processes of `ovfleet-operator local`.
+//! Renders the command lines of the server and the router, for pods and for child processes of `ovfleet-operator
+//! local`.
 
 use std::net::IpAddr;
 use std::time::Duration;
@@ -19,7 +20,7 @@ pub struct ProcessOptions {
     grpc_port: u16,
     /// The port of probes and metrics; `None` if they are served on `port`.
     admin_port: Option<u16>,
-    /// The file with the replica token, if replicas need one.
+    /// The path of the file with the replica token, if replicas require a token.
     replica_token_file: Option<&'static str>,
     log_format: &'static str,
 }
@@ -152,7 +153,7 @@ pub fn source(fetched: &FetchedModel, revision_value: RevisionValue) -> Vec<Stri
 pub struct RouterFiles<'a> {
     /// The path of the configuration file.
     pub config: &'a str,
-    /// The file with API keys, if requests need one.
+    /// The path of the file with API keys, if requests need a key.
     pub api_keys: Option<&'a str>,
 }
 

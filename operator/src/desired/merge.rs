@@ -91,7 +91,7 @@ mod tests {
             {"name": "tmp", "mountPath": "/b"},
         ]);
         assert_eq!(base, expected);
-        // Another volume can be mounted at the same path.
+        // The overlay can replace the volume that is mounted at a path.
         merge(&mut base, &json!([{"name": "scratch", "mountPath": "/tmp"}]));
         expected[0]["name"] = json!("scratch");
         assert_eq!(base, expected);

@@ -11,9 +11,9 @@ use crate::valid_deployment::{PodPlacement, SecuritySettings};
 /// The way in which a pod accesses its volumes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum VolumeUse {
-    /// The pod need not own its volumes.
+    /// The group of the pod need not own the volumes.
     Shared,
-    /// The pod writes to a volume, or reads files that only the owner's group may read, so its group must own the
+    /// The pod writes to a volume, or reads files that only their group may read, so the group of the pod must own the
     /// volumes.
     Owned,
 }

@@ -117,8 +117,8 @@ pub(super) fn plan_upgrade(
         }
         plan.add(server, live_server, permission);
     } else {
-        // Everything except for the template follows the resource, so that scaling, suspending and rollout settings take
-        // effect during the fetch.
+        // Everything except for the template follows the resource, so that scaling, suspending and rollout settings
+        // take effect during the fetch.
         plan.manifests.extend(with_live_inputs(server.manifest, live_server));
     }
     let live_router = live(&router, observed);
@@ -158,14 +158,14 @@ impl UpgradePlan {
     }
 }
 
-/// Identifies the pod templates of Deployments.
+/// Returns the identifier of a release: a digest of the pod templates of its Deployments.
 fn release_id(deployments: &[impl std::borrow::Borrow<RenderedDeployment>]) -> String {
     let hashes: Vec<&str> =
         deployments.iter().map(|deployment| deployment.borrow().template_hash.as_str()).collect();
     digest(&json!(hashes))
 }
 
-/// The existing Deployment.
+/// The existing Deployment with the name of `rendered`.
 fn live<'a>(rendered: &RenderedDeployment, observed: &'a ObservedState) -> Option<&'a DynamicObject> {
     observed.deployment(&rendered.manifest.name)
 }
@@ -175,17 +175,20 @@ fn template_hash(deployment: &DynamicObject) -> Option<&str> {
     deployment.data.pointer("/spec/template/metadata/labels")?.get(TEMPLATE)?.as_str()
 }
 
-/// Whether the template of `rendered` differs from that of `live` although the user has not changed anything.
+/// Whether the template of `rendered` differs from that of `live` although the user has not changed anything, and the
+/// Deployment can keep its template until the upgrade starts.
 fn is_upgrade(rendered: &RenderedDeployment, live: Option<&DynamicObject>) -> bool {
     let Some(live) = live else { return false };
     if template_hash(live) == Some(&rendered.template_hash) {
         return false;
     }
-    // Routers without this port cannot report which replicas they have admitted: no new replica would become ready.
+    // Routers without this port cannot report which replicas they have admitted, and no new replica would become ready,
+    // so their template changes immediately.
     if !has_grpc_port(&live.data) {
         return false;
     }
-    // A Deployment without the annotation is from a release that did not record its inputs.
+    // A Deployment without the annotation is from a release that did not record its inputs, so the difference counts as
+    // an upgrade.
     let inputs = live.annotations().get(INPUTS);
     inputs.is_none_or(|inputs| *inputs == rendered.inputs || rendered.former_inputs.as_ref() == Some(inputs))
 }

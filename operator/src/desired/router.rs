@@ -21,8 +21,8 @@ const API_KEYS_PATH: &str = "/etc/ovfleet-keys";
 const CONFIG_FILE: &str = "router.yaml";
 /// Time in seconds that a router still accepts requests while its removal from the endpoints propagates.
 const ENDPOINT_REMOVAL_SECONDS: u64 = 5;
-/// Time in seconds that the pod of a router has to exit, in addition to `drain.timeout` and the 5 s in which its removal
-/// from the endpoints propagates.
+/// Time in seconds that the pod of a router has to exit, in addition to `drain.timeout` and the 5 s in which its
+/// removal from the endpoints propagates.
 ///
 /// If exceeded: Kubernetes kills the pod.
 const EXIT_SECONDS: u64 = 10;

@@ -1,4 +1,5 @@
-//! The Deployment of the replicas. A replica becomes ready once the routers have admitted it, and drains before it stops.
+//! The Deployment of the replicas. A replica becomes ready once the routers have admitted it, and drains before it
+//! stops.
 
 use std::time::Duration;
 
@@ -24,8 +25,8 @@ use crate::valid_deployment::{ServerSettings, ValidDeployment};
 const EXIT_TIME: Duration = Duration::from_secs(15);
 /// Time within which a server must start, in addition to the time for reading its model.
 const START_TIME_MIN: Duration = Duration::from_secs(120);
-/// The longest time within which a server must start. A memory limit may be any quantity, and Kubernetes counts seconds in 32
-/// bits.
+/// The maximum time within which a server must start. The time is computed from the memory limit, which may be any
+/// quantity, and Kubernetes counts seconds in 32 bits.
 const START_TIME_MAX: Duration = Duration::from_secs(7 * 24 * 3600);
 /// The lowest read speed, in bytes per second, at which a server starts in time.
 const READ_BYTES_PER_SECOND: u64 = 50_000_000;
@@ -47,12 +48,13 @@ pub(super) fn deployment(valid: &ValidDeployment) -> RenderedDeployment {
             }},
             // Kubernetes sees no progress while a replica loads its model.
             "progressDeadlineSeconds": (server.progress_deadline + start_time(server)).as_secs(),
-            // Users undo a rollout by changing the resource, so no history is needed.
+            // Users undo a rollout by changing the resource, so a short history is sufficient.
             "revisionHistoryLimit": 2,
             "template": template.body,
         },
     });
-    // The API server omits these fields if they are zero, which would look like a change by another field manager.
+    // The API server omits these fields if they are false or 0, which would look like a change by another field
+    // manager.
     set_member(&mut content["spec"], "paused", server.paused.then_some(true));
     let min_ready_seconds = (server.min_ready_seconds > 0).then_some(server.min_ready_seconds);
     set_member(&mut content["spec"], "minReadySeconds", min_ready_seconds);

@@ -1,5 +1,5 @@
-//! Executes a program that the kernel kills when the parent process exits in any way. A process can request this only for itself,
-//! so `ovfleet-operator local` starts this subcommand, which then replaces itself with the program.
+//! Executes a program that the kernel kills when the parent process exits in any way. A process can request this only
+//! for itself, so `ovfleet-operator local` starts this subcommand, which then replaces itself with the program.
 
 use std::os::unix::process::CommandExt as _;
 use std::process::Command;

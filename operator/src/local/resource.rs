@@ -11,7 +11,7 @@ use crate::manifest::is_empty;
 /// Reads the LLMDeployment in `text`. `settings`, such as `engine.kvCache.size=2Gi`, override fields of its spec.
 ///
 /// # Errors
-/// `text` does not contain exactly one LLMDeployment, or that is invalid.
+/// `text` does not contain exactly one LLMDeployment, or the LLMDeployment is invalid.
 pub(super) fn read(text: &str, settings: &[String]) -> anyhow::Result<LlmDeployment> {
     let mut found = None;
     for document in serde_yaml::Deserializer::from_str(text) {

@@ -7,7 +7,7 @@ pub(super) fn containers(status: &PodStatus) -> impl Iterator<Item = &ContainerS
     status.init_container_statuses.iter().flatten().chain(status.container_statuses.iter().flatten())
 }
 
-/// Returns how the container has exited: now or, if it runs again or waits for its restart, the last time.
+/// Returns the last exit of the container, which may be running again or waiting for its restart.
 pub(super) fn last_exit(container: &ContainerStatus) -> Option<&ContainerStateTerminated> {
     let exits = [&container.state, &container.last_state];
     exits.into_iter().find_map(|state| state.as_ref()?.terminated.as_ref())

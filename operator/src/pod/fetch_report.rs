@@ -10,7 +10,7 @@ use super::exit_reason::exit_message;
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct FetchReport {
-    /// `Fetched`, or the reason of the failure: stable and in CamelCase.
+    /// `Fetched`, or the reason for the failure: stable and in CamelCase.
     pub reason: String,
     /// The message, in human-readable form.
     #[serde(skip_serializing_if = "String::is_empty")]

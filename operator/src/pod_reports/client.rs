@@ -191,7 +191,7 @@ mod tests {
 
     use super::*;
 
-    /// A pod that returns the same answer to every request. Returns its address.
+    /// Starts a pod that returns the same answer to every request, and returns its address.
     fn pod(answer: String) -> String {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap().to_string();

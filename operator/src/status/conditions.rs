@@ -221,7 +221,8 @@ pub(super) fn degraded(applied: &ApplyResult, summary: &Summary, basic: &BasicCo
     if summary.cache.as_ref().is_some_and(|cache| cache.state == CacheState::Failed) {
         return ConditionState::new(true, &basic.model.reason, basic.model.message.clone());
     }
-    // An unschedulable pod may become schedulable when nodes are added or volumes are bound.
+    // An unschedulable pod may become schedulable when nodes are added or volumes are bound, so it counts as a problem
+    // only after the deadline.
     let problems = [&summary.fetch_problem, &summary.problem];
     let mut lasting = problems
         .into_iter()
@@ -253,7 +254,7 @@ pub(super) fn degraded(applied: &ApplyResult, summary: &Summary, basic: &BasicCo
     ConditionState::new(false, "AsExpected", "no problem is known")
 }
 
-/// The replicas that have fetched another commit than `pinned`: replicas that start at the same time can resolve a
+/// The replicas that have fetched a commit other than `pinned`: replicas that start at the same time can resolve a
 /// branch to different commits.
 fn pods_with_other_revision<'a>(
     applied: &'a ApplyResult,

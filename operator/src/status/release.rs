@@ -21,7 +21,7 @@ pub(super) fn release_status(
     let state = match desired.upgrade {
         UpgradeStep::Wait(_) => UpgradeState::Waiting,
         UpgradeStep::Start => UpgradeState::Rolling,
-        // A resource that is `Rolling` holds a slot.
+        // In the state `Rolling`, the resource would hold a slot.
         UpgradeStep::StartWithoutSlot => UpgradeState::Current,
         UpgradeStep::None if was_rolling && !is_rolled_out(applied, summary) => UpgradeState::Rolling,
         UpgradeStep::None => UpgradeState::Current,

@@ -67,8 +67,8 @@ impl Summary {
             fetch_problem: fetch_problem(applied, cache.as_ref()),
             awaits: pods.iter().find_map(|pod| pod.awaits.clone()),
             not_admitted: count(&|pod| pod.containers_ready && pod.is_routable != Some(true)),
-            // The deadline of the Deployment includes the time for fetching the model, and is not extended while the
-            // server loads it.
+            // The deadline of the Deployment also expires while a pod fetches the model or a server loads it, although
+            // the rollout makes progress.
             deadline_exceeded: has_exceeded_deadline(deployment)
                 && !pods.iter().any(|pod| pod.is_fetching || pod.is_starting),
             router_deadline_exceeded: has_exceeded_deadline(self::deployment(applied, Component::Router)),
@@ -115,8 +115,8 @@ pub(super) fn router_problem(applied: &ApplyResult) -> Option<Problem> {
     replica_failure(deployment(applied, Component::Router)).or_else(|| most_frequent_problem(&pods))
 }
 
-/// The problem that most pods have. If several problems are equally frequent, it is the first one in their
-/// sort order.
+/// The most frequent problem of the pods. If several problems are equally frequent, it is the first one in their sort
+/// order.
 fn most_frequent_problem(pods: &[&PodState]) -> Option<Problem> {
     let mut problems: Vec<&Problem> = pods.iter().filter_map(|pod| pod.problem.as_ref()).collect();
     problems.sort();
@@ -136,7 +136,8 @@ fn replica_failure(deployment: Option<&Arc<DynamicObject>>) -> Option<Problem> {
     Some(Problem { reason, message: creation_error(failure["message"].as_str().unwrap_or_default()) })
 }
 
-/// The problem that prevents the Job of a shared cache from fetching: it cannot create its pod, or its pod cannot start.
+/// The problem that prevents the Job of a shared cache from fetching: it cannot create its pod, or its pod cannot
+/// start.
 fn fetch_problem(applied: &ApplyResult, cache: Option<&CacheStatus>) -> Option<Problem> {
     cache.filter(|cache| cache.state == CacheState::Pending)?;
     let observed = &applied.observed;
@@ -191,7 +192,8 @@ fn fetch_state(applied: &ApplyResult) -> FetchState {
             _ => pending,
         };
     }
-    // Pods of a former template have fetched a former model, unless the template changed for another reason.
+    // Pods with a former template may have fetched a former model, so they count only if no pod with the current
+    // template has started a fetch.
     let is_current = |pod: &&PodState| pod.template_hash == applied.desired.template_hash;
     let has_fetch = |pod: &PodState| pod.is_fetching || pod.fetched.is_some();
     let all = || present_pods(observed, Component::Server);

@@ -102,7 +102,7 @@ fn ready_is_when_all_updated_replicas_are_routable_and_a_router_answers() {
     let status = status_of(&object, observed(&both), 0);
     assert_eq!(reason(&status, "Ready"), "False RouterStarting");
 
-    // Replicas of the former template do not count.
+    // Replicas with the former template do not count.
     let old = both.clone().map(|pod| PodState { template_hash: "old".to_owned(), ..pod });
     let status = status_of(&object, observed(&old), 1);
     assert_eq!(reason(&status, "Ready"), "False Replacing");

@@ -1,8 +1,8 @@
-//! Checks the sources of images as the server does when it starts: pods with an entry that the server refuses would never
-//! become ready, and a pattern in the schema cannot express all rules. Pure.
+//! Checks the sources of images as the server does when it starts: pods with an entry that the server refuses would
+//! never become ready, and a pattern in the schema cannot express all rules. Pure.
 //!
-//! `tests/fixtures/media-sources.yaml` contains examples. A test of the operator and one of the server read it, so that both
-//! accept the same entries.
+//! `tests/fixtures/media-sources.yaml` contains examples. A test of the operator and a test of the server read it, so
+//! that both programs accept the same entries.
 
 use ipnet::IpNet;
 use reqwest::Url;
@@ -21,7 +21,8 @@ pub(super) fn check_domain(text: &str) -> Result<(), String> {
     ))
 }
 
-/// Whether the text is a host, with or without a port, or allows all hosts. The server's `MediaDomain` has the same rules.
+/// Whether the text is a host, with or without a port, or allows all hosts. The server's `MediaDomain` has the same
+/// rules.
 fn is_domain(text: &str) -> bool {
     if text == ALL {
         return true;

@@ -8,8 +8,8 @@ use kube::ResourceExt as _;
 use crate::names::Component;
 use crate::pod::{Problem, creation_error};
 
-/// Number of failed attempts to mount after which a volume counts as missing: a volume that is created together with its
-/// pod may exist a moment later. The kubelet makes this number of attempts within about two seconds.
+/// Number of failed attempts to mount after which a volume counts as missing: a volume that is created together with
+/// its pod may exist a moment later. The kubelet makes this number of attempts within about two seconds.
 const MOUNT_ATTEMPTS_MIN: i32 = 3;
 
 /// The kind of failures that a watch selects.

@@ -112,7 +112,8 @@ impl Stores {
         caches.owned.values().flat_map(BTreeMap::values).map(|compact| compact.owner.clone()).collect()
     }
 
-    /// Stores an object, and returns its owner. An object without an owner is removed, and its former owner is returned.
+    /// Stores an object, and returns its owner. An object without an owner is removed, and its former owner is
+    /// returned.
     pub fn insert(&self, kind: Kind, object: DynamicObject) -> Option<ObjectRef<LlmDeployment>> {
         let Some((owner, uid)) = owner(&object) else { return self.remove(kind, &object) };
         let name = object.name_any();
@@ -121,8 +122,8 @@ impl Stores {
         Some(owner)
     }
 
-    /// Stores an object that the API server has returned for an apply, unless its watch has already reported a later version.
-    /// That version would otherwise be hidden until the next change.
+    /// Stores an object that the API server has returned for an apply, unless its watch has already reported a later
+    /// version. That version would otherwise be hidden until the next change.
     pub fn insert_applied(&self, kind: Kind, object: DynamicObject) {
         let Some((owner, uid)) = owner(&object) else { return };
         let key = (kind, object.name_any());
@@ -175,8 +176,8 @@ impl Stores {
         owners
     }
 
-    /// Stores the state of a pod, and returns the resources whose pods have changed. These are two if the pod now belongs to
-    /// another resource.
+    /// Stores the state of a pod, and returns the resources whose pods have changed. If the pod now belongs to another
+    /// resource, both resources are returned.
     pub(super) fn insert_pod(&self, pod: &Pod) -> Vec<ObjectRef<LlmDeployment>> {
         let Some(namespace) = pod.namespace() else { return Vec::new() };
         let (instance, state) = (instance(pod), pod_state(pod));

@@ -37,8 +37,8 @@ fn config_map(name: &str) -> Value {
     })
 }
 
-/// Starts an API server that lists `count` ConfigMaps and nothing else. Once `changes` is notified, it reports another
-/// one. Returns a client for it.
+/// Starts an API server that lists `count` ConfigMaps and nothing else. Once `changes` is notified, the server reports
+/// another ConfigMap. Returns a client for the server.
 async fn api_server(count: usize, changes: &Arc<Notify>, tasks: &mut JoinSet<anyhow::Result<()>>) -> Client {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();

@@ -184,8 +184,9 @@ async fn nothing_is_written_when_nothing_has_changed() {
     let known = stage.resources().get("chat").await.unwrap();
     let services = stage.objects(Kind::Service);
     for number in 0..10 {
-        // Patching the Service triggers a reconcile that changes nothing. Patching a Deployment would not: a new annotation
-        // starts a new generation, and until the controller has observed it, the status reports a change in progress.
+        // Patching the Service triggers a reconcile that changes nothing. Patching a Deployment would change the
+        // status: a new annotation starts a new generation, and until the controller has observed it, the status
+        // reports a change in progress.
         let touch = json!({"metadata": {"annotations": {"touched": number.to_string()}}});
         services.patch("chat", &PatchParams::default(), &Patch::Merge(&touch)).await.unwrap();
     }
@@ -244,7 +245,7 @@ async fn a_shared_model_is_fetched_first_and_failures_are_reported() {
     let status = stage.until("chat", "Ready=True").await.status.unwrap();
     assert_eq!(status.model_digest.as_deref(), Some("sha256:1"));
     assert_eq!(status.cache.unwrap().state, CacheState::Ready);
-    // While the next source is being fetched, the replicas of this one can be scaled.
+    // While the next model is being fetched, the replicas of the current model can be scaled.
     stage
         .kubelet
         .set_fetch_result(20, json!({"reason": "SourceUnreachable", "message": "it does not answer"}));

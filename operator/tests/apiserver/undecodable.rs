@@ -87,7 +87,7 @@ async fn a_resource_that_cannot_be_decoded_is_refused_and_does_not_affect_others
     );
     assert_eq!(uid().await, former);
     replace_replicas(&client, &namespace).await;
-    // A deleted resource is not recreated, although its last state cannot be decoded.
+    // The objects of a deleted resource are not recreated, although its last state cannot be decoded.
     resources.delete("good", &DeleteParams::default()).await.unwrap();
     let is_gone = async || services.get_opt("good").await.unwrap().is_none().then_some(());
     eventually(is_gone).await.expect("its objects are deleted");

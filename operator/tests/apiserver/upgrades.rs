@@ -112,7 +112,7 @@ async fn a_new_default_image_is_rolled_out_to_one_resource_after_the_other() {
         all[..2].iter().all(is_upgraded).then_some(all)
     };
     let all = eventually(upgraded).await.expect("both resources with the policy Auto are upgraded");
-    assert!(rolling_at_once <= 1, "{rolling_at_once} at the same time");
+    assert!(rolling_at_once <= 1, "{rolling_at_once} upgrades at the same time");
     assert_eq!(
         all[2],
         (UpgradeState::Waiting, "ovfleet/server:1".to_owned(), true),

@@ -36,7 +36,7 @@ async function chatSaysParis() {
   assert.equal(answer.usage.total_tokens, answer.usage.prompt_tokens + answer.usage.completion_tokens);
 }
 
-async function chatStreamsWhatItAnswersAtOnce() {
+async function aStreamedChatEqualsAWholeAnswer() {
   const parameters = { model, messages: colours, temperature: 0, max_tokens: 40 };
   const whole = await client.chat.completions.create(parameters);
   const stream = await client.chat.completions.create({
@@ -111,7 +111,7 @@ async function stopStringsEndTheText() {
   assert.doesNotMatch(answer.choices[0].message.content, /Paris/);
 }
 
-async function anAbortedStreamLeavesTheServerWell() {
+async function theServerRespondsAfterAnAbortedStream() {
   const stream = await client.chat.completions.create({ model, messages: colours, max_tokens: 500, stream: true });
   for await (const chunk of stream) {
     assert.ok(chunk.id);
@@ -128,7 +128,7 @@ async function errorsAreTyped() {
   await expectError(OpenAI.BadRequestError, 400, chat({ stream: true, top_p: -1 }), "top_p");
 }
 
-async function manyAtOnceAllAnswer() {
+async function concurrentRequestsAreAllAnswered() {
   const answers = await Promise.all(
     Array.from({ length: 32 }, async (_, number) => {
       const messages = [{ role: "user", content: `What is ${number} plus ${number}?` }];
@@ -143,15 +143,15 @@ async function manyAtOnceAllAnswer() {
 const scenarios = [
   modelsAreListedAndRetrieved,
   chatSaysParis,
-  chatStreamsWhatItAnswersAtOnce,
+  aStreamedChatEqualsAWholeAnswer,
   theStreamHelperGathersTheAnswer,
   completionsContinueAPrompt,
   logprobsAreThoseOfTheTokens,
   nGivesSeveralChoicesReproducibly,
   stopStringsEndTheText,
-  anAbortedStreamLeavesTheServerWell,
+  theServerRespondsAfterAnAbortedStream,
   errorsAreTyped,
-  manyAtOnceAllAnswer,
+  concurrentRequestsAreAllAnswered,
 ];
 
 for (const scenario of scenarios) {

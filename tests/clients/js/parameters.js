@@ -24,7 +24,7 @@ async function anEchoHasLogProbabilitiesStreamedOrNot() {
   assert.deepEqual([text, tokens], [whole.text, whole.logprobs.tokens]);
 }
 
-async function theUsageIsToldAsItGrows() {
+async function usageIsReportedContinuously() {
   const counts = [];
   const stream = await client.chat.completions.create({
     model,
@@ -40,13 +40,13 @@ async function theUsageIsToldAsItGrows() {
   assert.ok(counts.at(-1) > 0, counts);
 }
 
-async function aTextHasTokensAndTokensAText() {
+async function textsAndTokensAreConverted() {
   const { tokens } = await client.post("/tokenize", { body: { model, prompt: PROMPT } });
   const { text } = await client.post("/detokenize", { body: { model, tokens } });
   assert.ok(text.includes(PROMPT), text);
 }
 
-async function whatIsOutOfRangeIsToldWithTheRange() {
+async function valuesOutOfRangeAreRejected() {
   const refused = client.completions.create({ model, prompt: PROMPT, best_of: 2, n: 3 });
   await assert.rejects(refused, (error) => {
     assert.ok(error instanceof OpenAI.BadRequestError, error);
@@ -57,9 +57,9 @@ async function whatIsOutOfRangeIsToldWithTheRange() {
 
 const scenarios = [
   anEchoHasLogProbabilitiesStreamedOrNot,
-  theUsageIsToldAsItGrows,
-  aTextHasTokensAndTokensAText,
-  whatIsOutOfRangeIsToldWithTheRange,
+  usageIsReportedContinuously,
+  textsAndTokensAreConverted,
+  valuesOutOfRangeAreRejected,
 ];
 for (const scenario of scenarios) {
   console.log(scenario.name);

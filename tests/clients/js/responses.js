@@ -140,7 +140,7 @@ async function aTextStreamsAsItIsAnsweredAtOnce() {
   assert.equal(response.usage.output_tokens, whole.usage.output_tokens);
 }
 
-async function aFormIsKeptToAndParsed() {
+async function structuredOutputIsParsed() {
   const schema = {
     type: "object",
     properties: { name: { type: "string" }, country: { type: "string" } },
@@ -174,7 +174,7 @@ const scenarios = {
     aResponseInTheBackgroundIsPolledAndFollowed,
     errorsAreTyped,
   ],
-  real: [aTextStreamsAsItIsAnsweredAtOnce, aFormIsKeptToAndParsed, aResponseInTheBackgroundIsPolledAndFollowed],
+  real: [aTextStreamsAsItIsAnsweredAtOnce, structuredOutputIsParsed, aResponseInTheBackgroundIsPolledAndFollowed],
 }[kind];
 
 for (const scenario of scenarios) {

@@ -49,7 +49,7 @@ def chat_says_paris(client, model):
     assert usage.prompt_tokens_details.cached_tokens >= 0, usage
 
 
-def chat_streams_what_it_answers_at_once(client, model):
+def a_streamed_chat_equals_a_whole_answer(client, model):
     arguments = dict(model=model, messages=FACTS, temperature=0, max_tokens=40)
     whole = client.chat.completions.create(**arguments)
     stream = client.chat.completions.create(**arguments, stream=True, stream_options={"include_usage": True})
@@ -139,7 +139,7 @@ def stop_strings_end_the_text_before_them(client, model):
     assert streamed == whole[: whole.index(stop)], streamed
 
 
-def parameters_beyond_openai_are_taken(client, model):
+def parameters_beyond_openai_are_accepted(client, model):
     answer = client.chat.completions.create(
         model=model,
         messages=PARIS,
@@ -181,7 +181,7 @@ def errors_are_typed(client, model):
     expect_error(openai.BadRequestError, 400, chat(messages=long))
 
 
-def many_at_once_all_answer(client, model):
+def concurrent_requests_are_all_answered(client, model):
     async def ask(many, number):
         messages = [{"role": "user", "content": f"What is {number} plus {number}?"}]
         stream = await many.chat.completions.create(
@@ -201,16 +201,16 @@ def many_at_once_all_answer(client, model):
 SCENARIOS = [
     models_are_listed_and_retrieved,
     chat_says_paris,
-    chat_streams_what_it_answers_at_once,
+    a_streamed_chat_equals_a_whole_answer,
     a_stream_without_include_usage_has_none,
     completions_continue_a_prompt,
     logprobs_are_those_of_the_tokens,
     n_gives_several_choices_reproducibly,
     stop_strings_end_the_text_before_them,
-    parameters_beyond_openai_are_taken,
+    parameters_beyond_openai_are_accepted,
     a_repeated_prompt_is_cached,
     errors_are_typed,
-    many_at_once_all_answer,
+    concurrent_requests_are_all_answered,
 ]
 
 

@@ -25,7 +25,7 @@ async def whole_or_broken(client, request):
     except openai.APIError as error:
         # The client raises other types for status errors and connection errors.
         assert type(error) is openai.APIError and error.code == "replica_failed", repr(error)
-        assert chunks > 0, "an answer without a byte failed"
+        assert chunks > 0, "an answer failed before its first byte"
         return "broken"
     assert finish in ("stop", "length"), finish
     return "whole"

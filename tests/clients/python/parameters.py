@@ -70,7 +70,7 @@ def the_best_of_several_has_the_greatest_log_probability_per_token(client, model
     assert best.usage.completion_tokens == 30, best.usage
 
 
-def words_and_tokens_are_ruled_out(client, model):
+def banned_words_and_allowed_tokens_are_respected(client, model):
     arguments = dict(model=model, prompt=PROMPT, temperature=0, max_tokens=6)
     plain = client.completions.create(**arguments, extra_body={"return_token_ids": True}).choices[0]
     word = plain.text.split()[0].strip(".,")
@@ -96,7 +96,7 @@ def a_text_has_the_tokens_that_the_endpoints_count(client, model):
     assert cut.usage.prompt_tokens == 3, cut.usage
 
 
-def what_openai_takes_is_taken(client, model):
+def parameters_of_openai_are_accepted(client, model):
     answer = client.chat.completions.create(
         model=model,
         messages=[{"role": "user", "content": "Hi"}],
@@ -122,7 +122,7 @@ def the_best_beams_are_other_texts_and_the_same_each_time(client, model):
     assert texts[0] == texts[1] and len(set(texts[0])) == 3, texts
 
 
-def what_is_out_of_range_is_told_with_the_range(client, model):
+def values_out_of_range_are_rejected(client, model):
     cases = [
         (dict(temperature=2.5), "temperature", "decimal_above_max_value"),
         (dict(n=0), "n", "integer_below_min_value"),
@@ -139,7 +139,7 @@ def what_is_out_of_range_is_told_with_the_range(client, model):
             raise AssertionError(f"{arguments} was accepted")
 
 
-def whatever_the_client_can_say_is_in_the_table(client, model):
+def every_parameter_of_the_client_is_in_the_openapi_document(client, model):
     server = str(client.base_url).removesuffix("/v3/")
     try:
         document = client.get(server + "/openapi.json", cast_to=object)
@@ -191,16 +191,16 @@ def data(streamed):
 
 
 SCENARIOS = [
-    whatever_the_client_can_say_is_in_the_table,
+    every_parameter_of_the_client_is_in_the_openapi_document,
     answers_are_of_the_clients_types,
     an_echoed_prompt_has_the_log_probabilities_of_its_tokens,
     an_echo_with_log_probabilities_streams,
     the_best_of_several_has_the_greatest_log_probability_per_token,
-    words_and_tokens_are_ruled_out,
+    banned_words_and_allowed_tokens_are_respected,
     a_text_has_the_tokens_that_the_endpoints_count,
-    what_openai_takes_is_taken,
+    parameters_of_openai_are_accepted,
     the_best_beams_are_other_texts_and_the_same_each_time,
-    what_is_out_of_range_is_told_with_the_range,
+    values_out_of_range_are_rejected,
 ]
 
 

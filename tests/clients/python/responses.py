@@ -2,8 +2,7 @@
 
 `scripted`: the model returns the answers in `tests/tests/e2e_responses.rs`: in the first turn it reasons and calls a
 tool, in the second it calls two tools, and in the third it answers. `real`: the output is not known in advance; only
-structured output
-is checked.
+structured output is checked.
 Each function is a scenario, whose name describes the expected behavior. The run ends at the first failure.
 """
 
@@ -188,7 +187,7 @@ def a_response_in_the_background_is_polled_followed_and_cancelled(client, model)
     expect_error(openai.BadRequestError, None, lambda: client.responses.cancel(whole.id))
 
 
-def what_is_kept_is_asked_for_in_every_way(client, model):
+def stored_responses_are_retrieved_in_every_way(client, model):
     logprobs = "message.output_text.logprobs"
     said = [{"role": "user", "content": word} for word in "abcde"]
     response = client.responses.create(
@@ -283,7 +282,7 @@ def the_model_remembers_what_was_said_before(client, model):
     assert second.usage.input_tokens_details.cached_tokens > 0, second.usage
 
 
-def a_form_is_kept_to_and_parsed(client, model):
+def structured_output_is_parsed(client, model):
     arguments = dict(
         model=model, input="Describe Paris as JSON.", text_format=City, temperature=0, max_output_tokens=200
     )
@@ -387,8 +386,8 @@ SCENARIOS = {
     "real": [
         a_text_streams_as_it_is_answered_at_once,
         the_model_remembers_what_was_said_before,
-        a_form_is_kept_to_and_parsed,
-        what_is_kept_is_asked_for_in_every_way,
+        structured_output_is_parsed,
+        stored_responses_are_retrieved_in_every_way,
         answers_and_events_are_of_the_clients_types,
         a_response_in_the_background_is_polled_followed_and_cancelled,
         errors_are_typed,

@@ -96,7 +96,7 @@ def parses_responses(client, model):
     assert isinstance(response.output_parsed, Weather), response
 
 
-def keeps_to_other_forms(client, model):
+def enforces_other_forms(client, model):
     def ask(**extra):
         arguments = dict(model=model, messages=PROMPT, extra_body=extra, seed=0, **OPTIONS)
         completion = client.chat.completions.create(**arguments)
@@ -116,7 +116,7 @@ def keeps_to_other_forms(client, model):
     assert re.fullmatch("<t>[ab]{1,4}</t>", ask(response_format={"type": "structural_tag", "format": tag}))
 
 
-def keeps_completions_to_forms(client, model):
+def enforces_forms_in_completions(client, model):
     schema = Day.model_json_schema()
     completion = client.completions.create(
         model=model, prompt="The weather: ", max_tokens=400, temperature=0, extra_body={"guided_json": schema}
@@ -137,7 +137,7 @@ def says_where_a_schema_is_wrong(client, model):
         raise AssertionError("the request was not rejected")
 
 
-def a_json_object_is_one(client, model):
+def json_object_mode_returns_objects(client, model):
     kinds = []
     for seed in range(3):
         completion = client.chat.completions.create(
@@ -155,10 +155,10 @@ SCENARIOS = [
     parses_every_choice_with_logprobs,
     parses_arguments_of_strict_tools,
     parses_responses,
-    keeps_to_other_forms,
-    keeps_completions_to_forms,
+    enforces_other_forms,
+    enforces_forms_in_completions,
     says_where_a_schema_is_wrong,
-    a_json_object_is_one,
+    json_object_mode_returns_objects,
 ]
 
 scenarios.run(SCENARIOS, *sys.argv[1:])

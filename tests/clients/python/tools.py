@@ -109,7 +109,7 @@ def calls_are_parsed_into_models(client, model):
     assert call.function.parsed_arguments == get_weather(city="Paris", days=1), call
 
 
-def one_call_at_a_time_where_asked_for(client, model):
+def one_call_at_a_time_on_request(client, model):
     def ask(messages):
         answer = client.chat.completions.create(
             model=model, messages=messages, tools=PLAIN, temperature=0, parallel_tool_calls=False
@@ -121,12 +121,12 @@ def one_call_at_a_time_where_asked_for(client, model):
     assert turn(second)[1] == EXPECTED[1][1][:1], second
 
 
-def no_call_where_none_may_be(client, model):
+def no_call_with_tool_choice_none(client, model):
     answer = client.chat.completions.create(model=model, messages=QUESTION, tools=PLAIN, tool_choice="none")
     assert answer.choices[0].message.tool_calls is None and "get_weather" in answer.choices[0].message.content, answer
 
 
-def three_turns_that_must_call(client, model):
+def required_calls_in_three_turns(client, model):
     named = {"type": "function", "function": {"name": "compare"}}
     allowed = {
         "type": "allowed_tools",
@@ -154,10 +154,10 @@ SCENARIOS = {
         a_loop_of_three_streamed_turns,
         chunks_of_a_call_are_as_openai_sends_them,
         calls_are_parsed_into_models,
-        one_call_at_a_time_where_asked_for,
-        no_call_where_none_may_be,
+        one_call_at_a_time_on_request,
+        no_call_with_tool_choice_none,
     ],
-    "required": [three_turns_that_must_call],
+    "required": [required_calls_in_three_turns],
 }
 
 

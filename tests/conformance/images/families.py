@@ -114,7 +114,7 @@ def reference(model_type: str, config: dict, processor, preprocessor_config: dic
 def qwen(model_type: str) -> dict:
     patch = 16 if model_type == "qwen3_vl" else 14
     hidden, heads, grid = 64, 4, 256
-    # The processor that uses Pillow ignores the field size and uses these ones.
+    # The processor that uses Pillow ignores the field `size` and uses `min_pixels` and `max_pixels`.
     options = {"patch_size": patch, "merge_size": 2, "temporal_patch_size": 2,
                "min_pixels": 4 * (2 * patch) ** 2, "max_pixels": 300 * (2 * patch) ** 2}
     if model_type == "qwen3_vl":
@@ -169,7 +169,7 @@ def rotary(thw: torch.Tensor, head: int) -> torch.Tensor:
 
 
 def interpolation(thw: torch.Tensor, grid: int) -> dict:
-    """The indices and weights that transformers looks up, in block order."""
+    """Samples of the sum of weight * index over the four position embeddings of each patch, in block order."""
     calls = []
 
     class Embedding:
@@ -177,7 +177,7 @@ def interpolation(thw: torch.Tensor, grid: int) -> dict:
 
         def __call__(self, indices):
             calls.append(indices)
-            # The weighted sum is the sum over corners of weight * (1, index).
+            # transformers then adds up weight * (1, index) over the four corners.
             return torch.stack([torch.ones_like(indices, dtype=torch.float32), indices.float()], dim=-1)
 
     self = types.SimpleNamespace(num_grid_per_side=int(grid**0.5), pos_embed=Embedding(),

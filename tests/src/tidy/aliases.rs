@@ -11,7 +11,8 @@ use super::{
     syntax::{RustFile, type_name},
 };
 
-/// Finds imports that rename a type, where the file also imports or defines another type of the workspace with its name.
+/// Finds imports that rename a type, where the file also imports or defines another type of the workspace with its
+/// name.
 #[must_use]
 pub fn colliding_aliases(file: &RustFile) -> Vec<Finding> {
     let mut names = TypeNames::default();

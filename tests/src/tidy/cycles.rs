@@ -14,7 +14,7 @@ use super::{
     syntax::{RustFile, is_test_only, type_name},
 };
 
-/// The names of modules from the root of the crate.
+/// The names of the modules on the path from the root of the crate to a module.
 type ModulePath = Vec<String>;
 
 /// Finds the cycles among the modules of a crate.

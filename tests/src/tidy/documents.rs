@@ -133,8 +133,9 @@ pub fn decisions(tree: &Tree) -> Vec<Finding> {
     findings
 }
 
-/// Checks that a decision that supersedes another, wholly or in part, is linked from it: the part before `## Context`
-/// of the new one contains `Supersedes`, and that of the old one contains `Superseded by` or `Superseded in part by`.
+/// Checks that a decision and each decision that it supersedes, wholly or in part, link to each other: the part before
+/// `## Context` of the new decision contains `Supersedes`, and that of the old decision contains `Superseded by` or
+/// `Superseded in part by`.
 #[must_use]
 pub fn supersessions(tree: &Tree) -> Vec<Finding> {
     const DIRECTORY: &str = "docs/decisions/";

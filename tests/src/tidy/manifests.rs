@@ -79,7 +79,9 @@ pub(super) fn is_crate(name: &str) -> bool {
 #[must_use]
 pub fn manifests(tree: &Tree) -> Vec<Finding> {
     let Some(root) = tree.file("Cargo.toml") else { return vec![Finding::new("Cargo.toml", "missing")] };
-    let Ok(root) = root.text.parse::<Table>() else { return vec![Finding::new("Cargo.toml", "no TOML")] };
+    let Ok(root) = root.text.parse::<Table>() else {
+        return vec![Finding::new("Cargo.toml", "not valid TOML")];
+    };
     let members = members(tree);
 
     let mut findings = workspace(&root);
@@ -101,7 +103,8 @@ pub fn manifests(tree: &Tree) -> Vec<Finding> {
     findings
 }
 
-/// Whether a crate contains fuzz targets: it is a separate workspace with other flags, and is never published.
+/// Whether a crate contains fuzz targets: such a crate is a separate workspace with other flags, and is never
+/// published.
 fn is_fuzz(directory: &str, manifest: &Table) -> bool {
     let says = |keys: &[&str], wanted| at(manifest, keys).and_then(Value::as_bool) == Some(wanted);
     directory.ends_with("/fuzz")
@@ -115,7 +118,7 @@ fn is_fuzz(directory: &str, manifest: &Table) -> bool {
 fn stale_lock(tree: &Tree, directory: &str) -> Vec<Finding> {
     let path = format!("{directory}/Cargo.lock");
     let lock = tree.file(&path).and_then(|file| file.text.parse::<Table>().ok());
-    let Some(lock) = lock else { return vec![Finding::new(&path, "missing, or no TOML")] };
+    let Some(lock) = lock else { return vec![Finding::new(&path, "missing, or not valid TOML")] };
     let packages = lock.get("package").and_then(Value::as_array).into_iter().flatten();
     let mut findings = Vec::new();
     for package in packages.filter_map(Value::as_table).filter(|package| !package.contains_key("source")) {
@@ -129,7 +132,7 @@ fn stale_lock(tree: &Tree, directory: &str) -> Vec<Finding> {
         let is_locked = |dependency: &str| locked.contains(&dependency);
         for dependency in required(&manifest).into_iter().filter(|dependency| !is_locked(dependency)) {
             let message =
-                format!("does not know that {name} depends on {dependency}: build the fuzz targets");
+                format!("does not record that {name} depends on {dependency}: build the fuzz targets");
             findings.push(Finding::new(&path, message));
         }
     }
@@ -170,7 +173,7 @@ fn package(path: &str, directory: &str, manifest: &Table) -> Vec<Finding> {
         }
     }
     if at(manifest, &["lints", "workspace"]).and_then(Value::as_bool) != Some(true) {
-        findings.push(Finding::new(path, "lints are not taken from the workspace"));
+        findings.push(Finding::new(path, "lints are not inherited from the workspace"));
     }
     findings.extend(edges(path, name, manifest));
     findings
@@ -178,7 +181,10 @@ fn package(path: &str, directory: &str, manifest: &Table) -> Vec<Finding> {
 
 fn edges(path: &str, name: &str, manifest: &Table) -> Vec<Finding> {
     let Some((_, allowed)) = EDGES.iter().find(|(from, _)| *from == name) else {
-        return vec![Finding::new(path, format!("crate {name:?} is not in the table of allowed edges"))];
+        return vec![Finding::new(
+            path,
+            format!("crate {name:?} is not in the table of allowed dependencies"),
+        )];
     };
     let outside = OUTSIDE.iter().find(|(from, _)| *from == name).map(|(_, outside)| *outside);
     let mut findings = Vec::new();

@@ -1,5 +1,5 @@
-//! Checks that type names are nouns with content, and not bare participles, pronouns or words without a meaning of their
-//! own.
+//! Checks that type names are nouns with content, and not bare participles, pronouns or words without a meaning of
+//! their own.
 
 use syn::visit::{self, Visit};
 

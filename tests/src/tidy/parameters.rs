@@ -1,5 +1,5 @@
-//! Checks that no function packs several arguments into one tuple or array parameter, which hides the number of arguments.
-//! Arguments that belong together are a struct with named fields.
+//! Checks that no function packs several arguments into one tuple or array parameter, which hides the number of
+//! arguments. Arguments that belong together must be a struct with named fields.
 
 use syn::visit::{self, Visit};
 

@@ -78,7 +78,7 @@ impl Graph {
     }
 
     pub(super) fn random_values(&mut self, count: usize, deviation: f32) -> Vec<f32> {
-        // The deviation of uniform values between -1 and 1 is the square root of a third.
+        // The standard deviation of uniform values between -1 and 1 is the square root of a third.
         let scale = deviation * 3.0_f32.sqrt();
         (0..count).map(|_| (self.next_uniform() * 2.0 - 1.0) * scale).collect()
     }

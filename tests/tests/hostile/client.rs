@@ -19,7 +19,7 @@ const ANSWER_LIMIT: Duration = Duration::from_secs(150);
 pub(crate) struct Targets {
     pub(crate) router: String,
     pub(crate) server: String,
-    /// The gRPC port of the server.
+    /// The host and gRPC port of the server.
     pub(crate) server_grpc: String,
     /// The key that the attacker uses.
     pub(crate) key: String,
@@ -74,7 +74,7 @@ impl fmt::Display for Statuses {
     }
 }
 
-/// A client that sends one API key.
+/// A client that authenticates with one API key.
 #[derive(Clone)]
 pub(crate) struct Client {
     http: reqwest::Client,

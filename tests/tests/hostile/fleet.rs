@@ -17,9 +17,9 @@ use super::client::{Client, MODEL, Targets, chat, completion, copies, response, 
 const MEMORY_BYTES: u64 = 2 << 30;
 /// The maximum memory after an attack, in percent of the memory before all attacks.
 const REMAINING_PERCENT: u64 = 110;
-/// The growth of memory that is always allowed, about 3% of the limit. The router uses so little memory that 10% of it is
-/// less than an allocator retains after a few large bodies. The server has about 160 MiB less before the attacks if it
-/// has just trimmed its memory, and then 10% is less than the fragments that ten thousand connections leave.
+/// The growth of memory that is always allowed, about 3% of the limit. The router uses so little memory that 10% of it
+/// is less than an allocator retains after a few large bodies. The server has about 160 MiB less before the attacks if
+/// it has just trimmed its memory, and then 10% is less than the fragments that ten thousand connections leave.
 const REMAINING_BYTES_MIN: u64 = 64 << 20;
 /// The time limit for memory to be freed after an attack.
 const SETTLE_LIMIT: Duration = Duration::from_secs(60);
@@ -118,8 +118,8 @@ impl Fleet {
         memory::reset_peak(server.id())
     }
 
-    /// Fills the KV cache and sends the largest ordinary requests, so that the baseline is the memory of a busy fleet: the
-    /// engine retains the buffers of its largest step and caches compiled forms.
+    /// Fills the KV cache and sends the largest ordinary requests, so that the baseline is the memory of a busy fleet:
+    /// the engine retains the buffers of its largest step and caches compiled forms.
     pub(crate) async fn warm_up(&self) -> anyhow::Result<()> {
         let client = self.client();
         let prompts = (0..8).map(|number| {

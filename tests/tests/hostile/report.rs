@@ -12,7 +12,7 @@ pub(crate) struct Row {
     pub(crate) attack: &'static str,
     /// The ratio of the 99th percentile latency to that without an attack, in each measurement; the last one counts.
     pub(crate) slowdowns: Vec<f64>,
-    /// The 99th percentile of the other clients' requests during the attack.
+    /// The 99th percentile latency of the other clients' requests during the attack.
     pub(crate) p99: Duration,
     /// The number of the other clients' requests during the attack.
     pub(crate) answers: usize,

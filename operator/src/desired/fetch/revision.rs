@@ -45,8 +45,8 @@ pub(crate) fn is_config_map_in_use(valid: &ValidDeployment, observed: &ObservedS
     !used_keys(valid, observed).is_empty()
 }
 
-/// The keys of the entries that pods refer to, and the key in the template of the Deployment. Containers of former pods
-/// may restart, and still need their entries.
+/// The keys of the entries that pods refer to, and the key in the template of the Deployment. The containers of pods
+/// with a former template may restart, and then read their entries again.
 fn used_keys<'a>(valid: &ValidDeployment, observed: &'a ObservedState) -> BTreeSet<&'a str> {
     let live = observed.deployment(&valid.owner.component_name(Component::Server));
     let pods = observed.pods.iter().filter(|pod| !pod.is_finished);
@@ -72,7 +72,7 @@ pub(crate) fn pinned(
     let pods = observed.pods.iter().filter(|pod| pod.revision_key.as_ref() == Some(&revision.key));
     let reported =
         pods.filter_map(|pod| pod.fetched.as_ref()?.revision.clone()).find(|reported| is_commit(reported));
-    // The pod of the Job may have been deleted.
+    // After the pod of the Job has been deleted, the Job still has its report.
     let of_job = || observed.fetch_report(fetch_job?)?.revision.filter(|reported| is_commit(reported));
     reported.or_else(of_job)
 }

@@ -36,7 +36,7 @@ fn engine_with(dependencies: &str) -> Vec<String> {
 }
 
 #[test]
-fn accepts_a_crate_that_keeps_the_rules() {
+fn accepts_a_crate_that_follows_the_rules() {
     assert_eq!(engine_with(""), [""; 0]);
 }
 
@@ -55,10 +55,10 @@ fn finds_a_crate_outside_the_workspace_and_the_table() {
 }
 
 #[test]
-fn leaves_fuzz_targets_to_themselves() {
+fn fuzz_targets_are_exempt_from_all_rules_except_for_their_lock_file() {
     let manifest = "[package]\nname = \"server-engine-fuzz\"\npublish = false\n\
         [package.metadata]\ncargo-fuzz = true\n[workspace]\n";
-    assert_eq!(check(ROOT, "server/engine/fuzz/Cargo.toml", manifest), ["missing, or no TOML"]);
+    assert_eq!(check(ROOT, "server/engine/fuzz/Cargo.toml", manifest), ["missing, or not valid TOML"]);
     for wrong in [manifest.replace("[workspace]", ""), manifest.replace("publish = false", "")] {
         assert!(!check(ROOT, "server/engine/fuzz/Cargo.toml", &wrong).is_empty(), "{wrong}");
     }
@@ -85,7 +85,7 @@ fn finds_a_lock_file_of_fuzz_targets_that_lacks_a_dependency() {
 }
 
 #[test]
-fn finds_fields_that_are_not_the_workspaces() {
+fn finds_fields_that_are_not_inherited_from_the_workspace() {
     let manifest = ENGINE
         .replace("version.workspace = true\nedition", "version = \"1.2.3\"\nedition")
         .replace("[lints]\nworkspace = true", "");
@@ -113,7 +113,7 @@ fn finds_protocols_below_the_server() {
 }
 
 #[test]
-fn finds_what_the_pure_core_may_not_use() {
+fn finds_dependencies_that_the_pure_core_may_not_have() {
     let root = ROOT.replace("server/engine", "server/scheduler");
     let manifest = ENGINE.replace("server-engine", "server-scheduler").replace(
         "server-scheduler.workspace = true\nthiserror.workspace = true",

@@ -49,7 +49,8 @@ pub(super) async fn silent_sockets(targets: Targets) -> anyhow::Result<String> {
         for number in 0..count {
             let connected = tokio::time::timeout(CONNECT_LIMIT, TcpStream::connect(address.as_str())).await;
             // A process may leave connections in the queue of the operating system, but must not refuse them.
-            let connected = connected.map_err(|_| anyhow::anyhow!("{address} accepts {number} connections"));
+            let connected =
+                connected.map_err(|_| anyhow::anyhow!("{address} accepts only {number} connections"));
             sockets.push(connected??);
         }
     }
@@ -133,5 +134,5 @@ pub(super) async fn disconnects(targets: Targets) -> anyhow::Result<String> {
         }
         drop(stream);
     }
-    Ok(format!("{CLIENTS} clients left"))
+    Ok(format!("{CLIENTS} clients disconnected"))
 }

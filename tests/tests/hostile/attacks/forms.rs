@@ -28,7 +28,7 @@ pub(crate) async fn exponential_patterns(targets: Targets) -> anyhow::Result<Str
     Ok(statuses.only(&[200, 400])?.to_string())
 }
 
-/// A form that some sequences exhaust, which must remain usable for others.
+/// A form whose lexer some sequences exhaust, and which must remain usable for other sequences.
 pub(crate) async fn exhausted_form_again(targets: Targets) -> anyhow::Result<String> {
     let client = Client::of_router(&targets);
     let pattern = "([a-z ]*e[a-z ]{60}!|YES)";
@@ -51,7 +51,7 @@ pub(crate) async fn exhausted_form_again(targets: Targets) -> anyhow::Result<Str
     Ok(statuses.only(&[200, 400])?.to_string())
 }
 
-/// Choices with the maximum number of alternatives in every notation, and with one more.
+/// Choices with the maximum number of alternatives in every notation, and with one alternative more than the maximum.
 pub(super) async fn thousands_of_alternatives(targets: Targets) -> anyhow::Result<String> {
     let client = Client::of_router(&targets);
     let alternatives =

@@ -46,7 +46,7 @@ pub(super) async fn prompt_log_probabilities(targets: Targets) -> anyhow::Result
     Ok(Client::of_router(&targets).barrage(COMPLETIONS, 4, bodies).await.only(&[200])?.to_string())
 }
 
-/// Numbers that a narrower type cannot represent, and those beyond the limits.
+/// Numbers that a narrower type cannot represent, and numbers beyond the limits.
 pub(super) async fn numbers_at_the_edge(targets: Targets) -> anyhow::Result<String> {
     const EDGES: [&str; 12] = [
         "1e-50",
@@ -95,7 +95,7 @@ pub(super) async fn numbers_at_the_edge(targets: Targets) -> anyhow::Result<Stri
     }
     let client = Client::of_router(&targets);
     let statuses = client.barrage(COMPLETIONS, 4, bodies).await.only(&[200, 400])?.some(200)?.some(400)?;
-    // The maximum penalty must not overflow to infinity either.
+    // A tiny repetition penalty must not make log probabilities overflow to infinity either.
     let body = completion("x", json!({"repetition_penalty": 1e-30, "top_logprobs": null, "logprobs": 5}));
     let (status, answer) = client.post(COMPLETIONS, &body).await?;
     ensure!(status == 200 || status == 400, "{status} {answer:.300}");

@@ -116,5 +116,5 @@ pub(super) async fn background_responses(targets: Targets) -> anyhow::Result<Str
     }
     let created = created.only(&[200, 429])?.some(200)?;
     let cancelled = cancelled.only(&[200])?;
-    Ok(format!("created: {created}; cancelled: {cancelled}"))
+    Ok(format!("created: {created}; canceled: {cancelled}"))
 }

@@ -76,7 +76,7 @@ pub(super) async fn other_tenants_cache(targets: Targets) -> anyhow::Result<Stri
     let unique = cached(&victim).await?;
     let own = cached(&victim).await?;
     ensure!(own > unique || own > 0, "the prompt of the victim is not cached at all");
-    // When the attack is repeated, the attacker's own earlier prompts are cached.
+    // When the attack is repeated, the attacker's own earlier prompts are cached, so each run uses another salt.
     let salted = json!({"cache_salt": format!("{:?}", std::time::Instant::now())});
     let (_, body) = attacker.post("/v1/completions", &completion(&prompt, salted)).await?;
     let salted = body.pointer("/usage/prompt_tokens_details/cached_tokens").and_then(Value::as_u64);
