@@ -72,7 +72,8 @@ struct Layer {
     bool is_bidirectional;
     // Whether queries, keys, values and outputs are bf16 instead of f32.
     bool is_bf16;
-    // The fraction of the attention mass that the keys of a tile of a long prompt must cover, or 0 if it attends to all keys.
+    // The fraction of the attention mass that the keys of a tile of a long prompt must cover, or 0 if all tiles attend to all
+    // keys.
     float attention_mass;
     // Whether decodes report the attention to each block.
     bool block_scores;
@@ -120,12 +121,12 @@ static inline const char* unsupported(const Layer& layer) {
 
 // The tokens of a sequence in a step, and its blocks.
 struct Sequence {
-    // The position of the sequence's first new token in the step, and the number of its new tokens.
+    // The index of the sequence's first new token in the step, and the number of its new tokens.
     size_t begin, count;
     // The number of tokens before the new tokens.
     size_t past;
     const int32_t* blocks;
-    // The position of the sequence's first block among the blocks of the step.
+    // The index of the sequence's first block among the blocks of the step.
     size_t first_block;
 };
 
@@ -187,8 +188,8 @@ struct Kernels {
 
 // The kernels for an instruction set, or null if they do not exist or this processor lacks the instruction set.
 const Kernels* attention_kernels(Isa isa);
-// For tests: the AMX kernels on the C++ model of the tiles, with the vectors of an instruction set. Null if they are not
-// compiled for this instruction set, or this processor lacks it.
+// For tests: the AMX kernels on the C++ model of the tiles, whose vector code is compiled for an instruction set. Null if they
+// are not compiled for this instruction set, or this processor lacks it.
 const Kernels* attention_tile_model(Isa vectors);
 extern const Kernels kernels_portable, kernels_tile_model_portable;
 #if defined(__x86_64__)

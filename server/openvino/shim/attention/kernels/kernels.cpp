@@ -179,8 +179,8 @@ struct BlockRef {
     const uint8_t* next;
 };
 
-// Empty hooks that are called after the softmax of each query, and after the values of a chunk. Only large tiles in tile
-// registers need them and define their own; all other classes inherit these.
+// Empty hooks: `finish_query` is called after the softmax of each query, and `finish_chunk` after the values of a chunk. Only
+// `UnpackedBlocks` for tile registers defines its own.
 struct OutsideTileRegisters {
     static void finish_query(size_t) {}
     static void finish_chunk(const Layer&, const Tile&, size_t) {}
@@ -208,7 +208,7 @@ struct FloatWeights : OutsideTileRegisters {
 
 // Softmax weights that are rounded to bf16. The total of a query adds up the rounded weights, so that the rounding does not
 // scale the output.
-struct Bf16Weights : OutsideTileRegisters {
+struct Bf16Weights {
     static Floats weights_of(Floats scores, float scale, float maximum) {
         return power_of_two(fused_multiply_add(scores, broadcast(scale * LOG2_E), broadcast(-maximum * LOG2_E)));
     }
@@ -239,7 +239,7 @@ void round_queries(const Layer& layer, const Tile& tile) {
 
 // Small tiles read blocks in the format of the cache, and multiply in vectors.
 template <typename T>
-struct CacheBlocks : Bf16Weights {
+struct CacheBlocks : Bf16Weights, OutsideTileRegisters {
     static void prepare(const Layer& layer, const Tile& tile) { round_queries(layer, tile); }
     // Rounds the weights, and stores them.
     static void store(const Tile& tile, size_t query, size_t key, BlockWeights& weights) {
@@ -328,7 +328,7 @@ private:
 #elif defined(__AVX512BF16__)
 
 // In bf16, pairs of dimensions or of tokens are multiplied and added by one instruction.
-struct Weights : Bf16Weights {
+struct Weights : Bf16Weights, OutsideTileRegisters {
     static void prepare(const Layer& layer, const Tile& tile) {
         convert_to_bf16(tile.queries, tile.count * layer.key_size, tile.query_pairs);
     }
@@ -530,7 +530,7 @@ template <typename Blocks>
 void attend_with(const Layer& layer, const WorkItem& item, const StepTensors& tensors, const Tile& tile,
                  ChunkSelection selection, Blocks&& reader) {
     const int32_t* blocks = item.sequence->blocks;
-    // The blocks after the last one, which are only prefetched, are those of the next item.
+    // After the last block of this item, the blocks of the next item are prefetched.
     const auto keys_of = [&](size_t block) -> const uint8_t* {
         if (block < item.block_end) return key_block(layer, tensors, blocks[block], item.kv_head);
         const WorkItem& next = *item.next;

@@ -5,7 +5,7 @@
 // dimensions of a key, or the tokens of a block. The products with even indices are added one after another, each with one
 // rounding. Those with odd indices are added in the same way to a second sum. Then the two sums are added, and the result is
 // added to the former sum. The functions for vectors add in the same order. Therefore the result of a query does not depend on
-// which of the two computes it, and the choice may depend on the number of queries that are computed together.
+// whether tile registers or vectors compute it, and the choice may depend on the number of queries that are computed together.
 #pragma once
 
 #include "products_f32.hpp"
@@ -203,9 +203,9 @@ inline void pack_values(const Layer& layer, const uint8_t* block, uint32_t* to, 
 
 // ---- In vectors ----
 
-// The number of sums of a result that are in registers at the same time: both those of the products with even and with odd
-// indices, or one after the other. Two sums keep the processor busy while it waits for the latest additions, but with more
-// than 3 queries they do not fit into the registers.
+// The number of sums of a result that are in registers at the same time: 2 if the products with even and those with odd indices
+// are added together, 1 if they are added one after the other. Two sums keep the processor busy while it waits for the latest
+// additions, but with more than 3 queries they do not fit into the registers.
 constexpr size_t chains_at_once(size_t queries) { return queries <= 3 ? 2 : 1; }
 
 // Computes the scores of `R` queries with the keys of a block.
