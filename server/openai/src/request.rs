@@ -25,7 +25,7 @@ pub struct ChatRequest {
     pub top_logprobs: Option<u32>,
     /// The tools that the model may call.
     pub tools: Option<Vec<Map<String, Value>>>,
-    /// Which of the tools the model may or must call.
+    /// The tools that the model may or must call.
     pub tool_choice: Option<Value>,
     /// The deprecated form of `tools`: a list of the objects that the elements of `tools` contain as `function`.
     pub functions: Option<Vec<Map<String, Value>>>,

@@ -28,7 +28,7 @@ pub struct Request {
     pub max_tool_calls: Option<u32>,
     /// The tools that the model may call.
     pub tools: Option<Vec<Map<String, Value>>>,
-    /// Which of the tools the model may or must call.
+    /// The tools that the model may or must call.
     pub tool_choice: Option<Value>,
     /// Whether a response may contain several tool calls; true by default.
     pub parallel_tool_calls: Option<bool>,
