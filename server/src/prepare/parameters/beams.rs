@@ -105,30 +105,37 @@ mod tests {
     const A: TokenId = b'a' as TokenId;
     const B: TokenId = b'b' as TokenId;
 
-    /// Whether a beam with these tokens ends with the last of them.
-    fn ends(tokens: &[TokenId], stop: &str, skip_special: bool) -> bool {
+    /// Searches for one stop string, and skips special tokens.
+    fn stop_string(stop: &str) -> StopStrings {
         let tokenizer = crate::backend::built_in_text().unwrap().tokenizer;
-        let stops = vec![stop.to_owned()];
-        let stops = StopStrings { tokenizer, stops, bytes_max: stop.len(), skip_special };
+        StopStrings { tokenizer, stops: vec![stop.to_owned()], bytes_max: stop.len(), skip_special: true }
+    }
+
+    /// Whether a beam with these tokens ends with the last of them.
+    fn ends(stop: &StopStrings, tokens: &[TokenId]) -> bool {
         let (&last, before) = tokens.split_last().unwrap();
-        stops.ends(last, &mut before.iter().rev().copied())
+        stop.ends(last, &mut before.iter().rev().copied())
     }
 
     #[test]
     fn a_stop_string_is_found_across_skipped_special_tokens() {
-        assert!(ends(&[B, A, B], "ab", true));
-        assert!(ends(&[A, SPECIAL, SPECIAL, SPECIAL, B], "ab", true));
-        assert!(!ends(&[A, SPECIAL, B], "ab", false));
-        assert!(ends(&[A, SPECIAL, SPECIAL, B], "a<|endoftext|><|endoftext|>b", false));
-        assert!(ends(&[A, SPECIAL, B], "endoftext|>b", false));
+        let stop = stop_string("ab");
+        assert!(ends(&stop, &[B, A, B]));
+        assert!(ends(&stop, &[A, SPECIAL, SPECIAL, SPECIAL, B]));
+        let with_special = |stop| StopStrings { skip_special: false, ..stop_string(stop) };
+        assert!(!ends(&with_special("ab"), &[A, SPECIAL, B]));
+        assert!(ends(&with_special("endoftext|>b"), &[A, SPECIAL, B]));
+        assert!(ends(&with_special("a<|endoftext|><|endoftext|>b"), &[A, SPECIAL, SPECIAL, B]));
     }
 
     #[test]
     fn a_stop_string_that_ends_before_the_last_token_is_ignored() {
+        let stop = stop_string("ab");
         for tokens in [&[A, B, A][..], &[A, B, SPECIAL], &[B], &[SPECIAL, B]] {
-            assert!(!ends(tokens, "ab", true), "{tokens:?}");
+            assert!(!ends(&stop, tokens), "{tokens:?}");
         }
-        assert!(ends(&[B, B, A], "a", true));
-        assert!(!ends(&[A, B, B], "a", true));
+        let short = stop_string("a");
+        assert!(ends(&short, &[B, B, A]));
+        assert!(!ends(&short, &[A, B, B]));
     }
 }
