@@ -19,7 +19,7 @@ SCRIPTS := .ci/run .ci/packages deploy/stage $(filter-out %.txt %.py,$(wildcard 
 
 .PHONY: help
 help: ## List the targets.
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/\1\t\2/' | expand -t 16
+	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## (.*)/\1\t\2/' | expand -t 16
 
 .PHONY: fetch
 fetch: ## Download the OpenVINO runtime and the sample model into .deps/ and verify their SHA-256. Later runs do nothing.

@@ -1,8 +1,8 @@
 //! Authenticates clients by API keys from a file, and enforces the rate limits of each key.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::path::Path;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use arc_swap::ArcSwapOption;
@@ -55,14 +55,17 @@ pub struct Access {
 
 impl Access {
     /// Replaces the keys with those in the file at `path`, and returns their number. A file without keys revokes all
-    /// keys, so that every request is rejected.
+    /// keys, so that every request is rejected. The usage of keys that are no longer in the file is forgotten, so that
+    /// the number of token buckets does not grow with each replacement of keys.
     ///
     /// # Errors
     /// The file cannot be read or is invalid. The previous keys remain valid.
     pub fn read(&self, path: &Path) -> Result<usize, KeysError> {
         let keys = parse(&config::read(path)?)?;
         let count = keys.len();
+        let ids: HashSet<u64> = keys.values().map(|client| client.id).collect();
         self.keys.store(Some(keys.into()));
+        self.rate_limits().retain_keys(|id| ids.contains(&id));
         Ok(count)
     }
 
@@ -86,13 +89,16 @@ impl Access {
     /// # Errors
     /// The request exceeds a rate limit of the client.
     pub(crate) fn charge(&self, client: &Client, rates: Rates, tokens: u32) -> Result<(), Error> {
-        let mut rate_limits = self.rate_limits.lock().unwrap_or_else(PoisonError::into_inner);
-        rate_limits.charge(client.id, rates, tokens, Instant::now()).map_err(Error::RateExceeded)
+        self.rate_limits().charge(client.id, rates, tokens, Instant::now()).map_err(Error::RateExceeded)
     }
 
     /// Corrects the charge of a request that used `used` tokens instead of `charged`.
     pub(crate) fn settle(&self, client: &Client, charged: u32, used: u32) {
-        self.rate_limits.lock().unwrap_or_else(PoisonError::into_inner).settle(client.id, charged, used);
+        self.rate_limits().settle(client.id, charged, used);
+    }
+
+    fn rate_limits(&self) -> MutexGuard<'_, RateLimits> {
+        self.rate_limits.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -164,5 +170,25 @@ mod tests {
         access.charge(&client(1), rates, 900).unwrap();
         assert!(access.charge(&client(1), rates, 1).is_err(), "the limit of requests is reached");
         access.charge(&client(2), rates, 900).unwrap();
+    }
+
+    #[test]
+    fn a_reload_forgets_the_usage_of_removed_keys_only() {
+        let access = Access::default();
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("keys");
+        let rates = Rates { requests_per_minute: Some(1), tokens_per_minute: None };
+        std::fs::write(&path, "removed\nretained\n").unwrap();
+        access.read(&path).unwrap();
+        let client = |value| access.client(&with(value)).unwrap().unwrap();
+        let (removed, retained) = (client("Bearer removed"), client("Bearer retained"));
+        for client in [&removed, &retained] {
+            access.charge(client, rates, 0).unwrap();
+            assert!(access.charge(client, rates, 0).is_err(), "{client:?}");
+        }
+        std::fs::write(&path, "retained\nadded\n").unwrap();
+        access.read(&path).unwrap();
+        assert!(access.charge(&retained, rates, 0).is_err());
+        access.charge(&removed, rates, 0).unwrap();
     }
 }

@@ -7,10 +7,6 @@
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-/// If this number of keys have buckets, full buckets are removed before another bucket is created. The removal has no
-/// effect on the keys of these buckets, because a new bucket is full.
-pub const KEYS_MAX: usize = 1 << 16;
-
 /// The rate limits of a key. `None` means unlimited.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Rates {
@@ -38,7 +34,8 @@ pub enum RateKind {
     Tokens,
 }
 
-/// The token buckets of all keys.
+/// The token buckets of all keys that have sent a request. The caller limits their number: it charges only valid keys,
+/// and removes the buckets of keys that are no longer valid.
 #[derive(Debug, Default)]
 pub struct RateLimits {
     buckets: HashMap<u64, Buckets>,
@@ -58,9 +55,6 @@ impl RateLimits {
     pub fn charge(&mut self, key: u64, rates: Rates, tokens: u32, now: Instant) -> Result<(), RateExceeded> {
         if rates == Rates::default() {
             return Ok(());
-        }
-        if self.buckets.len() >= KEYS_MAX && !self.buckets.contains_key(&key) {
-            self.buckets.retain(|_, buckets| !buckets.is_full(now));
         }
         let buckets = self.buckets.entry(key).or_insert_with(|| Buckets {
             requests: Bucket::full(rates.requests_per_minute, now),
@@ -84,14 +78,10 @@ impl RateLimits {
             tokens.level = (tokens.level + f64::from(charged) - f64::from(used)).min(tokens.size);
         }
     }
-}
 
-impl Buckets {
-    fn is_full(&mut self, now: Instant) -> bool {
-        [&mut self.requests, &mut self.tokens].into_iter().all(|bucket| {
-            bucket.flow(now);
-            bucket.level >= bucket.size
-        })
+    /// Removes the buckets of the keys that are not valid.
+    pub fn retain_keys(&mut self, is_valid: impl Fn(u64) -> bool) {
+        self.buckets.retain(|key, _| is_valid(*key));
     }
 }
 

@@ -243,7 +243,7 @@ impl Files {
 async fn watch_files(mut files: Files, app: App, sources: watch::Sender<Sources>) {
     loop {
         tokio::time::sleep(FILE_CHECK_INTERVAL).await;
-        reload_replica_token(&app);
+        reload_replica_tokens(&app);
         let (config, keys) = {
             let settings = app.settings();
             (settings.config.clone(), settings.api_keys.clone())
@@ -286,14 +286,14 @@ async fn watch_files(mut files: Files, app: App, sources: watch::Sender<Sources>
 }
 
 /// Reloads the file of replica tokens if it has changed.
-fn reload_replica_token(app: &App) {
+fn reload_replica_tokens(app: &App) {
     let Some(file) = app.dispatcher().replicas.token_file() else { return };
     match file.reload() {
-        Ok(Some(tokens)) => tracing::info!(tokens, "the replica token has changed"),
+        Ok(Some(tokens)) => tracing::info!(tokens, "the replica tokens have changed"),
         Ok(None) => {}
         Err(error) => tracing::error!(
             error = chain(&error),
-            "failed to reload the replica token: the previous one remains in effect"
+            "failed to reload the replica tokens: the previous tokens remain in effect"
         ),
     }
 }

@@ -20,16 +20,23 @@ pub(crate) fn seeds(directory: &str) -> Vec<Vec<u8>> {
 }
 
 /// Calls `check` with each of the `seeds` and with `cases` mutations of them, some of which insert words of the
-/// `dictionary`. If `check` panics for a mutation, this function panics with the number of the case and the input, so
-/// that the case can be reproduced.
+/// `dictionary`. If `check` panics, this function panics with the number of the seed or of the case and the input, so
+/// that the failure can be reproduced.
 pub(crate) fn check_mutations(cases: u64, seeds: &[Vec<u8>], dictionary: &str, check: fn(&[u8])) {
-    seeds.iter().for_each(|seed| check(seed));
+    for (index, seed) in seeds.iter().enumerate() {
+        check_input(check, seed, format_args!("seed {index}"));
+    }
     let words = words(dictionary);
     for case in 0..cases {
         let input = mutated(&mut Random(case), seeds, &words);
-        let outcome = std::panic::catch_unwind(|| check(&input));
-        assert!(outcome.is_ok(), "case {case}: {}", input.escape_ascii());
+        check_input(check, &input, format_args!("case {case}"));
     }
+}
+
+/// Calls `check` with an input, and panics with the `name` and the content of the input if `check` panics.
+fn check_input(check: fn(&[u8]), input: &[u8], name: std::fmt::Arguments<'_>) {
+    let outcome = std::panic::catch_unwind(|| check(input));
+    assert!(outcome.is_ok(), "{name}: {}", input.escape_ascii());
 }
 
 /// Returns one of the `seeds` with random mutations, some of which insert `words`.

@@ -231,9 +231,9 @@ pub struct Args {
 
     /// Target for the inter-token latency of generating sequences while prompts are processed in the same steps, such
     /// as `100ms`. Each step processes as many prompt tokens as are predicted to fit into this time, based on the
-    /// durations of earlier steps, but at least 16. With a target, generation does not pause while images are encoded,
-    /// and --max-chunk-tokens applies only until step times can be predicted and while several tenants have requests.
-    /// Default: no target
+    /// durations of earlier steps, but at least 16. Until step times can be predicted, the limit of a step is a quarter
+    /// of --max-chunk-tokens. Afterwards, --max-chunk-tokens applies only while several tenants have requests. With a
+    /// target, generation does not pause while images are encoded. Default: no target
     #[arg(long, value_name = "DURATION", value_parser = duration, help_heading = "Engine")]
     pub max_itl: Option<Duration>,
 

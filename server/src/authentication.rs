@@ -61,12 +61,12 @@ pub(crate) async fn follow(file: ReplicaTokenFile) -> anyhow::Result<Infallible>
         tokio::time::sleep(RELOAD_INTERVAL).await;
         let reread = file.clone();
         let reloaded = tokio::task::spawn_blocking(move || reread.reload());
-        match reloaded.await.context("reading the replica token panicked")? {
-            Ok(Some(tokens)) => tracing::info!(tokens, "the replica token has changed"),
+        match reloaded.await.context("reading the replica tokens panicked")? {
+            Ok(Some(tokens)) => tracing::info!(tokens, "the replica tokens have changed"),
             Ok(None) => {}
             Err(error) => tracing::error!(
                 error = chain(&error),
-                "failed to reload the replica token: the previous one remains in effect"
+                "failed to reload the replica tokens: the previous tokens remain in effect"
             ),
         }
     }

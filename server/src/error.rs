@@ -296,11 +296,12 @@ impl Error {
     pub(crate) fn from_submit(
         error: SubmitError,
         retry_after: Duration,
-        queue_max: u32,
         sequences_param: &'static str,
     ) -> Self {
         match error {
-            SubmitError::Rejected(Rejection::QueueFull) => Self::QueueFull { limit: queue_max, retry_after },
+            SubmitError::Rejected(Rejection::QueueFull { max_queue }) => {
+                Self::QueueFull { limit: max_queue, retry_after }
+            }
             SubmitError::Rejected(Rejection::TooManySequences { .. }) => {
                 Self::coded("integer_above_max_value", sequences_param, error)
             }

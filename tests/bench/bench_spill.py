@@ -36,9 +36,9 @@ class Keeping(Server):
         command = [part for part in super().command() if not part.startswith("--kv-cache-size")]
         return [*command, f"--kv-cache-size={KV_CACHE_MIB}MiB", f"--kv-spill-dir={self.directory / 'spill'}"]
 
-    def settled(self) -> bool:
-        """Whether the server is ready and has also read its stored blocks."""
-        return super().settled() and "opened the spill directory" in self.log.read_text()
+    def ready(self) -> bool:
+        """Whether the server is ready and has also listed its stored blocks, which it does in the background."""
+        return super().ready() and "opened the spill directory" in self.log.read_text()
 
 
 def prompt(args: argparse.Namespace, seed: int) -> list[int]:

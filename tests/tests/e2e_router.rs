@@ -283,7 +283,7 @@ async fn replacing_the_replica_token_under_load_fails_no_request() {
             let (name, process) = process;
             write(name, text);
             let has_read = |line: &str| {
-                (line.contains("the replica token has changed") && line.contains(tokens)).then_some(())
+                (line.contains("the replica tokens have changed") && line.contains(tokens)).then_some(())
             };
             process.await_line(LIMIT, has_read).unwrap();
             for replica in &names {

@@ -75,8 +75,9 @@ pub(crate) struct Sample {
 /// All measurements.
 #[derive(Debug, Default)]
 pub(crate) struct Results {
-    /// The samples of the rounds, by case and contender (`None` without a router).
-    pub(crate) samples: BTreeMap<(Case, Option<usize>), Vec<Sample>>,
+    /// The samples by case and contender (`None` without a router), and then by round. A round in which the contender
+    /// failed has no sample.
+    pub(crate) samples: BTreeMap<(Case, Option<usize>), BTreeMap<usize, Sample>>,
     /// The memory of each router without streams and with `streams` streams, or `None` if the measurement failed.
     pub(crate) memory: Vec<Option<(Memory, Memory)>>,
     pub(crate) streams: usize,
@@ -116,7 +117,7 @@ pub(crate) async fn run(args: &Args) -> anyhow::Result<Results> {
                         sample.p50 * 1e6,
                         sample.p99 * 1e6
                     );
-                    results.samples.entry((case, *index)).or_default().push(sample);
+                    results.samples.entry((case, *index)).or_default().insert(round, sample);
                 }
             }
         }

@@ -167,17 +167,19 @@ impl Tables<'_> {
     /// The figure of each router in a case: the median of the rounds.
     fn figures(&self, case: Case, get: impl Fn(&Sample) -> f64) -> Vec<f64> {
         let samples = |index| self.results.samples.get(&(case, Some(index)));
-        let of = |index| samples(index).map_or(f64::NAN, |samples| median(samples.iter().map(&get)));
+        let of = |index| samples(index).map_or(f64::NAN, |samples| median(samples.values().map(&get)));
         (0..self.args.routers.len()).map(of).collect()
     }
 
-    /// The figure minus that without a router in the same round.
+    /// The added figure of each router in a case: the median over the rounds of its figure minus that without a router
+    /// in the same round.
     fn added(&self, case: Case, get: fn(&Sample) -> f64) -> Vec<f64> {
-        let direct = self.results.samples.get(&(case, None)).map(Vec::as_slice).unwrap_or_default();
+        let samples = |contender| self.results.samples.get(&(case, contender));
         let of = |index| {
-            let through =
-                self.results.samples.get(&(case, Some(index))).map(Vec::as_slice).unwrap_or_default();
-            median(through.iter().zip(direct).map(|(through, direct)| get(through) - get(direct)))
+            let (Some(through), Some(direct)) = (samples(Some(index)), samples(None)) else {
+                return f64::NAN;
+            };
+            median(through.iter().filter_map(|(round, sample)| Some(get(sample) - get(direct.get(round)?))))
         };
         (0..self.args.routers.len()).map(of).collect()
     }
@@ -268,4 +270,23 @@ fn machine() -> anyhow::Result<String> {
     let kibibytes: f64 = memory.split(' ').next().and_then(|text| text.parse().ok()).unwrap_or(f64::NAN);
     let cores = std::thread::available_parallelism()?;
     Ok(format!("{processor}, {cores} cores, {:.0} GiB", kibibytes / 1048576.0))
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser as _;
+
+    use super::*;
+
+    #[test]
+    fn a_sample_is_compared_with_that_without_a_router_in_the_same_round() {
+        let args = Args::parse_from(["bench-router", "--routers", "ovfleet"]);
+        let (case, mut results) = (Case::Json(1), Results::default());
+        let sample = |p50| Sample { p50, ..Sample::default() };
+        results.samples.insert((case, None), [(0, sample(1.0)), (1, sample(5.0)), (2, sample(3.0))].into());
+        // The router failed in the first round.
+        results.samples.insert((case, Some(0)), [(1, sample(5.5)), (2, sample(3.5))].into());
+        let tables = Tables { args: &args, results: &results, text: String::new(), is_good: true };
+        assert_eq!(tables.added(case, p50), [0.5]);
+    }
 }

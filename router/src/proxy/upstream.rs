@@ -67,9 +67,6 @@ pub(crate) struct ReplicaConnection {
     body: Option<Incoming>,
     /// An error that will be returned after the data that arrived before it.
     failure: Option<io::Error>,
-    /// Whether the connection was used before, so that a failure may only mean that the replica has closed the
-    /// connection while it was idle.
-    pub(crate) is_reused: bool,
     /// Whether the connection is closed after one request.
     pub(crate) is_single_use: bool,
 }
@@ -86,14 +83,7 @@ impl ReplicaConnection {
             .handshake(TokioIo::new(stream))
             .await
             .map_err(io::Error::other)?;
-        Ok(Self {
-            sender,
-            driver: Some(driver),
-            body: None,
-            failure: None,
-            is_reused: false,
-            is_single_use: false,
-        })
+        Ok(Self { sender, driver: Some(driver), body: None, failure: None, is_single_use: false })
     }
 
     /// Sends a request and waits for the head of its answer, without hop-by-hop headers.
@@ -283,7 +273,6 @@ impl Pool {
                 return;
             }
         }
-        connection.is_reused = true;
         let mut idle = self.lock();
         let idle = idle.entry(address).or_default();
         if idle.len() < IDLE_MAX {

@@ -201,7 +201,7 @@ fn a_token_is_replaced_without_losing_a_request() {
     accept(&both);
     ask();
     write(&both);
-    router.await_log("the replica token has changed");
+    router.await_log("the replica tokens have changed");
     ask();
     accept(NEW);
     ask();
@@ -212,7 +212,7 @@ fn a_token_is_replaced_without_losing_a_request() {
     });
     // A malformed file does not change the token.
     write("too short\n");
-    router.await_log("the previous one remains in effect");
+    router.await_log("the previous tokens remain in effect");
     ask();
 }
 

@@ -81,7 +81,9 @@ impl WaitingPermit {
         max_queue: u32,
     ) -> Result<Self, Rejection> {
         let add = |count: u32| count.checked_add(sequences).filter(|&count| count <= max_queue);
-        waiting.fetch_update(Ordering::AcqRel, Ordering::Acquire, add).map_err(|_| Rejection::QueueFull)?;
+        waiting
+            .fetch_update(Ordering::AcqRel, Ordering::Acquire, add)
+            .map_err(|_| Rejection::QueueFull { max_queue })?;
         Ok(Self { waiting: Arc::clone(waiting), sequences })
     }
 }

@@ -236,7 +236,7 @@ impl Encoder {
     }
 
     fn send(&self, command: EncoderCommand) {
-        // The thread ends only when `self` is dropped, because it catches the panics of encoding.
+        // The thread ends only when `self` is dropped, because it catches the panics of the encoder.
         let _ = self.commands.as_ref().map(|commands| commands.send(command));
     }
 }
@@ -247,7 +247,7 @@ impl Drop for Encoder {
         drop(self.commands.take());
         drop(std::mem::replace(&mut self.results, mpsc::channel().1));
         if let Some(thread) = self.thread.take() {
-            // The thread catches the panics of encoding. Any other panic is ignored.
+            // The thread catches the panics of the encoder. Any other panic is ignored.
             let _ = thread.join();
         }
     }
@@ -272,7 +272,7 @@ impl EncoderThread {
         while let Some(command) = next.take().or_else(|| self.commands.recv().ok()) {
             let result = match command {
                 EncoderCommand::Sleep(level) => {
-                    self.encoder.sleep(level);
+                    self.sleep(level);
                     Ok(())
                 }
                 EncoderCommand::Encode { digest, image } => match image.upgrade() {
@@ -298,7 +298,7 @@ impl EncoderThread {
             match command {
                 EncoderCommand::Encode { digest, image } => match image.upgrade() {
                     None => self.send_not_needed(digest)?,
-                    Some(image) if self.encoder.can_join(&batch, &image) => batch.push(image),
+                    Some(image) if self.can_join(&batch, &image) => batch.push(image),
                     Some(image) => {
                         *next = Some(EncoderCommand::Encode { digest, image: Arc::downgrade(&image) });
                         break;
@@ -324,6 +324,25 @@ impl EncoderThread {
             self.send(EncoderRun { outcomes, time: self.clock.now() - began })?;
         }
         Ok(())
+    }
+
+    /// Whether `image` can join `batch`. An image for which the encoder panics is encoded alone.
+    fn can_join(&self, batch: &[Arc<ImageInput>], image: &ImageInput) -> bool {
+        // Unwind safety: an encoder that panics is used for other images, as after an error.
+        let result = catch_unwind(AssertUnwindSafe(|| self.encoder.can_join(batch, image)));
+        if result.is_err() {
+            tracing::warn!("the image encoder panicked; the next image is encoded separately");
+        }
+        result.unwrap_or(false)
+    }
+
+    /// Releases memory. An encoder that panics may retain its memory.
+    fn sleep(&mut self, level: SleepLevel) {
+        // Unwind safety: an encoder that panics is used for the next image, as after an error.
+        let result = catch_unwind(AssertUnwindSafe(|| self.encoder.sleep(level)));
+        if result.is_err() {
+            tracing::warn!(?level, "the image encoder panicked; it may not have released its memory");
+        }
     }
 
     /// Encodes an image, and checks the number of rows.

@@ -36,16 +36,21 @@ pub const MAX_QUEUE_LIMIT: u32 = 1 << 20;
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
     /// A setting or a size of the cache is zero or too small.
-    #[error("{name} must be at least {min}")]
+    #[error("{name} must be at least {min}, but it is {value}")]
     TooSmall {
         /// The name of the field of [`SchedulerConfig`] or [`CacheLayout`].
         name: &'static str,
+        /// The value of the field.
+        value: u32,
         /// The smallest valid value.
         min: u32,
     },
     /// The queue would be too large.
-    #[error("max_queue must be at most {MAX_QUEUE_LIMIT}")]
-    TooManyWaiting,
+    #[error("max_queue must be at most {MAX_QUEUE_LIMIT}, but it is {max_queue}")]
+    TooManyWaiting {
+        /// The configured value.
+        max_queue: u32,
+    },
     /// The draft model cannot use the block tables of the target model.
     #[error(
         "the cache of the draft model must have at least {} blocks of {} tokens, but it has {} blocks of {} tokens",
@@ -244,11 +249,12 @@ fn fit(mut config: SchedulerConfig, layout: CacheLayout) -> Result<SchedulerConf
         ("max_model_len", config.max_model_len, 2),
         ("kv_eviction_tokens", config.kv_eviction_tokens.unwrap_or(u32::MAX), eviction_tokens_min),
     ];
-    if let Some((name, _, min)) = sizes.into_iter().find(|(_, size, min)| size < min) {
-        return Err(StartError::TooSmall { name, min });
+    if let Some((name, value, min)) = sizes.into_iter().find(|(_, value, min)| value < min) {
+        return Err(StartError::TooSmall { name, value, min });
     }
-    if config.max_queue > MAX_QUEUE_LIMIT {
-        return Err(StartError::TooManyWaiting);
+    let max_queue = config.max_queue;
+    if max_queue > MAX_QUEUE_LIMIT {
+        return Err(StartError::TooManyWaiting { max_queue });
     }
     Ok(config)
 }

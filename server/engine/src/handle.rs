@@ -99,7 +99,7 @@ fn describe(rejection: &Rejection) -> String {
         Rejection::TooManySequences { num_sequences, max_num_seqs } => {
             format!("{num_sequences} sequences exceed the limit of {max_num_seqs} sequences per request")
         }
-        Rejection::QueueFull => "the queue is full".to_owned(),
+        Rejection::QueueFull { max_queue } => format!("the queue is full (limit: {max_queue} sequences)"),
     }
 }
 
@@ -123,8 +123,9 @@ impl EngineHandle {
         limits.check(&request)?;
         let num_results = request.num_results();
         let Request { prompt, num_sequences, beam_search, sampling, stop, .. } = request;
-        let permit = WaitingPermit::acquire(waiting, num_sequences, limits.requests.max_queue)
-            .map_err(SubmitError::Rejected)?;
+        let max_queue = limits.requests.max_queue;
+        let permit =
+            WaitingPermit::acquire(waiting, num_sequences, max_queue).map_err(SubmitError::Rejected)?;
 
         // A request has one event each for its start, its scores and a failure. Each result has one event per token,
         // and one for its end.
@@ -164,7 +165,7 @@ impl EngineHandle {
             Ok(()) => Ok(stream),
             Err(TrySendError::Disconnected(_)) => Err(SubmitError::Stopped),
             // Unreachable: a submission in the channel has a permit, and the channel has room for all permits.
-            Err(TrySendError::Full(_)) => Err(SubmitError::Rejected(Rejection::QueueFull)),
+            Err(TrySendError::Full(_)) => Err(SubmitError::Rejected(Rejection::QueueFull { max_queue })),
         }
     }
 

@@ -63,10 +63,8 @@ pub enum EarlyStopping {
 
 /// Decides from the text of beams whether they end, because the engine has no access to texts.
 pub trait TextStop: fmt::Debug + Send + Sync {
-    /// The number of last tokens that [`Self::ends`] needs.
-    fn num_tokens(&self) -> usize;
-    /// Whether a beam with these last tokens ends with the last of them.
-    fn ends(&self, tokens: &[TokenId]) -> bool;
+    /// Whether a beam ends with `token`. `before` are the previous tokens of the beam, last first.
+    fn ends(&self, token: TokenId, before: &mut dyn Iterator<Item = TokenId>) -> bool;
 }
 
 impl BeamSearch {
@@ -351,11 +349,7 @@ impl Search {
         else {
             return false;
         };
-        let before =
-            self.path(beam.tail).map(|node| node.token).take(stop_strings.num_tokens().saturating_sub(1));
-        let mut last: Vec<_> = std::iter::once(token).chain(before).collect();
-        last.reverse();
-        stop_strings.ends(&last)
+        stop_strings.ends(token, &mut self.path(beam.tail).map(|node| node.token))
     }
 
     /// Assigns a slot to each child. The first child of a beam gets the beam's slot, so that no parent is overwritten.

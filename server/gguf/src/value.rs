@@ -191,6 +191,9 @@ pub(crate) fn integer(metadata: &[(String, Value)], key: &str) -> Result<Option<
 
 /// The error for a value that is invalid for its key.
 pub(crate) fn bad_value(key: &str, value: &Value) -> FormatError {
-    let value = value.i64().map_or_else(|| "not an integer".to_owned(), |value| value.to_string());
+    // Of the integers, negative ones do not fit into a `u64`, and the largest ones do not fit into an `i64`.
+    let integer =
+        value.i64().map(|value| value.to_string()).or_else(|| value.u64().map(|value| value.to_string()));
+    let value = integer.unwrap_or_else(|| "not an integer".to_owned());
     FormatError::BadValue { key: key.to_owned(), value }
 }

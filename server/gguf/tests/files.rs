@@ -250,6 +250,16 @@ fn errors_name_invalid_metadata() {
             fixture.problem(&GgufWriter::new("a").metadata("general.alignment", alignment).to_bytes());
         assert!(matches!(problem, FormatError::BadValue { .. }));
     }
+    for (alignment, value) in [
+        (Value::U64(u64::MAX), "18446744073709551615"),
+        (Value::I64(i64::MIN), "-9223372036854775808"),
+        (Value::Str("32".to_owned()), "not an integer"),
+    ] {
+        let problem =
+            fixture.problem(&GgufWriter::new("a").metadata("general.alignment", alignment).to_bytes());
+        let key = "general.alignment".to_owned();
+        assert_eq!(problem, FormatError::BadValue { key, value: value.to_owned() });
+    }
 }
 
 #[test]

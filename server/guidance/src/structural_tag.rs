@@ -97,12 +97,7 @@ fn format(map: &Map<String, Value>, at: &str, depth: usize) -> Result<Form, Form
         "optional" => repeated(0, Some(1)),
         "plus" => repeated(1, None),
         "star" => repeated(0, None),
-        "repeat" => {
-            let min = part.count("min")?.unwrap_or(0);
-            let max =
-                if map.get("max").and_then(Value::as_i64) == Some(-1) { None } else { part.count("max")? };
-            repeated(min, max)
-        }
+        "repeat" => repeated(part.count("min")?.unwrap_or(0), part.repeat_max()?),
         "tag" => {
             let Tag { begin, rest } = tag(&part, depth)?;
             Ok(Form::Sequence(vec![Form::Literal(begin), rest]))
@@ -269,11 +264,24 @@ impl<'a> Part<'a> {
     }
 
     fn count(&self, field: &str) -> Result<Option<u32>, FormError> {
+        self.count_or(field, "must be a non-negative integer")
+    }
+
+    /// The maximum number of repetitions; `None` if it is unlimited.
+    fn repeat_max(&self) -> Result<Option<u32>, FormError> {
+        match self.map.get("max").and_then(Value::as_i64) {
+            Some(-1) => Ok(None),
+            _ => self.count_or("max", "must be a non-negative integer, or -1 for no maximum"),
+        }
+    }
+
+    /// The number in a field, if the field is present. `problem` is the error for any other value.
+    fn count_or(&self, field: &str, problem: &str) -> Result<Option<u32>, FormError> {
         match self.map.get(field) {
             None | Some(Value::Null) => Ok(None),
             Some(count) => match count.as_u64().and_then(|count| u32::try_from(count).ok()) {
                 Some(count) => Ok(Some(count)),
-                None => Err(FormError::new(self.path(field), "must be a non-negative integer")),
+                None => Err(FormError::new(self.path(field), problem)),
             },
         }
     }

@@ -235,8 +235,7 @@ int ovfleet_make_paged(ov_model_t* model, int* supports_native_attention);
 // Some paged models contain conditions on the largest position of a step or on the length of its longest sequence. Replaces
 // them with their values for a sequence of `max_model_len` tokens (0: unknown), so that the result of a sequence does not
 // depend on other sequences in the step. `resolved` receives their number. The call fails if there is such a condition and
-// `max_model_len` is unknown, or if the condition has an unknown form and its value may differ between sequences of up to
-// `max_model_len` tokens.
+// `max_model_len` is unknown, or if the condition has an unknown form.
 int ovfleet_resolve_length_conditions(ov_model_t* model, uint32_t max_model_len, size_t* resolved);
 
 // Replaces operations of a paged model with native ones according to the plan, and limits the output to [rows, vocabulary]: the

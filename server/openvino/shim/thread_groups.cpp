@@ -63,7 +63,8 @@ void place_on_group(const void* memory, size_t bytes, size_t number) {
     if (begin >= end) return;
     unsigned long mask[NODES_MAX / WORD_BITS] = {};
     mask[size_t(group->node) / WORD_BITS] = 1ul << size_t(group->node) % WORD_BITS;
-    static_cast<void>(syscall(SYS_mbind, begin, end - begin, MPOL_PREFERRED, mask, NODES_MAX, MPOL_MF_MOVE));
+    // Linux reads one bit less than the given number.
+    static_cast<void>(syscall(SYS_mbind, begin, end - begin, MPOL_PREFERRED, mask, NODES_MAX + 1, MPOL_MF_MOVE));
 }
 
 }  // namespace ovfleet

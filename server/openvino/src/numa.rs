@@ -66,8 +66,8 @@ pub fn run_on_node(node: u32) -> Result<NumaBinding, NodeError> {
     }
     let mut mask = [0u64; WORDS];
     mask[node as usize / 64] = 1 << (node % 64);
-    // SAFETY: the kernel reads at most NODES_MAX bits, which is the size of the mask.
-    let bound = unsafe { libc::syscall(libc::SYS_set_mempolicy, BIND, mask.as_ptr(), NODES_MAX) } == 0;
+    // SAFETY: the kernel reads one bit less than the given number, so it reads NODES_MAX bits, the size of the mask.
+    let bound = unsafe { libc::syscall(libc::SYS_set_mempolicy, BIND, mask.as_ptr(), NODES_MAX + 1) } == 0;
     let mut set = CpuSet::new();
     for number in used.iter().map(|&number| number as usize).filter(|&number| number < CpuSet::MAX_CPU) {
         set.set(number);

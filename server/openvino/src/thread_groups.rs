@@ -17,24 +17,35 @@ unsafe extern "C" {
     fn ovfleet_set_thread_groups(groups: *const RawThreadGroup, count: usize);
 }
 
-/// The groups of threads. Each has the number of its first node and the processors of all of its nodes; `None` if a
-/// group is not bound.
+/// The groups of threads. `None` stands for a group that is not bound.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ThreadGroups(Vec<Option<NodeProcessors>>);
+pub struct ThreadGroups(Vec<Option<NodeGroup>>);
+
+/// The nodes to which a group of threads is bound. There is at least one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct NodeGroup {
+    /// The numbers of the nodes.
+    nodes: Vec<u32>,
+    /// The processors of all nodes.
+    processors: Vec<u32>,
+}
 
 impl ThreadGroups {
     /// Assigns consecutive nodes, which are often those of one socket, to each group. If there are fewer nodes than
     /// groups, the groups are not bound.
     fn of_nodes(count: usize, nodes: Vec<NodeProcessors>) -> Self {
-        let mut groups: Vec<Option<NodeProcessors>> = vec![None; count];
+        let mut groups: Vec<Option<NodeGroup>> = vec![None; count];
         let total = nodes.len();
         if total < count {
             return Self(groups);
         }
-        for (index, node) in nodes.into_iter().enumerate() {
+        for (index, NodeProcessors { number, processors }) in nodes.into_iter().enumerate() {
             match &mut groups[index * count / total] {
-                Some(group) => group.processors.extend(node.processors),
-                group => *group = Some(node),
+                Some(group) => {
+                    group.nodes.push(number);
+                    group.processors.extend(processors);
+                }
+                group => *group = Some(NodeGroup { nodes: vec![number], processors }),
             }
         }
         Self(groups)
@@ -46,8 +57,10 @@ impl fmt::Display for ThreadGroups {
         for (index, group) in self.0.iter().enumerate() {
             formatter.write_str(if index == 0 { "" } else { "; " })?;
             match group {
-                Some(NodeProcessors { number, processors }) => {
-                    write!(formatter, "node {number}, {} processors", processors.len())?;
+                Some(NodeGroup { nodes, processors }) => {
+                    let numbers: Vec<String> = nodes.iter().map(u32::to_string).collect();
+                    let noun = if nodes.len() == 1 { "node" } else { "nodes" };
+                    write!(formatter, "{noun} {}: {} processors", numbers.join(", "), processors.len())?;
                 }
                 None => formatter.write_str("not bound to a node")?,
             }
@@ -61,11 +74,11 @@ impl fmt::Display for ThreadGroups {
 #[must_use]
 pub fn divide_threads(count: u32) -> ThreadGroups {
     let groups = ThreadGroups::of_nodes(count as usize, processors_by_node());
-    let raw = |group: &Option<NodeProcessors>| match group {
-        Some(NodeProcessors { number, processors }) => RawThreadGroup {
+    let raw = |group: &Option<NodeGroup>| match group {
+        Some(NodeGroup { nodes, processors }) => RawThreadGroup {
             processors: processors.as_ptr(),
             processor_count: processors.len(),
-            node: i32::try_from(*number).unwrap_or(-1),
+            node: i32::try_from(nodes[0]).unwrap_or(-1),
         },
         None => RawThreadGroup { processors: std::ptr::null(), processor_count: 0, node: -1 },
     };
@@ -85,9 +98,9 @@ mod tests {
         let groups = |count, nodes: &[u32]| {
             ThreadGroups::of_nodes(count, nodes.iter().map(|number| node(*number)).collect()).to_string()
         };
-        assert_eq!(groups(2, &[0, 1]), "node 0, 2 processors; node 1, 2 processors");
-        assert_eq!(groups(2, &[0, 1, 2, 3]), "node 0, 4 processors; node 2, 4 processors");
-        assert_eq!(groups(2, &[4, 5, 6]), "node 4, 4 processors; node 6, 2 processors");
+        assert_eq!(groups(2, &[0, 1]), "node 0: 2 processors; node 1: 2 processors");
+        assert_eq!(groups(2, &[0, 1, 2, 3]), "nodes 0, 1: 4 processors; nodes 2, 3: 4 processors");
+        assert_eq!(groups(2, &[4, 5, 6]), "nodes 4, 5: 4 processors; node 6: 2 processors");
         assert_eq!(groups(2, &[0]), "not bound to a node; not bound to a node");
     }
 }

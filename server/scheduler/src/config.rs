@@ -53,7 +53,7 @@ pub struct SchedulerConfig {
     /// The duration that a step with decoding sequences should not exceed. Prompts get as many tokens as fit into this
     /// time, predicted from the times of earlier steps ([`Scheduler::record_step`](crate::Scheduler::record_step)), but
     /// at least [`PROMPT_TOKENS_MIN`]. Until enough steps have been recorded, the size of a step is a quarter of
-    /// `max_chunk_tokens`, or `max_chunk_tokens` while several tenants are present.
+    /// `max_chunk_tokens`. While several tenants are present, it is also limited to `max_chunk_tokens`.
     pub max_itl: Option<Duration>,
     /// Maximum number of sequences that run at the same time. It is limited to `max_num_batched_tokens`, so that each
     /// running sequence can have a token in every step.

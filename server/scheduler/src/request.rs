@@ -160,5 +160,8 @@ pub enum Rejection {
         max_num_seqs: u32,
     },
     /// The queue has no room for all sequences of the request.
-    QueueFull,
+    QueueFull {
+        /// Maximum number of waiting sequences.
+        max_queue: u32,
+    },
 }

@@ -322,8 +322,9 @@ impl Scheduler {
         assert!(has_new_id, "the id of a request must not be used twice");
         let limits = self.config.request_limits(self.cache);
         limits.check(request.prompt.len(), request.stop.max_tokens, num_sequences, request.lockstep)?;
-        if self.waiting_sequences.saturating_add(num_sequences) > limits.max_queue {
-            return Err(Rejection::QueueFull);
+        let max_queue = limits.max_queue;
+        if self.waiting_sequences.saturating_add(num_sequences) > max_queue {
+            return Err(Rejection::QueueFull { max_queue });
         }
         Ok(())
     }

@@ -42,7 +42,7 @@ pub struct LimitArgs {
     /// Maximum total size of request bodies and their parsed JSON values in memory, from their arrival until the
     /// requests are prepared. Image files count as well, whether they are fetched or decoded from data: URLs. The parts
     /// of a request that its response repeats, and the items to be stored with the response, count until the response
-    /// is complete. One eighth of the total is reserved for bodies of up to 64 KiB.
+    /// is complete. Up to one eighth of the total is reserved for bodies of up to 64 KiB.
     ///
     /// If exceeded: further requests are rejected with 429, `body_buffer_full`, and `Retry-After`; a request whose
     /// images alone need more is rejected with 400, `array_above_max_length`.

@@ -94,7 +94,7 @@ pub struct FetchArgs {
 pub enum Format {
     /// The format is detected from the file names.
     Auto,
-    /// A single GGUF file.
+    /// A GGUF file, or the parts of a split GGUF model.
     Gguf,
     /// A directory with openvino_model.xml or openvino_language_model.xml.
     #[value(name = "openvino-ir")]

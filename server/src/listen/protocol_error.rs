@@ -28,7 +28,8 @@ const ERRORS: [ProtocolError; 3] = [
     ProtocolError {
         status_line: "HTTP/1.1 431 Request Header Fields Too Large",
         code: "headers_too_large",
-        message: "the request head has more than 100 header fields, or is too large",
+        message: "the request head has more than 100 header fields, is larger than 131072 bytes, or contains a \
+                  field name longer than 65535 bytes",
     },
 ];
 
@@ -60,7 +61,18 @@ pub(super) fn replacement(written: &[u8]) -> Option<Vec<u8>> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::CONNECTION_BUFFER_BYTES_MAX;
     use super::*;
+
+    #[test]
+    fn the_error_for_a_large_head_names_the_size_of_the_buffer_that_must_hold_it() {
+        let error = ERRORS.iter().find(|error| error.code == "headers_too_large").unwrap();
+        assert!(
+            error.message.contains(&format!(" {CONNECTION_BUFFER_BYTES_MAX} bytes")),
+            "{}",
+            error.message
+        );
+    }
 
     #[test]
     fn only_errors_without_a_body_are_replaced() {

@@ -75,16 +75,20 @@ pub(super) struct AddressPolicy {
 impl AddressPolicy {
     /// Whether the server may connect to the address.
     pub(super) fn permits(&self, address: IpAddr) -> bool {
-        let embedded = embedded_v4(address);
-        let offers_credentials =
-            |address: IpAddr| CREDENTIAL_NETWORKS.iter().any(|network| network.contains(&address));
-        if offers_credentials(address) || embedded.is_some_and(|embedded| offers_credentials(embedded.into()))
-        {
+        if is_never_allowed(address) {
             return false;
         }
         let destination = destination(address);
         is_public(destination) || self.allowed_networks.iter().any(|network| network.contains(&destination))
     }
+}
+
+/// Whether the address, or the IPv4 address in it, is in one of the [`CREDENTIAL_NETWORKS`], which no flag allows.
+pub(super) fn is_never_allowed(address: IpAddr) -> bool {
+    let offers_credentials =
+        |address: IpAddr| CREDENTIAL_NETWORKS.iter().any(|network| network.contains(&address));
+    offers_credentials(address)
+        || embedded_v4(address).is_some_and(|embedded| offers_credentials(embedded.into()))
 }
 
 /// Returns the address that a connection to `address` reaches. For an IPv4-mapped address, the system connects to the
@@ -270,6 +274,7 @@ mod tests {
         }
         for refused in ["10.2.0.0", "10.0.255.255", "127.0.0.1", "fd13::1", "::1"] {
             assert!(!given.permits(address(refused)), "{refused}");
+            assert!(!is_never_allowed(address(refused)), "{refused}");
         }
         let everything = policy(&["0.0.0.0/0", "::/0"]);
         assert!(everything.permits(address("127.0.0.1")) && everything.permits(address("::1")));
@@ -288,6 +293,7 @@ mod tests {
             "fe80::a9fe:a9fe",
         ] {
             assert!(!everything.permits(address(refused)), "{refused}");
+            assert!(is_never_allowed(address(refused)), "{refused}");
         }
         // Allowing the NAT64 prefix does not allow the private addresses that are embedded in it.
         assert!(!policy(&["64:ff9b::/96"]).permits(address("64:ff9b::10.0.0.1")));

@@ -1,5 +1,5 @@
-//! The reasons why an image was not fetched. They name the refused reference and the flag that would allow it. Of the
-//! answer of a host, they reveal only the status, and only if the host is allowed.
+//! The reasons why an image was not fetched. They name the refused reference and the flag that would allow it, if one
+//! does. Of the answer of a host, they reveal only the status, and only if the host is allowed.
 
 use std::io;
 use std::net::IpAddr;
@@ -35,6 +35,11 @@ pub(crate) enum MediaError {
     /// The host of the URL is an address that the server does not connect to.
     #[error("{address} is not a public address, and --allowed-media-networks does not allow it")]
     AddressNotAllowed { address: IpAddr },
+    /// The host of the URL is an address that no flag allows.
+    #[error(
+        "{address} is a link-local address or belongs to a cloud metadata service; the server never connects to such addresses"
+    )]
+    AddressNeverAllowed { address: IpAddr },
     /// The host does not exist, or has only addresses that the server does not connect to. The message does not
     /// distinguish these cases, so that clients cannot probe for names in the network.
     #[error(

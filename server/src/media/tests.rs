@@ -311,7 +311,7 @@ async fn each_target_of_a_redirect_is_checked() {
         ("http://evil.test/", "HostNotAllowed"),
         ("//evil.test/", "HostNotAllowed"),
         ("http://images.test/", "PortNotAllowed"),
-        ("http://169.254.169.254/", "AddressNotAllowed"),
+        ("http://169.254.169.254/", "AddressNeverAllowed"),
         ("http://2130706434:PORT/", "AddressNotAllowed"),
         ("http://localhost:PORT/", "NoAllowedAddress"),
         ("http://user@images.test/", "Credentials"),

@@ -6,7 +6,7 @@ use std::str::FromStr;
 
 use reqwest::Url;
 
-use super::addresses::AddressPolicy;
+use super::addresses::{AddressPolicy, is_never_allowed};
 use super::error::MediaError;
 
 /// Length of a URL or path of an image.
@@ -128,6 +128,7 @@ impl UrlPolicy {
         }
         self.check_host(without_root(host), port)?;
         match address(host) {
+            Some(address) if is_never_allowed(address) => Err(MediaError::AddressNeverAllowed { address }),
             Some(address) if !self.addresses.permits(address) => {
                 Err(MediaError::AddressNotAllowed { address })
             }
@@ -291,17 +292,12 @@ mod tests {
             "http://１２７.０.０.１/",
             "http://127%2e0%2e0%2e1/",
             "http://0/",
-            "http://169.254.169.254/latest/meta-data/",
-            "http://2852039166/",
             "http://[::1]/",
             "http://[::]/",
             "http://[::ffff:127.0.0.1]/",
             "http://[::ffff:7f00:1]/",
-            "http://[0:0:0:0:0:ffff:a9fe:a9fe]/",
             "http://[64:ff9b::10.0.0.1]/",
             "http://[2002:7f00:1::]/",
-            "http://[fd00:ec2::254]/",
-            "http://[fe80::1]/",
         ] {
             let decision = decision(&all, refused);
             assert!(decision.starts_with("AddressNotAllowed"), "{refused}: {decision}");
@@ -311,6 +307,26 @@ mod tests {
         assert!(decision(&listed, "http://127.0.0.1:8080/").starts_with("AddressNotAllowed"));
         let addresses = AddressPolicy { allowed_networks: vec!["127.0.0.0/8".parse().unwrap()] };
         assert_eq!(decision(&UrlPolicy { addresses, ..listed }, "http://127.0.0.1:8080/"), "ok");
+    }
+
+    #[test]
+    fn the_message_for_an_address_that_no_flag_allows_names_no_flag() {
+        let networks = vec!["0.0.0.0/0".parse().unwrap(), "::/0".parse().unwrap()];
+        let everything = AddressPolicy { allowed_networks: networks };
+        for policy in [policy(&["all"]), UrlPolicy { addresses: everything, ..policy(&["all"]) }] {
+            for refused in [
+                "http://169.254.169.254/latest/meta-data/",
+                "http://2852039166/",
+                "http://168.63.129.16/",
+                "http://[0:0:0:0:0:ffff:a9fe:a9fe]/",
+                "http://[fd00:ec2::254]/",
+                "http://[fe80::1]/",
+            ] {
+                let error = policy.check(&Url::parse(refused).unwrap()).unwrap_err();
+                assert!(matches!(error, MediaError::AddressNeverAllowed { .. }), "{refused}: {error:?}");
+                assert!(!error.to_string().contains("--allowed-media-networks"), "{refused}: {error}");
+            }
+        }
     }
 
     /// Writes an IPv4 address with one to four numbers in random bases, as `inet_aton` and URLs accept it.
@@ -352,7 +368,11 @@ mod tests {
             } else {
                 refused += 1
             }
-            let expected = if is_permitted { "ok" } else { "AddressNotAllowed" };
+            let expected = match is_permitted {
+                true => "ok",
+                false if is_never_allowed(address.into()) => "AddressNeverAllowed",
+                false => "AddressNotAllowed",
+            };
             let dot = if random.random_bool(0.2) { "." } else { "" };
             for host in [spelled(address, &mut random) + dot, format!("[::ffff:{address}]")] {
                 let decision = decision(&all, &format!("http://{host}/a.png"));

@@ -262,7 +262,7 @@ pub(super) fn image_tokens_note(num_tokens: usize) -> String {
 /// Returns the number of tokens that the images of a message would take. Images that cannot be read count as 0 tokens.
 pub(super) fn num_tokens_of(message: &Message, reader: &ImageReader, media: &Media) -> usize {
     let Some(Content::Parts(parts)) = &message.content else { return 0 };
-    let images = parts.iter().filter_map(|part| part.image_url.as_ref());
+    let images = parts.iter().filter(|part| is_image(part)).filter_map(|part| part.image_url.as_ref());
     // Each image is dropped before the next one is read, so that only one file is in memory at a time.
     let num_tokens = |image: &ImageUrl| {
         read_image(image, String::new(), reader, media).map_or(0, |image| image.layout.num_tokens)

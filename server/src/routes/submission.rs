@@ -31,7 +31,6 @@ pub(super) struct Submission<'a> {
 /// The engine rejected a prompt. In this case, the other prompts are aborted.
 pub(super) fn submit(app: &App, served: &ServedModel, request: Submission<'_>) -> Result<Answer, Error> {
     let Submission { endpoint, id, arrived, admitted, prompts, text, choices } = request;
-    let limits = served.engine.limits();
     let adapter = prompts.first().and_then(|prompt| served.model.adapter(prompt.adapter));
     let submit = |prompt: server_engine::Request| {
         let sequences_param = if prompt.num_sequences > choices { "best_of" } else { "n" };
@@ -48,8 +47,7 @@ pub(super) fn submit(app: &App, served: &ServedModel, request: Submission<'_>) -
             }
             Err(error) => {
                 let retry_after = app.admission().retry_after(Instant::now());
-                let max_queue = limits.requests.max_queue;
-                Err(Error::from_submit(error, retry_after, max_queue, sequences_param))
+                Err(Error::from_submit(error, retry_after, sequences_param))
             }
         }
     };

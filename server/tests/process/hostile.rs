@@ -11,6 +11,9 @@ use serde_json::{Map, Value, json};
 
 use crate::harness::{Server, command, rest, with_descriptors};
 
+/// The maximum size of a request head in bytes.
+const HEAD_BYTES_MAX: usize = 128 << 10;
+
 /// The deadline of every condition; they are usually met much sooner.
 const DEADLINE: Duration = Duration::from_secs(60);
 
@@ -180,10 +183,15 @@ fn protocol_errors_have_bodies() {
     let server = Server::start(&mut command(&[]));
     let long = "x".repeat(70_000);
     let fields = (0..200).map(|field| format!("x-{field}: y\r\n")).collect::<String>();
+    // The server reads this head completely, but its end is missing.
+    let start = "GET / HTTP/1.1\r\nhost: x\r\nx: ";
+    let large = start.to_owned() + &"y".repeat(HEAD_BYTES_MAX - start.len());
     for (request, status, code) in [
         ("GET / HTTP/1.1\r\nhost\r\n\r\n".to_owned(), 400, "malformed_http"),
         (format!("GET /{long} HTTP/1.1\r\nhost: x\r\n\r\n"), 414, "uri_too_long"),
         (format!("GET / HTTP/1.1\r\nhost: x\r\n{fields}\r\n"), 431, "headers_too_large"),
+        (format!("GET / HTTP/1.1\r\nhost: x\r\n{long}: y\r\n\r\n"), 431, "headers_too_large"),
+        (large, 431, "headers_too_large"),
         ("GET /v1/models HTTP/1.1\r\n\r\n".to_owned(), 400, "malformed_http"),
         ("GET /v1/models HTTP/1.1\r\nhost: x\r\nhost: y\r\n\r\n".to_owned(), 400, "malformed_http"),
         (
@@ -196,6 +204,15 @@ fn protocol_errors_have_bodies() {
         let refusal = refusal(&answer(&server.address, request.as_bytes()));
         assert_eq!((refusal.0, refusal.1["code"].as_str()), (status, Some(code)), "{request:.80}");
     }
+}
+
+#[test]
+fn a_request_head_of_the_largest_size_is_accepted() {
+    let server = Server::start(&mut command(&[]));
+    let (start, end) = ("GET /v1/models HTTP/1.1\r\nhost: x\r\nconnection: close\r\nx: ", "\r\n\r\n");
+    let value = "y".repeat(HEAD_BYTES_MAX - start.len() - end.len());
+    let answer = answer(&server.address, format!("{start}{value}{end}").as_bytes());
+    assert!(answer.starts_with("HTTP/1.1 200"), "{answer:.200}");
 }
 
 #[test]

@@ -60,7 +60,7 @@ fn the_token_can_be_replaced_and_drain_sends_it() {
     }
     assert_eq!(get(&server.address, "/v3/models", OLD), 200);
     std::fs::write(&path, "too short").unwrap();
-    server.await_log("the previous one remains in effect");
+    server.await_log("the previous tokens remain in effect");
     std::fs::write(&path, NEW).unwrap();
     while get(&server.address, "/v3/models", OLD) == 200 {}
     assert!(!drain(&[]));

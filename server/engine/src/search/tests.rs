@@ -241,12 +241,9 @@ fn a_slot_without_a_beam_follows_the_best_beam() {
 struct StopTokens(Vec<TokenId>);
 
 impl TextStop for StopTokens {
-    fn num_tokens(&self) -> usize {
-        self.0.len()
-    }
-
-    fn ends(&self, tokens: &[TokenId]) -> bool {
-        tokens == self.0
+    fn ends(&self, token: TokenId, before: &mut dyn Iterator<Item = TokenId>) -> bool {
+        let last = std::iter::once(token).chain(before).take(self.0.len());
+        last.eq(self.0.iter().rev().copied())
     }
 }
 

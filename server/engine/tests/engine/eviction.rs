@@ -66,5 +66,6 @@ fn a_limit_below_four_blocks_is_rejected() {
     let mut setup = setup();
     setup.engine.scheduler.kv_eviction_tokens = Some(4 * BLOCK_TOKENS - 1);
     let started = Engine::start(setup.engine.clone(), Box::new(setup.runner()), Box::new(|_| {}));
-    assert!(started.err().unwrap().to_string().contains("kv_eviction_tokens must be at least 32"));
+    let error = started.err().unwrap().to_string();
+    assert_eq!(error, "kv_eviction_tokens must be at least 32, but it is 31");
 }

@@ -211,7 +211,8 @@ async fn a_full_queue_rejects_immediately() {
     }
     for _ in 0..2 {
         let refused = handle.submit(request(&[1, 2, 3], 4)).unwrap_err();
-        assert_eq!(refused, SubmitError::Rejected(Rejection::QueueFull));
+        assert_eq!(refused, SubmitError::Rejected(Rejection::QueueFull { max_queue: 3 }));
+        assert_eq!(refused.to_string(), "the queue is full (limit: 3 sequences)");
     }
     gate.pass();
     drop(gate);
@@ -264,15 +265,15 @@ fn an_engine_with_invalid_limits_does_not_start() {
         Engine::start(setup.engine, runner, Box::new(|_| {})).err().map(|error| error.to_string())
     };
     let message = |text: &str| Some(text.to_owned());
-    let least = |what, min| Some(format!("{what} must be at least {min}"));
+    let least = |what, min, value| Some(format!("{what} must be at least {min}, but it is {value}"));
     assert_eq!(
         start(|setup| setup.engine.scheduler.max_num_batched_tokens = 0),
-        least("max_num_batched_tokens", 1)
+        least("max_num_batched_tokens", 1, 0)
     );
-    assert_eq!(start(|setup| setup.engine.scheduler.max_num_seqs = 0), least("max_num_seqs", 1));
-    assert_eq!(start(|setup| setup.engine.scheduler.max_queue = 0), least("max_queue", 1));
-    assert_eq!(start(|setup| setup.engine.scheduler.max_model_len = 1), least("max_model_len", 2));
-    let many = "max_queue must be at most 1048576";
+    assert_eq!(start(|setup| setup.engine.scheduler.max_num_seqs = 0), least("max_num_seqs", 1, 0));
+    assert_eq!(start(|setup| setup.engine.scheduler.max_queue = 0), least("max_queue", 1, 0));
+    assert_eq!(start(|setup| setup.engine.scheduler.max_model_len = 1), least("max_model_len", 2, 1));
+    let many = "max_queue must be at most 1048576, but it is 4294967295";
     assert_eq!(start(|setup| setup.engine.scheduler.max_queue = u32::MAX), message(many));
     assert_eq!(start(|_| {}), None);
 }

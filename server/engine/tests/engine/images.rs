@@ -9,7 +9,7 @@ use server_engine::sim::{SimEncoder, expected_tokens, expected_tokens_with_image
 use server_engine::{
     EncoderConfig, Engine, EngineHandle, EngineOptions, Event, Failure, ImageDigest, ImageEncoder,
     ImageFeatures, ImageInput, ImageSpan, PromptImages, PromptPositions, Request, RequestImages, RunError,
-    SpanAttention, SubmitError, TokenId, TokenStream,
+    SleepLevel, SpanAttention, SubmitError, TokenId, TokenStream,
 };
 
 use crate::support::{Outcome, Setup, VOCABULARY, outcome, prompt, request, settled, tokens};
@@ -154,16 +154,18 @@ struct GatedEncoder {
     inner: SimEncoder,
     shown: Sender<Vec<ImageDigest>>,
     go: Receiver<()>,
-    defect: BatchDefect,
+    defect: EncoderDefect,
 }
 
-/// A defect of the runs of several images.
+/// A defect of an encoder, most of which affect only the runs of several images.
 #[derive(Clone, Copy, PartialEq)]
-enum BatchDefect {
+enum EncoderDefect {
     None,
-    Panic,
+    BatchPanic,
     MissingOutput,
     MissingRow,
+    CanJoinPanic,
+    SleepPanic,
 }
 
 /// The test's side of a [`GatedEncoder`].
@@ -175,14 +177,14 @@ struct Gate {
 impl Gate {
     /// Starts an engine with this encoder.
     fn start(inner: &SimEncoder) -> (Engine, Self) {
-        Self::start_with_defect(inner, BatchDefect::None)
+        Self::start_with_defect(inner, EncoderDefect::None)
     }
 
-    fn start_with_defect(inner: &SimEncoder, defect: BatchDefect) -> (Engine, Self) {
+    fn start_with_defect(inner: &SimEncoder, defect: EncoderDefect) -> (Engine, Self) {
         Self::start_with(Setup::new(200), inner, defect)
     }
 
-    fn start_with(setup: Setup, inner: &SimEncoder, defect: BatchDefect) -> (Engine, Self) {
+    fn start_with(setup: Setup, inner: &SimEncoder, defect: EncoderDefect) -> (Engine, Self) {
         let (shown, runs) = channel();
         let (go, permits) = channel();
         let gated = GatedEncoder { inner: inner.clone(), shown, go: permits, defect };
@@ -214,7 +216,13 @@ impl ImageEncoder for GatedEncoder {
     }
 
     fn can_join(&self, batch: &[Arc<ImageInput>], image: &ImageInput) -> bool {
+        assert!(self.defect != EncoderDefect::CanJoinPanic, "a simulated panic");
         self.inner.can_join(batch, image)
+    }
+
+    fn sleep(&mut self, level: SleepLevel) {
+        assert!(self.defect != EncoderDefect::SleepPanic, "a simulated panic");
+        self.inner.sleep(level);
     }
 
     fn encode_batch(&mut self, images: &[Arc<ImageInput>]) -> Result<Vec<ImageFeatures>, RunError> {
@@ -222,10 +230,10 @@ impl ImageEncoder for GatedEncoder {
         let _ = self.go.recv();
         let mut outputs = self.inner.encode_batch(images)?;
         match self.defect {
-            BatchDefect::None => {}
-            BatchDefect::Panic => panic!("a simulated panic"),
-            BatchDefect::MissingOutput => drop(outputs.pop()),
-            BatchDefect::MissingRow => {
+            EncoderDefect::None | EncoderDefect::CanJoinPanic | EncoderDefect::SleepPanic => {}
+            EncoderDefect::BatchPanic => panic!("a simulated panic"),
+            EncoderDefect::MissingOutput => drop(outputs.pop()),
+            EncoderDefect::MissingRow => {
                 let rows = outputs[0].values(1..ROWS).to_vec();
                 outputs[0] = ImageFeatures::new(rows, self.inner.width());
             }
@@ -288,7 +296,7 @@ async fn next_token(stream: &mut TokenStream) {
 
 #[tokio::test]
 async fn an_encoded_image_ends_the_pause_of_generation() {
-    let (engine, gate) = Gate::start_with(with_long_steps(), &SimEncoder::default(), BatchDefect::None);
+    let (engine, gate) = Gate::start_with(with_long_steps(), &SimEncoder::default(), EncoderDefect::None);
     let (waiting, mut paused) = pause(&engine.handle(), &gate).await;
     gate.go.send(()).unwrap();
     assert_eq!(tokens(waiting).await, expected(&with_image(1)));
@@ -299,7 +307,7 @@ async fn an_encoded_image_ends_the_pause_of_generation() {
 
 #[tokio::test]
 async fn a_request_ends_the_pause_of_generation() {
-    let (engine, gate) = Gate::start_with(with_long_steps(), &SimEncoder::default(), BatchDefect::None);
+    let (engine, gate) = Gate::start_with(with_long_steps(), &SimEncoder::default(), EncoderDefect::None);
     let handle = engine.handle();
     let (_waiting, mut paused) = pause(&handle, &gate).await;
     // This request gets its only token from one step, in which the other sequence gets a token too.
@@ -312,7 +320,7 @@ async fn a_request_ends_the_pause_of_generation() {
 
 #[tokio::test]
 async fn a_pause_of_generation_ends_when_all_clients_disconnect() {
-    let (engine, gate) = Gate::start_with(with_long_steps(), &SimEncoder::default(), BatchDefect::None);
+    let (engine, gate) = Gate::start_with(with_long_steps(), &SimEncoder::default(), EncoderDefect::None);
     let handle = engine.handle();
     let (waiting, paused) = pause(&handle, &gate).await;
     drop((waiting, paused));
@@ -329,7 +337,7 @@ async fn generation_does_not_pause_with_a_target_for_the_time_between_tokens_or_
     let mut with_target = with_long_steps();
     with_target.engine.scheduler.max_itl = Some(Duration::from_hours(24));
     for (setup, tenant) in [(with_target, 0), (with_long_steps(), 1)] {
-        let (engine, gate) = Gate::start_with(setup, &SimEncoder::default(), BatchDefect::None);
+        let (engine, gate) = Gate::start_with(setup, &SimEncoder::default(), EncoderDefect::None);
         let handle = engine.handle();
         let _waiting = handle.submit(with_image(1)).unwrap();
         gate.expect(&[1]);
@@ -478,7 +486,7 @@ async fn requests_that_end_leave_the_other_images_of_a_run() {
 
 #[tokio::test]
 async fn runs_without_the_output_of_each_image_are_not_used() {
-    for defect in [BatchDefect::Panic, BatchDefect::MissingOutput, BatchDefect::MissingRow] {
+    for defect in [EncoderDefect::BatchPanic, EncoderDefect::MissingOutput, EncoderDefect::MissingRow] {
         let encoder = SimEncoder::default().with_batches(9);
         let (engine, gate) = Gate::start_with_defect(&encoder, defect);
         let streams = submit_while_busy(&engine.handle(), &gate, [2, 3].map(with_image)).await;
@@ -491,6 +499,31 @@ async fn runs_without_the_output_of_each_image_are_not_used() {
         }
         settled(&engine.handle()).await;
     }
+}
+
+#[tokio::test]
+async fn images_are_encoded_alone_if_the_encoder_panics_in_can_join() {
+    let encoder = SimEncoder::default().with_batches(9);
+    let (engine, gate) = Gate::start_with_defect(&encoder, EncoderDefect::CanJoinPanic);
+    let streams = submit_while_busy(&engine.handle(), &gate, [2, 3].map(with_image)).await;
+    gate.go.send(()).unwrap();
+    gate.pass(&[2]);
+    gate.pass(&[3]);
+    for (stream, image) in streams.into_iter().zip(1..) {
+        assert_eq!(tokens(stream).await, expected(&with_image(image)));
+    }
+    settled(&engine.handle()).await;
+}
+
+#[tokio::test]
+async fn an_encoder_that_panics_in_sleep_encodes_the_next_image() {
+    let (engine, gate) = Gate::start_with_defect(&SimEncoder::default(), EncoderDefect::SleepPanic);
+    let handle = engine.handle();
+    handle.sleep(SleepLevel::Model).await.unwrap();
+    let stream = handle.submit(with_image(1)).unwrap();
+    gate.pass(&[1]);
+    assert_eq!(tokens(stream).await, expected(&with_image(1)));
+    settled(&handle).await;
 }
 
 #[tokio::test]

@@ -19,3 +19,10 @@ fn any_file_opens_or_is_rejected_with_an_error_message() {
         file::check,
     );
 }
+
+#[test]
+#[should_panic(expected = "seed 1: bad")]
+fn a_seed_that_fails_the_check_is_named() {
+    let seeds = [b"good".to_vec(), b"bad".to_vec()];
+    check_mutations(0, &seeds, "", |input| assert_ne!(input, b"bad"));
+}

@@ -85,8 +85,15 @@ const JSON_ONLY_KEYWORDS: [&str; 17] = [
 impl<'a> Root<'a> {
     /// Follows the references of a schema.
     fn resolve(&self, mut schema: &'a Value, mut at: String) -> Result<(&'a Value, String), FormError> {
-        for _ in 0..REFERENCES_MAX {
-            let Some(reference) = schema.get("$ref").and_then(Value::as_str) else { return Ok((schema, at)) };
+        let mut followed = 0;
+        while let Some(reference) = schema.get("$ref").and_then(Value::as_str) {
+            if followed == REFERENCES_MAX {
+                return Err(FormError::new(
+                    at,
+                    format!("has more than {REFERENCES_MAX} consecutive references"),
+                ));
+            }
+            followed += 1;
             let target = reference.strip_prefix('#').and_then(|pointer| self.schema.pointer(pointer));
             let Some(target) = target else {
                 return Err(FormError::new(
@@ -97,7 +104,7 @@ impl<'a> Root<'a> {
             schema = target;
             at = format!("{}{}", self.at, reference[1..].replace('/', "."));
         }
-        Err(FormError::new(at, format!("has more than {REFERENCES_MAX} consecutive references")))
+        Ok((schema, at))
     }
 
     /// The members of an object with this schema.

@@ -268,11 +268,15 @@ impl<'a> Reader<'a> {
     fn literal(&mut self) -> Result<String, String> {
         let mut text = String::new();
         loop {
-            match self.next() {
-                None | Some('\n') => return Err(self.error("the literal is not closed")),
-                Some('"') => return Ok(text),
-                Some('\\') => text.push(self.escaped()?),
-                Some(letter) => text.push(letter),
+            // The newline is not consumed, because the error reports the line of the current position.
+            let Some(letter) = self.peek().filter(|&letter| letter != '\n') else {
+                return Err(self.error("the literal is not closed"));
+            };
+            self.next();
+            match letter {
+                '"' => return Ok(text),
+                '\\' => text.push(self.escaped()?),
+                letter => text.push(letter),
             }
         }
     }
@@ -378,6 +382,7 @@ mod tests {
     fn errors_name_the_problem_and_the_line() {
         for (text, problem) in [
             ("root ::= \"a", "line 1: the literal is not closed"),
+            ("root ::= \"a\nother ::= \"b\"", "line 1: the literal is not closed"),
             ("root ::= a", "the grammar has no rule named a"),
             ("root ::= \"a\"\n\nroot ::= \"b\"", "line 3: the grammar has two rules named root"),
             ("\nroot = \"a\"", "line 2: expected ::=, found '='"),

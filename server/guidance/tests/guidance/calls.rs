@@ -3,7 +3,7 @@
 use serde_json::{Map, Value, json};
 use server_guidance::{Dialect, Form};
 
-use crate::support::check;
+use crate::support::{COMPILER, check};
 
 fn arguments(dialect: Dialect, schema: Value) -> Form {
     Form::Value { dialect, schema, at: "parameters".to_owned() }
@@ -64,6 +64,22 @@ fn python_arguments_may_have_names_that_python_does_not_allow() {
         let text = format!("{name}=1");
         check(&arguments(Dialect::Python, json!({"properties": properties})), &[&text], &[name]);
     }
+}
+
+#[test]
+fn schemas_of_arguments_may_have_as_many_consecutive_references_as_the_limit() {
+    let chain = |length: usize| {
+        let reference = |number: usize| json!({"$ref": format!("#/$defs/{number}")});
+        let mut definitions: Map<String, Value> =
+            (1..length).map(|number| (number.to_string(), reference(number + 1))).collect();
+        let last = json!({"properties": {"a": {"type": "integer"}}, "required": ["a"]});
+        definitions.insert(length.to_string(), last);
+        arguments(Dialect::Python, json!({"$ref": "#/$defs/1", "$defs": definitions}))
+    };
+    check(&chain(16), &["a=1"], &[""]);
+    let error = COMPILER.compile(&chain(17)).unwrap_err();
+    assert_eq!(error.at, "parameters.$defs.16");
+    assert_eq!(error.problem, "has more than 16 consecutive references");
 }
 
 #[test]

@@ -126,9 +126,6 @@ fn schemas_that_grow_without_bound_do_not_hang_the_compiler() {
     let mut doubled = json!({"type": "object", "properties": {"x": {"type": "string"}}});
     for _ in 0..24 {
         doubled = json!({"allOf": [{"anyOf": [doubled.clone(), {"type": "integer"}]}, {"anyOf": [{"type": "object"}, {"minimum": 3}]}]});
-        if doubled.to_string().len() > 100_000 {
-            break;
-        }
     }
     let many: Vec<Value> = (0..5000).map(|index| json!(format!("value {index}"))).collect();
     let names = (0..2000).map(|index| (format!("p{index}"), json!({"type": "string"})));

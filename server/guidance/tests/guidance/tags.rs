@@ -127,3 +127,17 @@ fn an_invalid_tag_is_rejected_with_the_path_of_the_problem() {
         assert_eq!(error.at, place, "{}: {tag}", error.problem);
     }
 }
+
+#[test]
+fn an_invalid_number_of_repetitions_is_rejected_with_the_allowed_numbers() {
+    for (field, problem) in [
+        ("min", "must be a non-negative integer"),
+        ("max", "must be a non-negative integer, or -1 for no maximum"),
+    ] {
+        for value in [json!(-2), json!(1.5), json!("1")] {
+            let tag = json!({"type": "repeat", field: value, "content": {"type": "any_text"}});
+            let error = structural_tag(tag.as_object().unwrap(), "r").unwrap_err();
+            assert_eq!((error.at, error.problem), (format!("r.{field}"), problem.to_owned()), "{tag}");
+        }
+    }
+}

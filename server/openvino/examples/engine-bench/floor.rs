@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use serde_json::{Value, json};
 use server_engine::{ModelRunner, SchedulerConfig};
-use server_scheduler::{Batch, NewRequest, SampledToken, Scheduler, StopCriteria};
+use server_scheduler::{Batch, Event, NewRequest, SampledToken, Scheduler, StopCriteria};
 
 use crate::scenario::{Generate, Work};
 use crate::{Args, Runner};
@@ -34,11 +34,15 @@ fn steps(args: &Args, runner: &mut Runner, work: &[Work]) -> anyhow::Result<(Vec
     let mut scheduler = Scheduler::new(config(args, runner), runner.layout().size());
     let mut produced = vec![0; work.len()];
     let mut submitted = vec![false; work.len()];
+    let mut ended = vec![false; work.len()];
     let (mut steps, mut batch, mut sampled, mut events) =
         (Vec::new(), Batch::default(), Vec::new(), Vec::new());
     loop {
         for (index, one) in work.iter().enumerate() {
-            let due = one.arrival.is_none_or(|arrival| produced[arrival.after_request] >= arrival.tokens);
+            let due = one.arrival.is_none_or(|arrival| {
+                let other = arrival.after_request;
+                ended[other] || produced[other] >= arrival.tokens
+            });
             if due && !submitted[index] {
                 submitted[index] = true;
                 submit(&mut scheduler, index, one)?;
@@ -59,7 +63,11 @@ fn steps(args: &Args, runner: &mut Runner, work: &[Work]) -> anyhow::Result<(Vec
             produced[index] += 1;
         }
         scheduler.commit(&batch, &sampled, &mut events);
-        events.clear();
+        for event in events.drain(..) {
+            if let Event::Finished { sequence, .. } = event {
+                ended[sequence.request as usize] = true;
+            }
+        }
     }
 }
 

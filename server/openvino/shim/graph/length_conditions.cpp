@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <cstdint>
 #include <memory>
-#include <string>
 #include <unordered_set>
 #include <vector>
 
@@ -93,16 +92,6 @@ ConstantPtr value_for(const ov::Output<ov::Node>& value, int64_t max_model_len) 
     return ovfleet::as<op::v0::Constant>(folded[0]);
 }
 
-// Returns the number with which a condition compares, because the value of the condition is the same for all lengths up to
-// this number; 0 if it compares with no constant.
-int64_t constant_side(const ov::Node& comparison) {
-    for (const auto& side : comparison.input_values()) {
-        auto constant = ovfleet::as<op::v0::Constant>(side);
-        if (constant && ov::shape_size(constant->get_shape()) == 1) return constant->cast_vector<int64_t>()[0];
-    }
-    return 0;
-}
-
 // Replaces a comparison that depends on the length of the longest sequence with its value for the longest possible sequence.
 // Returns false if the comparison is not a condition, but for example a mask.
 bool resolve(const NodePtr& comparison, int64_t max_model_len) {
@@ -115,11 +104,12 @@ bool resolve(const NodePtr& comparison, int64_t max_model_len) {
         ov::replace_node(comparison, value);
         return true;
     }
-    if (!has_one_element(comparison->get_output_partial_shape(0))) return false;
-    const int64_t limit = constant_side(*comparison);
-    OPENVINO_ASSERT(max_model_len > 0 && max_model_len <= limit, "the condition ", name,
-                    " depends on the length of the longest sequence in an unknown way",
-                    limit > 0 ? "; set --max-model-len to at most " + std::to_string(limit) : std::string());
+    // The constant does not limit the lengths for which the value is the same: max(2 * position_ids) + 1 > 48 is true from
+    // position 24 on.
+    if (has_one_element(comparison->get_output_partial_shape(0)))
+        OPENVINO_THROW("the condition ", name,
+                       " depends on the length of the longest sequence in an unknown way; supported conditions compare the "
+                       "largest position or the length with a constant");
     return false;
 }
 

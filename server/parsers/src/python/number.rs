@@ -11,14 +11,16 @@ pub(crate) fn number(text: &str) -> Option<String> {
         Some(digits) => ("-", digits),
         None => ("", text.strip_prefix('+').unwrap_or(text)),
     };
-    let digits = plain(digits)?;
     for (prefix, radix) in [("0x", 16), ("0X", 16), ("0o", 8), ("0O", 8), ("0b", 2), ("0B", 2)] {
         if let Some(digits) = digits.strip_prefix(prefix) {
+            // An underscore may also separate the prefix from the first digit.
+            let digits = plain(digits.strip_prefix('_').unwrap_or(digits), radix)?;
             let is_plain = digits.starts_with(|letter: char| letter.is_digit(radix));
-            let value = u128::from_str_radix(digits, radix).ok().filter(|_| is_plain)?;
+            let value = u128::from_str_radix(&digits, radix).ok().filter(|_| is_plain)?;
             return Some(format!("{sign}{value}"));
         }
     }
+    let digits = plain(digits, 10)?;
     let (mantissa, exponent) = match digits.find(['e', 'E']) {
         Some(at) => digits.split_at(at),
         None => (digits.as_str(), ""),
@@ -33,8 +35,11 @@ pub(crate) fn number(text: &str) -> Option<String> {
     Number::is(&json).then_some(json)
 }
 
-/// Removes the underscores, which are allowed only between two digits.
-fn plain(digits: &str) -> Option<String> {
-    let is_misplaced = digits.starts_with('_') || digits.ends_with('_') || digits.contains("__");
-    (!is_misplaced).then(|| digits.replace('_', ""))
+/// Removes the underscores, which are allowed only between two digits of the radix.
+fn plain(text: &str, radix: u32) -> Option<String> {
+    let is_digit = |letter: Option<char>| letter.is_some_and(|letter| letter.is_digit(radix));
+    let are_between_digits = text.match_indices('_').all(|(at, underscore)| {
+        is_digit(text[..at].chars().next_back()) && is_digit(text[at + underscore.len()..].chars().next())
+    });
+    are_between_digits.then(|| text.replace('_', ""))
 }

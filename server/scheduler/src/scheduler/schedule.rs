@@ -134,9 +134,15 @@ impl Scheduler {
         };
         match self.step_time.tokens_within(max_itl, work, computed_tokens) {
             Some(prompt_tokens) => round_step_size(decode_tokens, prompt_tokens),
-            // Too few steps have been recorded for a prediction.
-            None => remaining_step_size(decode_tokens, self.config.max_chunk_tokens / UNKNOWN_TIME_DIVISOR),
+            None => self.prompt_budget_of_unknown_time(decode_tokens),
         }
+    }
+
+    /// With `max_itl`, the number of prompt tokens that may be added to `decode_tokens` while too few steps have been
+    /// recorded for a prediction.
+    fn prompt_budget_of_unknown_time(&self, decode_tokens: u32) -> u32 {
+        // Round up: with a step size of 0, prompts would not progress.
+        remaining_step_size(decode_tokens, self.config.max_chunk_tokens.div_ceil(UNKNOWN_TIME_DIVISOR))
     }
 
     /// The number of prompt tokens that may be added to `decode_tokens` while several tenants are present. It is
@@ -150,7 +156,11 @@ impl Scheduler {
             self.config.max_itl.map_or(time_max, |max_itl| time_max.min(max_itl))
         });
         let fits = time_max.and_then(|time| self.step_time.tokens_within(time, work, computed_tokens));
-        fits.map_or(chunk, |tokens| round_step_size(decode_tokens, tokens).min(chunk))
+        match fits {
+            Some(tokens) => round_step_size(decode_tokens, tokens).min(chunk),
+            None if self.config.max_itl.is_some() => self.prompt_budget_of_unknown_time(decode_tokens),
+            None => chunk,
+        }
     }
 
     /// The number of prompt tokens that may be added to `decodes` sequences with `decode_tokens` tokens.

@@ -1,5 +1,7 @@
 //! The number of prompt tokens that a step computes in addition to decodes.
 
+use std::time::Duration;
+
 use expect_test::expect;
 use server_scheduler::{CacheSize, SchedulerConfig};
 
@@ -119,6 +121,54 @@ fn prompts_get_the_whole_budget_until_a_sequence_decodes() {
             > step
             1: 17+1 [0 1 2 3 12] -> 1
             2: 8+4 [4 5 6]
+        "#]],
+    );
+}
+
+/// The configuration with a target that no step exceeds. The tests record no steps, so no step time can be predicted.
+fn with_max_itl(max_chunk_tokens: u32) -> SchedulerConfig {
+    SchedulerConfig { max_chunk_tokens, max_itl: Some(Duration::from_secs(1)), ..config() }
+}
+
+#[test]
+fn a_step_of_unknown_time_has_a_quarter_of_a_chunk_while_several_tenants_are_present() {
+    check(
+        with_max_itl(16),
+        expect![[r#"
+            > submit 1 abc max=9
+            > step
+            1: 0+3 [0] -> 1
+            1 started, 0 cached
+            > submit 2 b*30 max=1 tenant=2
+            > step
+            1: 3+1 [0] -> 1
+            2: 0+3 [1]
+            2 started, 0 cached
+            > step
+            1: 4+1 [0 9] -> 1
+            2: 3+3 [1 2]
+        "#]],
+    );
+}
+
+#[test]
+fn prompts_progress_in_steps_of_unknown_time_with_the_smallest_chunks() {
+    check(
+        with_max_itl(1),
+        expect![[r#"
+            > submit 1 abc max=9
+            > step
+            1: 0+3 [0] -> 1
+            1 started, 0 cached
+            > submit 2 b*9 max=1
+            > step
+            1: 3+1 [0] -> 1
+            2: 0+1 [1]
+            2 started, 0 cached
+            > submit 3 c*9 max=1 tenant=2
+            > step
+            1: 4+1 [0 4] -> 1
+            2: 1+1 [1]
         "#]],
     );
 }

@@ -22,7 +22,7 @@ fn a_request_that_can_never_run_is_rejected() {
         > submit 8 a*12 max=4
         > submit 9,10,11 a max=1
         > submit 12 a max=1
-        QueueFull
+        QueueFull { max_queue: 4 }
         > load
         blocks 0 active 0 evictable 16 free, sequences 0 running 4 waiting, 13 tokens, 0 preemptions
     "#]],

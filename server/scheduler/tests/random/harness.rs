@@ -229,7 +229,9 @@ impl Harness {
             () if count > max_num_seqs => {
                 Err(Rejection::TooManySequences { num_sequences: count, max_num_seqs })
             }
-            () if waiting + count > config.max_queue => Err(Rejection::QueueFull),
+            () if waiting + count > config.max_queue => {
+                Err(Rejection::QueueFull { max_queue: config.max_queue })
+            }
             () => Ok(()),
         };
         assert_eq!(result, expected);

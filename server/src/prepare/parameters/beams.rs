@@ -45,46 +45,97 @@ pub(super) fn beams(
     }))
 }
 
-/// Searches for stop strings in the text of a beam's last tokens.
+/// Searches for stop strings in the text of a beam.
 #[derive(Debug)]
 struct StopStrings {
     tokenizer: Arc<Tokenizer>,
     stops: Vec<String>,
-    /// Number of last tokens that suffice to contain the longest stop string.
-    tokens: usize,
+    /// Number of bytes of the longest stop string.
+    bytes_max: usize,
     skip_special: bool,
 }
 
 impl StopStrings {
     fn of(text: &TextOptions, tokenizer: &Arc<Tokenizer>) -> Option<Self> {
-        let longest = text.stops.iter().map(String::len).max()?;
+        let bytes_max = text.stops.iter().map(String::len).max()?;
         let tokenizer = Arc::clone(tokenizer);
         let stops = text.stops.clone();
-        Some(Self { tokenizer, stops, tokens: longest + 1, skip_special: text.skip_special })
+        Some(Self { tokenizer, stops, bytes_max, skip_special: text.skip_special })
+    }
+
+    /// The bytes that a token adds to the text.
+    fn bytes(&self, token: TokenId) -> &[u8] {
+        let is_skipped = self.skip_special && self.tokenizer.is_special(token);
+        if is_skipped { &[] } else { self.tokenizer.token_bytes(token) }
     }
 }
 
 impl TextStop for StopStrings {
-    fn num_tokens(&self) -> usize {
-        self.tokens
-    }
-
-    fn ends(&self, tokens: &[TokenId]) -> bool {
-        let is_shown = |token| !(self.skip_special && self.tokenizer.is_special(token));
-        let bytes = |tokens: &[TokenId]| -> Vec<u8> {
-            let shown = tokens.iter().filter(|&&token| is_shown(token));
-            shown.flat_map(|&token| self.tokenizer.token_bytes(token)).copied().collect()
-        };
-        let Some((&last, before)) = tokens.split_last() else { return false };
-        let mut text = bytes(before);
-        let old = text.len();
-        text.extend(bytes(&[last]));
+    fn ends(&self, token: TokenId, before: &mut dyn Iterator<Item = TokenId>) -> bool {
+        let new = self.bytes(token);
+        if new.is_empty() {
+            return false;
+        }
+        // The number of tokens that contain a stop string is unknown, because skipped tokens add no bytes.
+        let mut old: Vec<u8> = Vec::new();
+        for token in before {
+            if old.len() + 1 >= self.bytes_max {
+                break;
+            }
+            old.extend(self.bytes(token).iter().rev());
+        }
+        old.reverse();
+        let text = [&old[..], new].concat();
         // Ignore stop strings that end before the last token: they had no effect, because the text had fewer than
         // `min_tokens` tokens.
         let is_new = |stop: &String| {
-            let from = (old + 1).saturating_sub(stop.len());
+            let from = (old.len() + 1).saturating_sub(stop.len());
             text[from..].windows(stop.len()).any(|part| part == stop.as_bytes())
         };
         self.stops.iter().any(is_new)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The special token `<|endoftext|>` of the built-in tokenizer, in which the ID of any other token is its byte.
+    const SPECIAL: TokenId = 256;
+    const A: TokenId = b'a' as TokenId;
+    const B: TokenId = b'b' as TokenId;
+
+    /// Searches for one stop string, and skips special tokens.
+    fn stop_string(stop: &str) -> StopStrings {
+        let tokenizer = crate::backend::built_in_text().unwrap().tokenizer;
+        StopStrings { tokenizer, stops: vec![stop.to_owned()], bytes_max: stop.len(), skip_special: true }
+    }
+
+    /// Whether a beam with these tokens ends with the last of them.
+    fn ends(stop: &StopStrings, tokens: &[TokenId]) -> bool {
+        let (&last, before) = tokens.split_last().unwrap();
+        stop.ends(last, &mut before.iter().rev().copied())
+    }
+
+    #[test]
+    fn a_stop_string_is_found_across_skipped_special_tokens() {
+        let stop = stop_string("ab");
+        assert!(ends(&stop, &[B, A, B]));
+        assert!(ends(&stop, &[A, SPECIAL, SPECIAL, SPECIAL, B]));
+        let with_special = |stop| StopStrings { skip_special: false, ..stop_string(stop) };
+        assert!(!ends(&with_special("ab"), &[A, SPECIAL, B]));
+        assert!(ends(&with_special("endoftext|>b"), &[A, SPECIAL, B]));
+        assert!(ends(&with_special("a<|endoftext|><|endoftext|>b"), &[A, SPECIAL, SPECIAL, B]));
+    }
+
+    #[test]
+    fn a_stop_string_that_ends_before_the_last_token_is_ignored() {
+        let stop = stop_string("ab");
+        for tokens in [&[A, B, A][..], &[A, B, SPECIAL], &[B], &[SPECIAL, B]] {
+            assert!(!ends(&stop, tokens), "{tokens:?}");
+        }
+        let short = stop_string("a");
+        assert!(ends(&short, &[B, B, A]));
+        assert!(!ends(&short, &[A, B, B]));
     }
 }

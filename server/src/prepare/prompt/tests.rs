@@ -1,6 +1,9 @@
+use std::sync::Arc;
+
 use expect_test::{Expect, expect};
 use serde_json::json;
 use server_openai::ChatRequest;
+use server_parsers::{Delta, Formats, Parser, ToolFormat, Tools};
 
 use super::*;
 use crate::backend::built_in_text_with;
@@ -232,6 +235,31 @@ fn arguments_that_are_not_an_object_stay_unchanged() {
             "{rendered}"
         );
     }
+}
+
+#[test]
+fn arguments_of_lfm2_are_python_literals_that_the_parser_reads_back() {
+    let arguments = json!({
+        "flag": true,
+        "nothing": null,
+        "number": -1.5,
+        "text": "true",
+        "list": [true, false, null, "it's \"x\"\n\u{1f}", "", [], {"a": [null, {"b": false}]}],
+        "object": {"true": true, "": "null", "none": null},
+    });
+    let text = tools_as_text::calls(&[("f", &arguments)], ToolFormat::Lfm2);
+    let written = r#"flag=True, nothing=None, number=-1.5, text="true", list=[True, False, None, "it's \"x\"\n\u001f", "", [], {"a": [None, {"b": False}]}], object={"true": True, "": "null", "none": None}"#;
+    assert_eq!(text, format!("<|tool_call_start|>[f({written})]<|tool_call_end|>"));
+    let formats = Formats { tool: ToolFormat::Lfm2, reasoning: ReasoningFormat::None };
+    let mut parser = Parser::new(formats, &Arc::new(Tools::new([("f", None)])), "");
+    let mut deltas = parser.push(&text);
+    deltas.extend(parser.finish());
+    let arguments_of = |delta: Delta| match delta {
+        Delta::ToolCallArguments { text, .. } => text,
+        _ => String::new(),
+    };
+    let read: String = deltas.into_iter().map(arguments_of).collect();
+    assert_eq!(serde_json::from_str::<Value>(&read).unwrap(), arguments);
 }
 
 #[test]

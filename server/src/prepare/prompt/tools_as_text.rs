@@ -88,14 +88,10 @@ fn python(name: &str, arguments: &Value) -> String {
     let Value::Object(arguments) = arguments else {
         return format!("{name}({})", arguments.as_str().unwrap_or_default());
     };
-    let value = |value: &Value| match value {
-        Value::Null => "None".to_owned(),
-        Value::Bool(true) => "True".to_owned(),
-        Value::Bool(false) => "False".to_owned(),
-        value => spaced(value),
-    };
-    let arguments: Vec<String> =
-        arguments.iter().map(|(key, argument)| format!("{key}={}", value(argument))).collect();
+    let arguments: Vec<String> = arguments
+        .iter()
+        .map(|(key, argument)| format!("{key}={}", literal(argument, Notation::Python)))
+        .collect();
     format!("{name}({})", arguments.join(", "))
 }
 
@@ -140,13 +136,27 @@ pub(super) fn prepend(message: &mut Value, text: &str) {
 /// Returns JSON with a space after each comma and colon, as Python writes it, because models were trained with this
 /// format.
 pub(super) fn spaced(value: &Value) -> String {
+    literal(value, Notation::Json)
+}
+
+/// Returns a value as a literal with a space after each comma and colon.
+fn literal(value: &Value, notation: Notation) -> String {
     let mut text = Vec::new();
-    let written = value.serialize(&mut Serializer::with_formatter(&mut text, SpacedFormatter));
+    let written = value.serialize(&mut Serializer::with_formatter(&mut text, SpacedFormatter { notation }));
     written.expect("invariant: writing a JSON value to memory does not fail");
     String::from_utf8(text).expect("invariant: JSON is UTF-8")
 }
 
-struct SpacedFormatter;
+/// The notation of a literal. Strings and numbers in JSON's notation have the same meaning in Python.
+#[derive(Clone, Copy)]
+enum Notation {
+    Json,
+    Python,
+}
+
+struct SpacedFormatter {
+    notation: Notation,
+}
 
 impl SpacedFormatter {
     fn separate<W: io::Write + ?Sized>(writer: &mut W, is_first: bool) -> io::Result<()> {
@@ -155,6 +165,23 @@ impl SpacedFormatter {
 }
 
 impl Formatter for SpacedFormatter {
+    fn write_null<W: io::Write + ?Sized>(&mut self, writer: &mut W) -> io::Result<()> {
+        writer.write_all(match self.notation {
+            Notation::Json => b"null",
+            Notation::Python => b"None",
+        })
+    }
+
+    fn write_bool<W: io::Write + ?Sized>(&mut self, writer: &mut W, value: bool) -> io::Result<()> {
+        let word = match (self.notation, value) {
+            (Notation::Json, true) => "true",
+            (Notation::Json, false) => "false",
+            (Notation::Python, true) => "True",
+            (Notation::Python, false) => "False",
+        };
+        writer.write_all(word.as_bytes())
+    }
+
     fn begin_array_value<W: io::Write + ?Sized>(&mut self, writer: &mut W, first: bool) -> io::Result<()> {
         Self::separate(writer, first)
     }

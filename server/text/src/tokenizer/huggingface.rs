@@ -121,7 +121,9 @@ fn add_tokens_of_config(inner: &mut tokenizers::Tokenizer, config: &JsonFile) ->
     tokens.sort_by_key(|(id, _)| *id);
     for (id, token) in tokens {
         let content = token.content.clone();
-        inner.add_tokens([token]).map_err(|error| config.fault(FIELD, &error.to_string()))?;
+        inner
+            .add_tokens([token])
+            .map_err(|error| config.fault(FIELD, &format!("cannot be used: {error}")))?;
         if inner.token_to_id(&content) != Some(id) {
             let problem =
                 format!("gives {content:?} the ID {id}, which is not the next free ID after those of {FILE}");

@@ -121,13 +121,11 @@ impl Spm {
         let mut tokens = Vec::new();
         let verbatim = if parse_special { &self.all } else { &self.user_defined };
         let mut done = 0;
-        let mut after_special = true;
         for (start, end, id) in verbatim.find(text) {
             if start > done {
-                self.encode_fragment(&text[done..start], after_special, &mut tokens)?;
+                self.encode_fragment(&text[done..start], &mut tokens)?;
             }
             tokens.push(id);
-            after_special = true;
             done = end;
             if self.options.strip_after_special && verbatim.strips_after(id) {
                 let rest = &text[end..];
@@ -135,19 +133,16 @@ impl Spm {
             }
         }
         if done < text.len() {
-            self.encode_fragment(&text[done..], after_special, &mut tokens)?;
+            self.encode_fragment(&text[done..], &mut tokens)?;
         }
         Ok(tokens)
     }
 
-    fn encode_fragment(
-        &self,
-        text: &str,
-        after_special: bool,
-        tokens: &mut Vec<u32>,
-    ) -> Result<(), EncodeError> {
+    /// Encodes a part of the text that contains no special or user-defined token.
+    fn encode_fragment(&self, text: &str, tokens: &mut Vec<u32>) -> Result<(), EncodeError> {
         let mut prepared = String::with_capacity(text.len() + text.len() / 2 + SPACE.len());
-        if self.options.add_space_prefix && after_special {
+        // The part is at the start of the text or follows a special or user-defined token.
+        if self.options.add_space_prefix {
             prepared.push_str(SPACE);
         }
         if self.options.remove_extra_whitespaces {

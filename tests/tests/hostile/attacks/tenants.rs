@@ -1,5 +1,7 @@
 //! Attacks on other tenants of a router with API keys.
 
+use std::time::{SystemTime, UNIX_EPOCH};
+
 use anyhow::ensure;
 use reqwest::Method;
 use serde_json::{Value, json};
@@ -64,23 +66,29 @@ pub(super) async fn other_tenants_objects(targets: Targets) -> anyhow::Result<St
 }
 
 /// Tries to learn the prompts of another tenant from `cached_tokens`.
+///
+/// This fails if tenants share cached prompts, because the router does not send the tenant or the server does not use it
+/// as a salt of the prefix cache: the attacker's request then finds the blocks of the victim. The requests have no
+/// `cache_salt`, which would separate them regardless of their tenants.
 pub(super) async fn other_tenants_cache(targets: Targets) -> anyhow::Result<String> {
     let [attacker, victim] = clients(&targets);
-    let prompt = format!("{} The password is swordfish.", "All that follows is confidential. ".repeat(40));
+    // The attack is repeated, and both clients have cached their earlier prompts. No block of the prompt is among them,
+    // because its first tokens are unique.
+    let run = SystemTime::now().duration_since(UNIX_EPOCH)?.as_micros();
+    let secret = "All that follows is confidential. ".repeat(40);
+    let prompt = format!("{run} {secret} The password is swordfish.");
     let cached = async |client: &Client| -> anyhow::Result<u64> {
         let (status, body) = client.post("/v1/completions", &completion(&prompt, json!({}))).await?;
         ensure!(status == 200, "{status} {body:.300}");
         let cached = body.pointer("/usage/prompt_tokens_details/cached_tokens").and_then(Value::as_u64);
         Ok(cached.unwrap_or_default())
     };
-    let unique = cached(&victim).await?;
+    ensure!(cached(&victim).await? == 0, "the prompt is not unique");
+    let visible = cached(&attacker).await?;
+    ensure!(visible == 0, "{visible} cached tokens of another tenant are visible");
+    // This request shows that the blocks of the victim were in the cache when the attacker sent the same prompt.
     let own = cached(&victim).await?;
-    ensure!(own > unique || own > 0, "the prompt of the victim is not cached at all");
-    // When the attack is repeated, the attacker's own earlier prompts are cached, so each run uses another salt.
-    let salted = json!({"cache_salt": format!("{:?}", std::time::Instant::now())});
-    let (_, body) = attacker.post("/v1/completions", &completion(&prompt, salted)).await?;
-    let salted = body.pointer("/usage/prompt_tokens_details/cached_tokens").and_then(Value::as_u64);
-    ensure!(salted.unwrap_or_default() == 0, "the cache of another tenant is visible: {body:.300}");
+    ensure!(own > 0, "the prompt of the victim is not cached at all");
     Ok(format!("the victim sees {own} cached tokens, and the attacker sees none"))
 }
 

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use server_engine::{ImageSpan, SpanAttention};
 use server_images::ImageProcessor;
 use server_images::limits::IMAGE_PIXELS_MAX;
-use server_openai::ChatRequest;
+use server_openai::{ChatRequest, Message};
 use tokio_util::sync::CancellationToken;
 
 use crate::backend::built_in_text_with;
@@ -179,6 +179,17 @@ fn errors_name_the_part() {
     let many = json!([{"role": "user", "content": vec![image(IMAGES[0]); 33]}]);
     expect!["messages: has more than 32 images"]
         .assert_eq(&rendered(TEMPLATE, &many).err().unwrap().to_string());
+}
+
+#[test]
+fn the_location_of_an_image_in_a_part_of_another_type_is_ignored() {
+    let part = json!({"type": "text", "text": "a", "image_url": {"url": IMAGES[0]}});
+    let message = json!({"role": "user", "content": [part, image(IMAGES[1])]});
+    assert_eq!(rendered(TEMPLATE, &json!([message])).unwrap().images.len(), 1);
+    let message: Message = serde_json::from_value(message).unwrap();
+    let model = model(TEMPLATE);
+    let reader = model.images.as_ref().unwrap();
+    assert_eq!(images::num_tokens_of(&message, reader, &Media::default()), TOKENS);
 }
 
 #[test]
