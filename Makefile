@@ -160,7 +160,7 @@ bench-engine-1b: engine-bench ## Run bench-engine with a model of a billion rand
 		--no-floor --model "$$(.deps/venv-peer/bin/python tests/bench/make_model.py 1b)" $(ARGS)
 
 .PHONY: bench-engine-8b
-bench-engine-8b: engine-bench ## Measure load time, memory and speed of models with 5 GB of random weights. ARGS are passed to the program.
+bench-engine-8b: engine-bench ## Measure load time, memory and speed of models with up to 5 GB of random weights. ARGS are passed to the program.
 	@$(CARGO) build --release --locked --workspace --example read-bandwidth
 	@.deps/venv-peer/bin/python tests/bench/bench_size.py $(ARGS)
 

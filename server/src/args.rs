@@ -284,9 +284,9 @@ pub struct Args {
     /// Follow the OVMS API where it differs from the OpenAI API, for clients that were written for OVMS.
     ///
     /// Errors have the form `{"error": "message"}`, in streams as well; HTTP statuses and the events of the Responses
-    /// API do not change. Completions without `max_tokens` run until the end-of-sequence token, and `best_of` enables
-    /// beam search by itself. The server accepts messages without content, paths below `/v3/v1/` and trailing slashes,
-    /// and serves `/v1/config` and `/v2/models/{name}/ready`.
+    /// API do not change. Completions without `max_tokens` run until the end-of-sequence token, and a `best_of` above 1
+    /// enables beam search if `use_beam_search` is not set. The server accepts messages without content, paths below
+    /// `/v3/v1/` and trailing slashes, and serves `/v1/config` and `/v2/models/{name}/ready`.
     #[arg(long, help_heading = "Network")]
     pub ovms_compat: bool,
 

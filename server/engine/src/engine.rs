@@ -48,7 +48,7 @@ pub enum StartError {
     /// The queue would be too large.
     #[error("max_queue must be at most {MAX_QUEUE_LIMIT}, but it is {max_queue}")]
     TooManyWaiting {
-        /// The configured value.
+        /// The configured maximum number of waiting sequences.
         max_queue: u32,
     },
     /// The draft model cannot use the block tables of the target model.

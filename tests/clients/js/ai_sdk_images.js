@@ -1,4 +1,5 @@
-// Sends images with the AI SDK and its providers, at both endpoints. Usage: node ai_sdk_images.js BASE_URL MODEL
+// Sends images to the endpoints of chat completions and responses, with the AI SDK and two of its providers.
+// Usage: node ai_sdk_images.js BASE_URL MODEL
 //
 // The model takes 16 tokens for each image, and its answer depends on the images. The first scenario that
 // fails ends the run.

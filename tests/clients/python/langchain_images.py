@@ -1,4 +1,6 @@
-"""Sends images with LangChain, at both endpoints. Usage: langchain_images.py BASE_URL MODEL
+"""Sends images to the endpoints of chat completions and responses, with LangChain.
+
+Usage: langchain_images.py BASE_URL MODEL
 
 The model takes 16 tokens for each image, and its answer depends on the images. Each function is a scenario,
 whose name describes the expected behavior. The run ends at the first failure.

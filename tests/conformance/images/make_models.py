@@ -370,7 +370,7 @@ def minicpmv():
 
 
 def phi4_multimodal():
-    """transformers 4.53.3 makes this model, because optimum-intel supports no later version for it."""
+    """Creates the model. Requires transformers 4.53.3, the latest version with which optimum-intel can export it."""
     special = ["<|endoftext|>", "<|endoftext10|>", "<|endoftext11|>", "<|user|>", "<|assistant|>", "<|end|>"]
     names = {"image_token": "<|endoftext10|>", "audio_token": "<|endoftext11|>"}
     tokenizer = transformers.GPT2TokenizerFast(

@@ -79,7 +79,7 @@ fn quotes_within_strings_may_be_without_a_backslash() {
         let two = format!("<|tool_call_start|>[weather({arguments}), now()]<|tool_call_end|> ok");
         lfm().reads(&two, &[call(0, "weather", json), call(1, "now", "{}"), vec![content(" ok")]].concat());
     }
-    // The bracket of the list is missing.
+    // The closing bracket of the list is missing.
     lfm().reads("<|tool_call_start|>[f(a='b')<|tool_call_end|>", &call(0, "f", r#"{"a":"b"}"#));
     // The text ends after a quote.
     lfm().reads("<|tool_call_start|>[f(a='b'", &cut(0, "f", r#"{"a":"b""#));

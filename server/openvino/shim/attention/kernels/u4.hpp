@@ -7,8 +7,8 @@
 // - Keys are stored as differences from the first key of their block, because the keys of a head have much in common. It is
 //   stored in f16, and its product with a query is added to all scores of the block.
 //
-// Products are computed with the stored integers and scaled afterward. Large tiles read the cache like small ones, because the
-// integers need few instructions to convert.
+// Products are computed with the stored integers and scaled afterward. Large tiles read u4 blocks directly, as small tiles
+// do, instead of first converting each block once: converting the integers takes only a few instructions.
 #pragma once
 
 #include "products_bf16.hpp"
