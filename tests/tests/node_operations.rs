@@ -17,7 +17,7 @@ const NAMESPACE: &str = "operations";
 const OPERATOR: &str = "app.kubernetes.io/name=ovfleet-operator";
 const CLIENTS: usize = 3;
 /// The time after which another operator takes over from one that does not renew its Lease.
-const LEASE_SECONDS: u64 = 5;
+const LEASE_SECONDS: u64 = 10;
 const OLD_KEY: &str = "old-3f9c0e7a5b1d4c2e";
 const NEW_KEY: &str = "new-8a1b6c2d9e0f4a7b";
 
