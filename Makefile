@@ -88,8 +88,8 @@ e2e: programs-$(PROFILE) ## Test the chart and its pods on a real Kubernetes nod
 	@scripts/need cargo g++
 	@scripts/clients
 	@tests/cluster/images.sh $(BUILT_$(PROFILE)) server router operator
-	@$(CARGO) test --workspace --locked --features tests/node --test 'node_*' --no-run
-	@tests/cluster/run.sh $(CARGO) test --workspace --offline --locked --features tests/node --test FILE -- $(ARGS)
+	@tests/cluster/run.sh $$($(CARGO) test --workspace --locked --features tests/node --test 'node_*' --no-run \
+	  --message-format json-render-diagnostics | sed -n 's|.*"executable":"\([^"]*/node_[^"]*\)".*|\1|p' | sort) -- $(ARGS)
 
 # This is a separate target because setting memory limits requires root. It reuses the build of `make test`.
 .PHONY: hostile

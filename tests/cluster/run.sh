@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# run.sh COMMAND... -- ARGUMENT...: runs COMMAND for each test of the files tests/tests/node_*.rs that the arguments
-# select, replacing FILE with the name of the file. The arguments are those of a test program: parts of names, and
-# options such as --ignored. The tests spend most of their time waiting, so several nodes run in parallel, and each runs
-# the next test that no other node has started.
+# run.sh PROGRAM... -- ARGUMENT...: runs each test of the test programs that the arguments select. The arguments are those
+# of a test program: parts of names, and options such as --ignored. The tests spend most of their time waiting, so several
+# nodes run in parallel, and each runs the next test that no other node has started. The programs run without Cargo,
+# because Cargo would wait while another Cargo builds.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
@@ -12,22 +12,28 @@ if [[ "${1:-}" == --share ]]; then
   shared=$2
   shift 2
   status=0
-  while read -r file test; do
-    if ! mkdir "$shared/$file.$test" 2>/dev/null; then
-      [[ -d $shared/$file.$test ]] || exit 1
+  cd tests
+  while read -r program test; do
+    started=$shared/$(basename "$program").$test
+    if ! mkdir "$started" 2>/dev/null; then
+      [[ -d $started ]] || exit 1
       continue
     fi
-    "${@/#FILE/$file}" --exact "$test" </dev/null || status=1
+    "$program" "$@" --exact "$test" </dev/null || status=1
   done <"$shared/tests"
   exit $status
 fi
 
-command=()
+programs=()
 while [[ "$1" != -- ]]; do
-  command+=("$1")
+  programs+=("$1")
   shift
 done
 shift
+((${#programs[@]})) || {
+  echo "run.sh: no test program was built" >&2
+  exit 1
+}
 options=()
 for argument in "$@"; do [[ $argument != -* ]] || options+=("$argument"); done
 
@@ -39,9 +45,8 @@ trap '((${#runs[@]} == 0)) || kill "${runs[@]}" 2>/dev/null || true; rm -rf "$sh
 trap 'exit 130' INT
 trap 'exit 143' TERM
 
-for file in tests/tests/node_*.rs; do
-  file=$(basename "$file" .rs)
-  "${command[@]/#FILE/$file}" --quiet -- --list "$@" | sed -n "s/^\(.*\): test$/$file \1/p"
+for program in "${programs[@]}"; do
+  "$program" --list "$@" | sed -n "s|^\(.*\): test$|$program \1|p"
 done >"$shared/tests"
 [[ -s $shared/tests ]] || {
   echo "run.sh: the arguments select no test: $*" >&2
@@ -49,7 +54,7 @@ done >"$shared/tests"
 }
 
 for ((node = 1; node <= nodes; node++)); do
-  tests/cluster/node.sh tests/cluster/run.sh --share "$shared" "${command[@]}" -- "${options[@]}" > >(sed -u "s/^/node $node: /") 2>&1 &
+  tests/cluster/node.sh tests/cluster/run.sh --share "$shared" "${options[@]}" > >(sed -u "s/^/node $node: /") 2>&1 &
   runs+=($!)
 done
 status=0
