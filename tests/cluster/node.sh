@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
-# node.sh COMMAND...: starts a Kubernetes node with real containers in separate namespaces, imports the images of
-# images.sh, runs COMMAND inside with KUBECONFIG set, and removes everything except the files in .deps/. It needs root
-# for namespaces, mounts and cgroups. README.md in this directory describes the node.
+# node.sh COMMAND...: starts a Kubernetes node that runs real containers, isolated in its own Linux namespaces, imports
+# the images that images.sh has built, runs COMMAND in these namespaces with KUBECONFIG set, and removes the node. The
+# programs, the images and the logs of a failed run remain in .deps/. node.sh needs root for namespaces, mounts and
+# cgroups. README.md in this directory describes the node.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
-start_limit_seconds=60
+start_limit_seconds=300
 # The imported images take most of this space. Below 200 MiB the kubelet evicts pods.
 min_free_mib=4096
 cgroups=/sys/fs/cgroup
@@ -45,7 +46,7 @@ requirements() {
   return $missing
 }
 
-# The cgroups of the node in each hierarchy, for the cgroup version in use.
+# Creates the cgroups of the node: one in version 2, and one in each hierarchy in version 1.
 make_cgroups() {
   local hierarchy
   if [[ -f $cgroups/cgroup.controllers ]]; then

@@ -16,6 +16,10 @@ pub const ADDRESS: &str = "10.99.0.1";
 /// The namespace that the chart installs the operator into.
 pub const OPERATOR_NAMESPACE: &str = "ovfleet";
 
+/// The time limit for reaching a state. It only ends tests that hang: several nodes share the processors of the machine,
+/// and each state takes several times as long as on an idle machine.
+pub const LIMIT: Duration = Duration::from_secs(600);
+
 /// The time between two evaluations of an awaited condition. Most evaluations start `kubectl`, which takes a tenth of a
 /// second of processor time.
 const POLL_INTERVAL: Duration = Duration::from_millis(500);
@@ -107,7 +111,7 @@ impl Release {
     /// Installs the chart with `helm` (`helm3`, `helm4`), the images that were built, and further `arguments`.
     ///
     /// # Errors
-    /// Returns the same errors as [`run`]; Helm fails if the operator is not ready within a minute. The error then
+    /// Returns the same errors as [`run`]; Helm fails if the operator is not ready within [`LIMIT`]. The error then
     /// describes the pods, the events and the node.
     pub fn install(helm: &'static str, arguments: &[&str]) -> anyhow::Result<Self> {
         Self::install_chart(helm, "charts/ovfleet", arguments)
@@ -133,7 +137,8 @@ impl Release {
     }
 
     fn helm(&self, command: &[&str], chart: &str, arguments: &[&str]) -> anyhow::Result<String> {
-        let fixed = ["--namespace", OPERATOR_NAMESPACE, "--wait", "--timeout", "60s", "ovfleet", chart];
+        let timeout = format!("{}s", LIMIT.as_secs());
+        let fixed = ["--namespace", OPERATOR_NAMESPACE, "--wait", "--timeout", &timeout, "ovfleet", chart];
         let images = ["--values", "tests/cluster/values.yaml"];
         let output = run(self.helm, &[command, &fixed, &images, arguments].concat());
         output.with_context(|| {
@@ -203,7 +208,7 @@ impl Drop for Namespace {
     }
 }
 
-/// The address of a Service, with its name in the cluster's DNS and its first port.
+/// Returns the address of a Service: its DNS name in the cluster and its first port.
 ///
 /// # Errors
 /// Returns the same errors as [`run`].
@@ -329,7 +334,6 @@ pub fn await_condition(
     status: &str,
     reason: &str,
 ) -> anyhow::Result<String> {
-    const LIMIT: Duration = Duration::from_secs(120);
     let message = await_state(&format!("{name}: {condition}={status}, {reason}"), LIMIT, || {
         let resource = get(&["llmd", name, "--namespace", namespace])?;
         let is_current = resource["status"]["observedGeneration"] == resource["metadata"]["generation"];

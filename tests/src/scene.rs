@@ -6,14 +6,12 @@ use anyhow::Context as _;
 use serde_json::Value;
 
 use crate::hub::Hub;
-use crate::node::{self, kubectl};
+use crate::node::{self, LIMIT, kubectl};
 use crate::traffic::{Plan, Traffic, TrafficReport};
 
-/// The time limit for reaching a state.
-pub const LIMIT: Duration = Duration::from_secs(300);
-/// The number of requests that must complete before and after each change, so that it happens under traffic.
+/// The number of requests that must complete before and after each change, so that the change happens under traffic.
 pub const REQUESTS_AROUND_CHANGE: usize = 12;
-/// The pause of a client between two requests, so that replicas leave processor time to the tests on other nodes.
+/// The pause of a client between two requests, so that replicas leave processor time for the tests on other nodes.
 pub const PAUSE: Duration = Duration::from_secs(2);
 /// The label selector of the replicas' pods.
 pub const SERVER: &str = "app.kubernetes.io/instance=chat,app.kubernetes.io/component=server";
@@ -57,7 +55,7 @@ pub async fn hub() -> anyhow::Result<Hub> {
 /// Waits until the status is up to date and all `replicas` are ready and updated.
 ///
 /// # Errors
-/// The wait takes longer than [`LIMIT`].
+/// The wait takes longer than [`node::LIMIT`].
 pub fn settled(namespace: &str, replicas: u32) -> anyhow::Result<()> {
     node::await_state("the deployment to be settled", LIMIT, || {
         let resource = node::get(&["llmd", "chat", "--namespace", namespace])?;
@@ -92,7 +90,7 @@ pub fn patch(namespace: &str, patch: &Value) -> anyhow::Result<()> {
 /// Waits until the Service responds, and returns its address.
 ///
 /// # Errors
-/// The Service does not respond within [`LIMIT`].
+/// The Service does not respond within [`node::LIMIT`].
 pub fn service_address(namespace: &str) -> anyhow::Result<String> {
     let address = node::service_address(namespace, "chat")?;
     node::await_state("the Service to respond", LIMIT, || {
@@ -121,8 +119,8 @@ pub async fn traffic(
     Ok(traffic)
 }
 
-/// Asserts that there was traffic before and after a change and that every request succeeded. How many requests end
-/// during the change depends on the speed of the machine.
+/// Asserts that there was traffic before and after a change and that every request succeeded. The number of requests
+/// that end during the change depends on the speed of the machine, so it is not checked.
 ///
 /// # Panics
 /// Panics if there was too little traffic, or if a request failed.

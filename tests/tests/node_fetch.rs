@@ -2,12 +2,10 @@
 //! that retains the models in use.
 
 use std::collections::BTreeMap;
-use std::time::Duration;
 
-use tests::node::{self, Namespace, Release, kubectl};
+use tests::node::{self, LIMIT, Namespace, Release, kubectl};
 use tests::s3::{Bucket, Credentials, S3};
 
-const LIMIT: Duration = Duration::from_secs(120);
 const NAMESPACE: &str = "fetching";
 
 /// A mock S3 service with the sample model in three directories.

@@ -1,16 +1,14 @@
-//! Tests the installation as a user does it: `helm install`, `kubectl apply` of the sample, a request with the official
+//! Tests the steps of a user's installation: `helm install`, `kubectl apply` of the sample, a request with the official
 //! client, and removal. The tests run on the node that `make e2e` starts, with the images built from this repository.
 
 use std::path::Path;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use anyhow::Context as _;
 use serde_json::{Value, json};
 use tests::http;
 use tests::hub::Hub;
-use tests::node::{self, Namespace, OPERATOR_NAMESPACE, Release, kubectl};
-
-const LIMIT: Duration = Duration::from_secs(60);
+use tests::node::{self, LIMIT, Namespace, OPERATOR_NAMESPACE, Release, kubectl};
 
 /// The sample with the endpoint of the mock Hub, because the node has no access to the internet.
 fn sample(hub: &Hub) -> anyhow::Result<String> {
@@ -20,8 +18,8 @@ fn sample(hub: &Hub) -> anyhow::Result<String> {
     Ok(inserted)
 }
 
-fn await_ready(namespace: &str, name: &str, limit: Duration) -> anyhow::Result<()> {
-    let wait = format!("--timeout={}s", limit.as_secs());
+fn await_ready(namespace: &str, name: &str) -> anyhow::Result<()> {
+    let wait = format!("--timeout={}s", LIMIT.as_secs());
     kubectl(&["wait", "--namespace", namespace, "--for=condition=Ready", &wait, &format!("llmd/{name}")])
         .map(drop)
         .with_context(|| describe(namespace, name))
@@ -118,12 +116,12 @@ async fn install_serve_and_uninstall(helm: &'static str) -> anyhow::Result<()> {
 
     let applied = Instant::now();
     node::apply(&namespace.name, &sample(&hub)?)?;
-    await_ready(&namespace.name, "smollm2", LIMIT)?;
+    await_ready(&namespace.name, "smollm2")?;
     eprintln!("{helm}: Ready {:.1?} after kubectl apply", applied.elapsed());
 
     let url = format!("http://{}", node::service_address(&namespace.name, "smollm2")?);
     let url = url.as_str();
-    // A Service is routed shortly after its endpoints exist.
+    // A Service becomes reachable only shortly after its endpoints exist.
     node::await_state("the Service to respond", LIMIT, || {
         let address = url.strip_prefix("http://").unwrap_or_default();
         Ok(tests::server::probe(address, "/v3/models").is_ok_and(|status| status == 200).then_some(()))
@@ -193,7 +191,7 @@ async fn a_namespaced_install_serves_its_namespace() -> anyhow::Result<()> {
     for namespace in [&own, &other] {
         node::apply(&namespace.name, &sample(&hub)?)?;
     }
-    await_ready(&own.name, "smollm2", LIMIT)?;
+    await_ready(&own.name, "smollm2")?;
     let other = node::get(&["llmd", "smollm2", "--namespace", &other.name])?;
     assert!(other["status"].is_null(), "{other}");
     Ok(())

@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 use anyhow::Context as _;
 use serde_json::{Value, json};
 use tests::external_metrics::{self, ExternalMetrics};
-use tests::node::{self, Namespace, OPERATOR_NAMESPACE, Release, kubectl};
-use tests::scene::{self, LIMIT, PAUSE, REQUESTS_AROUND_CHANGE, ROUTER, SERVER};
+use tests::node::{self, LIMIT, Namespace, OPERATOR_NAMESPACE, Release, kubectl};
+use tests::scene::{self, PAUSE, REQUESTS_AROUND_CHANGE, ROUTER, SERVER};
 use tests::traffic::{Outcome, Traffic};
 
 const NAMESPACE: &str = "operations";
@@ -115,7 +115,7 @@ async fn replace_routers(traffic: &mut Traffic) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Evicted pods cannot start until the node is uncordoned, because it is the only one.
+/// Evicted pods cannot start until the node is uncordoned, because it is the only node.
 async fn drain_node(traffic: &mut Traffic) -> anyhow::Result<()> {
     let (routers, servers) = (node::pods(NAMESPACE, ROUTER)?, node::pods(NAMESPACE, SERVER)?);
     let drained =

@@ -2,20 +2,17 @@
 //! Security, private images, and pinned processors.
 
 use std::collections::BTreeSet;
-use std::time::Duration;
 
 use anyhow::Context as _;
 use tests::hub::Hub;
-use tests::node::{self, Namespace, Release, await_condition, kubectl};
+use tests::node::{self, LIMIT, Namespace, Release, await_condition, kubectl};
 use tests::registry::Registry;
-
-const LIMIT: Duration = Duration::from_secs(60);
 
 async fn hub(token: Option<&str>) -> anyhow::Result<Hub> {
     Hub::start_with_token(node::ADDRESS, "owner/model", &[&tests::sample_model()], token).await
 }
 
-/// The `spec.model` of a manifest with the repository of `hub`; `more` is added to it.
+/// The `spec.model` of a manifest with the repository of `hub`; `more` is appended to the model.
 fn from_hub(hub: &Hub, more: &str) -> String {
     format!("{{source: {{hf: {{endpoint: '{}', repo: owner/model}}}}{more}}}", hub.url())
 }
@@ -166,7 +163,7 @@ async fn a_model_in_a_private_image_is_served_once_the_secret_to_pull_it_exists(
     Ok(())
 }
 
-/// The processors that any thread of a process may run on, as the kernel lists them.
+/// The distinct lists of processors on which the threads of a process may run, in the format of the kernel.
 fn processors(process: u32) -> anyhow::Result<BTreeSet<String>> {
     let mut found = BTreeSet::new();
     for thread in std::fs::read_dir(format!("/proc/{process}/task"))?.flatten() {

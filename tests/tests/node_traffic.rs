@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use serde_json::Value;
 use tests::hub::Hub;
-use tests::node::{self, Namespace, OPERATOR_NAMESPACE, Release, kubectl};
-use tests::scene::{self, LIMIT, PAUSE, REQUESTS_AROUND_CHANGE, ROUTER, SERVER, assert_none_failed};
+use tests::node::{self, LIMIT, Namespace, OPERATOR_NAMESPACE, Release, kubectl};
+use tests::scene::{self, PAUSE, REQUESTS_AROUND_CHANGE, ROUTER, SERVER, assert_none_failed};
 use tests::traffic::{Outcome, Traffic, TrafficReport};
 
 const CLIENTS: usize = 4;
@@ -29,7 +29,8 @@ fn manifest(hub: &Hub, replicas: u32, queue: u32) -> String {
 struct Scene {
     hub: Hub,
     traffic: Traffic,
-    // The fields are dropped in this order.
+    // The fields are dropped in this order: the namespace before the release, which also removes the resource
+    // definition.
     _namespace: Namespace,
     _release: Release,
 }
@@ -50,7 +51,7 @@ impl Scene {
         Ok(Self { hub, traffic, _namespace: namespace, _release: release })
     }
 
-    /// Waits until some requests have completed since the last change.
+    /// Waits until [`REQUESTS_AROUND_CHANGE`] more requests have ended.
     async fn await_requests(&mut self) {
         self.traffic.await_requests(REQUESTS_AROUND_CHANGE).await;
     }

@@ -15,8 +15,8 @@ use std::path::PathBuf;
 use anyhow::Context as _;
 use serde_json::{Map, Value, json};
 use tests::hub::Hub;
-use tests::node::{self, Namespace, Release, kubectl};
-use tests::scene::{self, LIMIT, PAUSE, ROUTER, SERVER};
+use tests::node::{self, LIMIT, Namespace, Release, kubectl};
+use tests::scene::{self, PAUSE, ROUTER, SERVER};
 
 const NAMESPACE: &str = "upgrade";
 const CLIENTS: usize = 3;
