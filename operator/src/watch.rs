@@ -16,6 +16,7 @@ use kube::runtime::reflector::ObjectRef;
 use kube::runtime::watcher::{self, Event, watcher};
 use kube::{Client, Resource, ResourceExt as _};
 use operator_api::LlmDeployment;
+use process::error::chain;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 
@@ -97,8 +98,8 @@ impl Watches {
     /// Waits until all watches of objects and pods have listed all existing ones.
     ///
     /// Until then, it discards the changes, so that a watch with more objects than the channel holds can list them all.
-    /// No change is lost if the caller lists the resources afterward: that reconciles each of them, and the caches
-    /// already contain the discarded changes.
+    /// No change is lost if the caller lists the resources afterward: the list triggers a reconcile of each resource,
+    /// and the caches already contain the discarded changes.
     pub async fn ready(&mut self) {
         let Self { changes, ready, count, .. } = self;
         let listed = async {
@@ -138,7 +139,7 @@ fn objects_api(client: &Client, namespace: Option<&str>, kind: Kind) -> Api<Dyna
 /// Returns whether the cluster has the kind ServiceMonitor, which belongs to the Prometheus operator.
 ///
 /// # Errors
-/// The API server has rejected the request, or did not respond.
+/// The API server rejected the request or did not respond.
 pub async fn has_service_monitors(client: &Client) -> kube::Result<bool> {
     let kind = Kind::ServiceMonitor;
     match client.list_api_group_resources(&kind.api_version()).await {
@@ -151,7 +152,7 @@ pub async fn has_service_monitors(client: &Client) -> kube::Result<bool> {
 /// Logs and counts a failed attempt to list or watch the objects of a kind. The watcher tries again.
 pub(crate) fn record_failure(metrics: &Metrics, kind: &'static str, error: &watcher::Error) {
     metrics.record_watch_failure(kind);
-    tracing::warn!(kind, %error, "failed to watch");
+    tracing::warn!(kind, error = chain(error), "failed to list or watch objects");
 }
 
 fn config() -> watcher::Config {
@@ -203,7 +204,10 @@ impl Follower {
             match has_service_monitors(&client).await {
                 Ok(true) => break,
                 Ok(false) => {}
-                Err(error) => tracing::warn!(%error, "failed to list the kinds of the Prometheus operator"),
+                Err(error) => tracing::warn!(
+                    error = chain(&error),
+                    "failed to list the kinds of the Prometheus operator"
+                ),
             }
         }
         tracing::info!("the kind ServiceMonitor has become available");

@@ -1,10 +1,17 @@
 //! Formats errors with their causes.
 
-/// Formats an error and its causes in one line.
+/// Formats an error and its causes in one line. Omits a cause with which the text of its error already ends.
 #[must_use]
 pub fn chain(error: &(dyn std::error::Error + 'static)) -> String {
-    let causes: Vec<String> = anyhow::Chain::new(error).map(ToString::to_string).collect();
-    causes.join(": ")
+    let mut text = String::new();
+    for cause in anyhow::Chain::new(error).map(ToString::to_string) {
+        if text.is_empty() {
+            text = cause;
+        } else if !text.ends_with(&cause) {
+            text = format!("{text}: {cause}");
+        }
+    }
+    text
 }
 
 #[cfg(test)]
@@ -12,8 +19,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_chain_has_all_causes() {
+    fn a_chain_has_all_causes_once() {
         let error = anyhow::anyhow!("the disk is full").context("failed to write").context("failed to store");
         assert_eq!(chain(error.as_ref()), "failed to store: failed to write: the disk is full");
+        let error = anyhow::anyhow!("refused").context("connect").context("failed to watch: connect");
+        assert_eq!(chain(error.as_ref()), "failed to watch: connect: refused");
     }
 }

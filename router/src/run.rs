@@ -122,9 +122,10 @@ async fn run(mut files: Files, args: Args) -> anyhow::Result<()> {
     outcome
 }
 
-/// Number of open connections to the port given by `--admin-port`, and to the one given by `--grpc-port`.
+/// Number of open connections to each of the ports given by `--admin-port` and `--grpc-port`.
 ///
-/// If exceeded: further connections wait, and idle connections are closed after one second to make room for them.
+/// If exceeded: further connections wait, and connections that have been idle for one second are closed to make room
+/// for them.
 const SIDE_CONNECTIONS_MAX: usize = 64;
 
 /// The servers on the ports other than the port of the API. Each has its own thread and connections.
@@ -226,7 +227,10 @@ impl Files {
                 // Warn only once. Clear the stored content, so that the file counts as changed once it is readable
                 // again.
                 if known.take().is_some() {
-                    tracing::warn!(%error, "failed to reload a file: the previous content remains in effect");
+                    tracing::warn!(
+                        error = chain(&error),
+                        "failed to reload a file: the previous content remains in effect"
+                    );
                 }
                 return None;
             }

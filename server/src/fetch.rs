@@ -26,7 +26,7 @@ mod s3;
 mod source;
 
 pub use args::{FetchArgs, Format};
-use download::Downloader;
+use download::{Downloader, retry_pause};
 pub(crate) use error::Error;
 use finish::{FetchedModel, Origin, PreviousModel, finish};
 use lock::DirectoryLock;
@@ -47,13 +47,14 @@ impl FetchArgs {
         };
         self.report(&outcome, &progress).await?;
         outcome.map(|finished| {
-            tracing::info!(digest = finished.digest, path = %finished.current.display(), "fetched");
+            tracing::info!(digest = finished.digest, path = %finished.current.display(), "fetched the model");
         })
     }
 
     async fn work(&self, progress: &Arc<Progress>) -> Result<FetchedModel, Error> {
-        if self.sha256.as_ref().is_some_and(|digits| !is_sha256(digits)) {
-            return Err(Error::Wrong("--sha256 must be 64 lowercase hexadecimal digits".to_owned()));
+        if let Some(digits) = self.sha256.as_ref().filter(|digits| !is_sha256(digits)) {
+            let message = format!("--sha256 must be 64 lowercase hexadecimal digits, not {digits:?}");
+            return Err(Error::Wrong(message));
         }
         if self.remove_previous {
             let (into, keep) = (self.into.clone(), self.keep.clone());
@@ -95,12 +96,26 @@ impl FetchArgs {
         finish(&self.into, Origin { source: &identity, revision }, fetched, &model)
     }
 
-    /// Returns the files of the source.
+    /// Returns the files of the source. A transient failure is retried in the same way as during a download.
     async fn source(
         &self,
         client: &reqwest::Client,
         credentials: &SourceCredentials,
     ) -> Result<Source, Error> {
+        let mut failures = 0;
+        loop {
+            match self.list(client, credentials).await {
+                Err(error) if error.is_transient() && failures + 1 < self.attempts => {
+                    failures += 1;
+                    tracing::warn!(%error, "failed to list the files; trying again");
+                    tokio::time::sleep(retry_pause(failures)).await;
+                }
+                listed => return listed,
+            }
+        }
+    }
+
+    async fn list(&self, client: &reqwest::Client, credentials: &SourceCredentials) -> Result<Source, Error> {
         let mut source = match (&self.hf_repo, &self.url, &self.s3_object) {
             (Some(repo), ..) => {
                 let hub = hub::Hub { endpoint: &self.hf_endpoint, repo, revision: &self.hf_revision };

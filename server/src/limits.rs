@@ -17,7 +17,7 @@ pub use admission::RETRY_AFTER_MAX;
 pub(crate) use admission::{Admission, AdmittedRequest};
 pub(crate) use budget::{BudgetExhausted, ByteBudget, ByteReservation};
 pub(crate) use fair_slots::{FairSlot, FairSlots, NoSlot};
-pub(crate) use json::{VALUES_BYTES_MAX, ValuesMemory};
+pub(crate) use json::{ValuesMemory, values_bytes_max};
 pub use listeners::HttpLimits;
 pub(crate) use preparation::{PreparationSlots, preparation_slots};
 pub(crate) use tokenizer::TokenizerMemory;
@@ -27,7 +27,7 @@ pub(crate) use waiting::{AboveBudget, WaitingBudget};
 /// The default of `--max-tokenizer-memory` in bytes.
 pub(crate) const TOKENIZER_MEMORY_DEFAULT: usize = 512 << 20;
 
-/// Number of choices of one request, over all its prompts.
+/// Number of generated choices of one request (`n` or `best_of`), across all its prompts.
 ///
 /// If exceeded: 400, `integer_above_max_value`; if the request has more prompts than this, 400,
 /// `array_above_max_length`.
@@ -85,12 +85,12 @@ pub(crate) const REPETITION_PENALTY_MAX: f64 = 1000.0;
 /// If exceeded: 400, `integer_above_max_value`.
 pub(crate) const TOP_LOGPROBS_MAX: u32 = 20;
 
-/// Number of concurrent requests about stored responses and conversations.
+/// Number of concurrent requests to the endpoints for stored responses and conversations.
 ///
 /// If exceeded: 429, `too_many_requests`, with `Retry-After`.
 pub(crate) const STORED_OBJECT_REQUESTS_MAX: usize = 64;
-/// Total size in bytes of the responses about tokens, stored responses and conversations that clients have not read
-/// yet. Answers of up to 64 KiB do not count.
+/// Total size in bytes of the answers of the tokenize and detokenize endpoints, and of the endpoints for stored
+/// responses and conversations, that clients have not read yet. Answers of up to 64 KiB do not count.
 ///
 /// If exceeded: 429, `answer_buffer_full`, with `Retry-After`.
 pub(crate) const UNREAD_ANSWER_BYTES_MAX: usize = 64 << 20;

@@ -125,8 +125,10 @@ impl Metrics {
                 "Number of times that a sequence skipped steps because the allowed tokens of its structured output \
                  were not computed in time",
             ),
-            failed_step_requests: metrics
-                .zero("failed_step_requests", "Requests that failed because a step of the model failed"),
+            failed_step_requests: metrics.zero(
+                "failed_step_requests",
+                "Requests that failed because a step of the model, the image encoder or a wake-up failed",
+            ),
             images: metrics.zero("images", "Images in accepted requests"),
             image_tokens: metrics.zero("image_tokens", "Prompt tokens of the images in accepted requests"),
             image_encoder_runs: metrics.zero(
@@ -160,7 +162,7 @@ impl Metrics {
             ),
             queue_time: metrics.request_seconds(
                 "queue_time",
-                "Time from the submission of a request to the engine until its first step",
+                "Time between the submission of a request to the engine and its first step",
             ),
             step_time: metrics.seconds("step_time", "Duration of an engine step", short()),
             model_time: metrics.seconds(
@@ -176,7 +178,8 @@ impl Metrics {
             ),
             structured_output_wait: metrics.seconds(
                 "structured_output_wait",
-                "Time that an engine step waits, after running the model, for the allowed tokens of structured outputs",
+                "Time that an engine step with structured outputs waits for their allowed tokens after it \
+                 has run the model",
                 short(),
             ),
             batch_tokens: metrics.add("batch_tokens", "Tokens in an engine step", size()),
@@ -197,7 +200,7 @@ impl Metrics {
         Self(Arc::new(inner))
     }
 
-    /// Counts an answered or rejected request.
+    /// Counts a finished or rejected request.
     pub(crate) fn count(&self, endpoint: &'static str, outcome: &'static str, status: StatusCode) {
         self.0.requests.get_or_create(&RequestLabels::new(endpoint, outcome, status.as_u16())).inc();
     }

@@ -9,7 +9,8 @@ use crate::tidy::Tree;
 /// The start of the paragraph about the effect of exceeding a limit.
 const MARK: &str = "If exceeded: ";
 
-/// The sections of the page, with the paths of the sources whose limits they list. The longest matching path counts.
+/// The sections of the page, with the paths of the sources whose limits they list. The longest matching path determines
+/// the section.
 const SECTIONS: &[(&str, &[&str])] = &[
     ("Flags of the server", &["server/src/args"]),
     ("Requests to the server", &["server/src/", "server/parsers/"]),
@@ -25,6 +26,7 @@ const SECTIONS: &[(&str, &[&str])] = &[
     ),
     ("Structured outputs", &["server/guidance/", "server/engine/src/guides"]),
     ("Tokenizers and chat templates", &["server/text/"]),
+    ("Images", &["server/images/", "server/openvino/src/vision"]),
     ("Model files and adapters", &["server/gguf/", "server/openvino/", "server/engine/src/runner.rs"]),
     ("Engine and caches", &["server/engine/", "server/scheduler/", "server/openvino/src/model_cache/"]),
     ("Fetching, draining and shutdown", &["server/src/fetch", "server/src/drain.rs", "server/src/run.rs"]),
@@ -240,7 +242,7 @@ const INTRODUCTION: &str = "\
 # Limits
 
 For operators of a fleet and developers of clients: this page lists the limits of ovfleet, their values or defaults, and
-what happens beyond them.
+the effect of exceeding them.
 
 A number such as 429 is the HTTP status of the response, and the name after it is the `code` of the error object in its
 body. [api.md](api.md) lists the ranges of request parameters; [flags-server.md](flags-server.md),

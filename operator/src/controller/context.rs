@@ -116,8 +116,8 @@ impl Context {
         if valid.upgrade_policy == UpgradePolicy::Manual && !is_approved {
             return UpgradePermission::AwaitsApproval;
         }
-        // A resource that serves no requests cannot be disrupted, and the upgrade may even fix it. If it does not, the
-        // release is not at fault, so the resource must not delay the upgrades of others.
+        // A resource that serves no requests cannot be disrupted, and the upgrade may even repair it. If the resource
+        // does not become ready, the release is not at fault, so the resource must not delay the upgrades of others.
         let is_serving = observed.pods.iter().any(PodState::receives_requests);
         if !is_serving {
             return UpgradePermission::GrantedWithoutSlot;

@@ -3,7 +3,7 @@
 /// The reason why a reconcile is retried.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// Some objects could not be applied.
+    /// Some objects could not be applied, deleted or patched.
     #[error("failed to apply {0} objects")]
     Apply(usize),
     /// The status could not be read.

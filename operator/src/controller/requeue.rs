@@ -62,7 +62,9 @@ impl Context {
     ) -> Result<(), Error> {
         let transient = failures.iter().filter(|failure| !failure.source.is_permanent());
         for failure in transient.clone() {
-            tracing::warn!(error = process::error::chain(failure), "failed to apply the desired state");
+            let (namespace, name) = (object.namespace(), object.name_any());
+            let error = process::error::chain(failure);
+            tracing::warn!(namespace, name, error, "failed to apply the desired state");
         }
         match transient.count() {
             0 => {}

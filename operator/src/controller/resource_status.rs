@@ -5,6 +5,7 @@ use kube::api::{Api, DynamicObject, Patch, PatchParams};
 use kube::core::ApiResource;
 use kube::{Resource, ResourceExt as _};
 use operator_api::{LlmDeployment, LlmDeploymentStatus};
+use process::error::chain;
 use serde_json::json;
 
 use super::context::Context;
@@ -15,7 +16,7 @@ use crate::status::is_same_except_times;
 use crate::watch::StoredDeployment;
 
 impl Context {
-    /// Returns the current status of the resource.
+    /// Returns the status that this controller wrote last or, if it has not written any, the status in `object`.
     pub(super) fn previous_status(&self, object: &LlmDeployment) -> Option<LlmDeploymentStatus> {
         self.with_memory(object, |memory| memory.status.clone()).or_else(|| object.status.clone())
     }
@@ -74,7 +75,7 @@ impl Context {
         for event in events {
             self.metrics.record_event();
             if let Err(error) = self.recorder.publish(&event, &reference).await {
-                tracing::warn!(%error, "failed to publish an event");
+                tracing::warn!(error = chain(&error), "failed to publish an event");
             }
         }
         Ok(())

@@ -13,6 +13,7 @@ use k8s_openapi::api::discovery::v1::{Endpoint, EndpointSlice};
 use kube::runtime::WatchStreamExt as _;
 use kube::runtime::watcher::{self, Event};
 use kube::{Api, Client};
+use process::error::chain;
 
 use super::client::with_request_timeout;
 use super::names::{PortNames, ServiceName};
@@ -31,7 +32,9 @@ pub(super) async fn watch<F: Future<Output = ()>>(
     loop {
         match Client::try_default().await {
             Ok(client) => follow(client, service, ports, &on_change).await,
-            Err(error) => tracing::warn!(%service, %error, "failed to connect to Kubernetes"),
+            Err(error) => {
+                tracing::warn!(%service, error = chain(&error), "failed to load the Kubernetes configuration")
+            }
         }
         tokio::time::sleep(RETRY_PAUSE).await;
     }
@@ -70,7 +73,7 @@ pub async fn follow<F: Future<Output = ()>>(
                 known.remove(&name(&slice));
             }
             Err(error) => {
-                tracing::warn!(%service, %error, "failed to watch the EndpointSlices");
+                tracing::warn!(%service, error = chain(&error), "failed to watch the EndpointSlices");
                 continue;
             }
         }

@@ -5,6 +5,7 @@ use std::time::Instant;
 use bytes::Bytes;
 use http::response::Parts;
 use http::{HeaderValue, Response, StatusCode, header};
+use process::error::chain;
 
 use super::failure::{Failure, is_failure};
 use super::headers;
@@ -79,9 +80,8 @@ fn is_event_stream(headers: &http::HeaderMap) -> bool {
     content_type.is_some_and(|value| value.starts_with(b"text/event-stream"))
 }
 
-/// Sends the request over an idle connection, or over a new one if there is none. It is sent over another connection
-/// only if no byte of the request was written to the first connection, or if sending the request twice makes no
-/// difference.
+/// Sends the request over an idle connection, or over a new one if there is none. Another connection is tried only if
+/// no byte of the request was written to the first connection, or if sending the request twice makes no difference.
 ///
 /// If a replica closes an idle connection at the moment when a request is written to it, the router cannot know whether
 /// the replica has received the request. A request that is not safe to retry therefore gets a new connection, which is
@@ -101,7 +101,7 @@ async fn exchange(
             Err(SendError::Unsent) => {}
             Err(SendError::Sent(_)) if outgoing.retry_safety == RetrySafety::Idempotent => break,
             Err(SendError::Sent(error)) => {
-                tracing::debug!(replica, %error, "failed to receive an answer");
+                tracing::debug!(replica, error = chain(&error), "failed to receive an answer");
                 return Err(Failure::Broken { was_reused: true });
             }
         }
@@ -113,7 +113,7 @@ async fn exchange(
     })?;
     connection.is_single_use = is_single_use;
     let parts = connection.send(outgoing.to_replica(placement, replicas)).await.map_err(|error| {
-        tracing::debug!(replica, %error, "failed to receive an answer");
+        tracing::debug!(replica, error = chain(&error), "failed to receive an answer");
         match error {
             SendError::Unsent => Failure::Connect,
             SendError::Sent(_) => Failure::Broken { was_reused: false },
@@ -136,8 +136,8 @@ async fn receive_whole(connection: &mut ReplicaConnection) -> std::io::Result<By
     Ok(all.into())
 }
 
-/// Monitors a replica until the first byte of its answer: checks the deadline, and whether the replica still reports its
-/// load.
+/// Monitors a replica until the first byte of its answer: checks the deadline, and whether the replica still reports
+/// its load.
 struct FirstByteMonitor<'a> {
     worker: &'a Worker,
     placement: &'a Placement,

@@ -163,7 +163,7 @@ impl<'a> Fields<'a> {
     }
 }
 
-/// A raw value without its last byte, which ends a list or a text.
+/// A raw value without its last byte, which ends an array or a string.
 fn without_end(value: &[u8]) -> &[u8] {
     &value[..value.len() - 1]
 }

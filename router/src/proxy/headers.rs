@@ -43,7 +43,7 @@ fn listed(connection: &HeaderValue) -> impl Iterator<Item = HeaderName> {
         .filter_map(|name| name.parse().ok())
 }
 
-/// The entries of this router in the header `Via`, which contain its name and the protocol version of the request.
+/// The entries of this router in the `Via` header, which contain its name and the protocol version of the request.
 #[derive(Debug)]
 pub(crate) struct Via {
     name: String,
@@ -71,7 +71,7 @@ impl Via {
         }
     }
 
-    /// Whether a request has passed this router before.
+    /// Whether a request has already passed through this router.
     pub(super) fn has_passed(&self, headers: &HeaderMap) -> bool {
         let mut entries = headers.get_all(header::VIA).iter();
         entries.any(|entry| memmem::find(entry.as_bytes(), self.name.as_bytes()).is_some())

@@ -1,5 +1,5 @@
-//! Replaces images in prompts for routing. An image in a `data:` URL has many more bytes than a text with as many tokens,
-//! so its bytes say nothing about the work that it causes.
+//! Replaces images in prompts for routing. An image in a `data:` URL has many more bytes than a text with as many
+//! tokens, so its length says nothing about the work that it causes.
 //!
 //! The replacement is a text of about as many tokens as the image has, and equal images have equal replacements.
 //! Therefore, the length of a prompt is estimated, and its prefix is compared, in the same way with and without images.
@@ -24,7 +24,7 @@ const HEADER_BYTES_MAX: usize = 64 << 10;
 const PIXELS_PER_TOKEN: u64 = 28 * 28;
 /// The smallest and the largest number of tokens that an image is assumed to have.
 const TOKENS_RANGE: [u64; 2] = [64, 1280];
-/// The number of bytes that replace a token of an image, which is that of a token of ordinary text.
+/// The number of bytes that replace a token of an image, which is the length of a token of ordinary text.
 const TOKEN_BYTES: usize = 4;
 /// The number of tokens of an image whose size is unknown.
 const TOKENS_UNKNOWN: u32 = 256;
@@ -40,7 +40,7 @@ pub(super) struct RoutingPrompt<'a> {
     pub(super) images: Range<usize>,
 }
 
-/// Replaces the `data:` URLs in base64 in the raw JSON of a prompt, which are images of any media type.
+/// Replaces the base64 `data:` URLs in the raw JSON of a prompt. Each counts as an image, whatever its media type is.
 pub(super) fn without_images(prompt: &[u8]) -> RoutingPrompt<'_> {
     const START: &[u8] = b"\"data:";
     const CONTENT: &[u8] = b";base64,";
@@ -69,7 +69,7 @@ pub(super) fn without_images(prompt: &[u8]) -> RoutingPrompt<'_> {
     RoutingPrompt { text: Cow::Owned(text), image_tokens, images }
 }
 
-/// Removes the backslashes from a JSON string, in which each slash may be escaped.
+/// Removes the backslashes from base64 in a JSON string, in which each slash may be escaped.
 fn without_escapes(content: &[u8]) -> Cow<'_, [u8]> {
     if memchr::memchr(b'\\', content).is_none() {
         return Cow::Borrowed(content);
@@ -93,14 +93,14 @@ fn tokens(content: &[u8]) -> u32 {
 mod tests {
     use super::*;
 
-    /// A PNG file whose header is valid, and which has 6,000 bytes.
+    /// The `data:` URL of a PNG file of 6,000 bytes with a valid header.
     fn png(width: u32, height: u32) -> String {
         let mut bytes = png_header(width, height);
         bytes.resize(6000, 0);
         data_url(&bytes)
     }
 
-    /// The beginning of a PNG file, up to its size.
+    /// The beginning of a PNG file, which contains the dimensions.
     fn png_header(width: u32, height: u32) -> Vec<u8> {
         let mut bytes = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR".to_vec();
         bytes.extend(width.to_be_bytes().into_iter().chain(height.to_be_bytes()));

@@ -47,8 +47,9 @@ impl UnreadBody {
         let deadline = Instant::now() + read_timeout;
         let received =
             timeout_at(deadline, receive_parts(app, &mut self.body, announced, max_body_bytes)).await;
-        let received =
-            received.unwrap_or_else(|_| Err(Error::Body(format!("it took longer than {read_timeout:?}"))));
+        let received = received.unwrap_or_else(|_| {
+            Err(Error::Body(format!("it did not arrive within {read_timeout:?} (--read-timeout)")))
+        });
         if received.is_err() {
             // The request is rejected whether or not the rest arrives.
             let _ = timeout_at(deadline, discard(&mut self.body)).await;

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use http::response::Parts;
 use http::{Response, StatusCode};
+use process::error::chain;
 use tokio::time::Sleep;
 
 use super::outgoing::OutgoingRequest;
@@ -21,7 +22,7 @@ use crate::deferred::defer;
 use crate::dispatch::{Outcome, Placement};
 use crate::served_model::ServedModel;
 
-/// The interval at which a silent stream checks whether its replica still reports.
+/// The interval at which the relay of a silent answer checks whether the replica still reports.
 const SILENCE_CHECK_INTERVAL: Duration = Duration::from_secs(2);
 
 /// An answer that has begun.
@@ -127,7 +128,11 @@ impl Relay {
                     return Poll::Ready((!rest.is_empty()).then_some(Ok(rest)));
                 }
                 Poll::Ready(Some(Err(error))) => {
-                    tracing::debug!(replica = self.replica(), %error, "the connection broke during an answer");
+                    tracing::debug!(
+                        replica = self.replica(),
+                        error = chain(&error),
+                        "the connection broke during an answer"
+                    );
                     return self.break_off("the connection to the replica broke during the answer", context);
                 }
                 Poll::Pending => {
@@ -197,8 +202,8 @@ impl Relay {
         self.events.as_mut().map(Events::take_held_bytes).unwrap_or_default()
     }
 
-    /// Ends an answer whose replica has failed: a stream of events ends with an error event, and any other answer by
-    /// closing the connection.
+    /// Ends an answer whose replica has failed: a stream of events with an error event, and any other answer by closing
+    /// the connection.
     fn break_off(&mut self, message: &str, context: &Context<'_>) -> Poll<Option<io::Result<Bytes>>> {
         self.upstream = None;
         if let Some(mut placement) = self.placement.take() {

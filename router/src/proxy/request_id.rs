@@ -21,7 +21,7 @@ pub(crate) struct RequestIds {
 
 impl RequestIds {
     pub(crate) fn new() -> Self {
-        // The standard library seeds the hash from the random numbers of the operating system.
+        // The standard library seeds the hasher with random numbers from the operating system.
         Self { prefix: RandomState::new().hash_one("request"), next: AtomicU64::new(1) }
     }
 

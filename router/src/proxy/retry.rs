@@ -24,7 +24,7 @@ use crate::waiting::PlacementRequest;
 /// If exceeded: 502, `replicas_failed`, with `x-should-retry: false`.
 const BROKEN_MAX: u32 = 2;
 
-/// The model that a request is for, its demand on a replica, and its waiting parameters.
+/// The model that a request is for, its demand on a replica, and how it waits for one.
 pub(super) struct Destination {
     pub(super) served_model: Arc<ServedModel>,
     pub(super) request: PlacementRequest,

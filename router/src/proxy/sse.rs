@@ -1,8 +1,8 @@
 //! Forwards server-sent events, and adds an error event if the replica dies during a stream.
 //!
-//! An incomplete event is held back, so that the client has received only whole events at any time, and an error event
-//! can follow. Only the usage in events is parsed, and it is removed if only the router requested it. Everything else
-//! is forwarded unchanged.
+//! An incomplete event of up to [`EVENT_BYTES_MAX`] bytes is held back, so that the client has received only whole
+//! events at any time, and an error event can follow. Only the usage and the sequence numbers in events are parsed, and
+//! the usage is removed if only the router requested it. Everything else is forwarded unchanged.
 
 use bytes::{Bytes, BytesMut};
 use memchr::memmem;
@@ -25,6 +25,8 @@ pub(super) struct Events {
     /// The beginning of an event that is not complete.
     held: BytesMut,
     line: Line,
+    /// Whether only a part of the last event has been forwarded.
+    is_within_event: bool,
     /// The number of forwarded events.
     pub(super) count: u64,
     /// The last usage that the replica reported.
@@ -35,7 +37,8 @@ pub(super) struct Events {
     sequence_number: Option<u64>,
 }
 
-/// The part of the current line that has been forwarded. Only large events are forwarded in parts that end within a line.
+/// The part of the current line that has been forwarded. Only large events are forwarded in parts that end within a
+/// line.
 #[derive(Debug)]
 enum Line {
     /// No part of the line.
@@ -52,6 +55,7 @@ impl Events {
             endpoint,
             held: BytesMut::new(),
             line: Line::Start,
+            is_within_event: false,
             count: 0,
             usage: None,
             hides_usage: false,
@@ -79,14 +83,15 @@ impl Events {
             }
         };
         self.read_lines(&forwarded);
+        self.is_within_event = !forwarded.is_empty() && !ends_event(&forwarded);
         if self.endpoint == Endpoint::Responses {
             self.track_sequence_number(&forwarded);
         }
         if self.hides_usage { without_usage(forwarded) } else { forwarded }
     }
 
-    /// Counts the events by their lines of data, and reads the usage in them. The text within an event may contain `data:`
-    /// too.
+    /// Counts the events by their lines of data, and reads the usage in them. The text within an event may contain
+    /// `data:` too.
     fn read_lines(&mut self, forwarded: &[u8]) {
         let mut rest = forwarded;
         while !rest.is_empty() {
@@ -132,11 +137,15 @@ impl Events {
         self.held.split().freeze()
     }
 
-    /// The events that end a stream after its replica has failed.
+    /// The events that end a stream after its replica has failed. If only a part of the last event has been forwarded, it
+    /// is ended first, so that a client can parse the error.
     pub(super) fn error_events(&self, message: &str) -> Bytes {
         const CODE: &str = "replica_failed";
         let error = ErrorObject { message, r#type: "server_error", param: None, code: Some(CODE) };
         let mut event = Vec::new();
+        if self.is_within_event {
+            event.extend_from_slice(b"\n\n");
+        }
         let written = if self.endpoint == Endpoint::Responses {
             event.extend_from_slice(b"event: error\ndata: ");
             let sequence_number = self.sequence_number.map_or(0, |number| number.saturating_add(1));
@@ -213,6 +222,16 @@ mod tests {
                 assert!(events.take_held_bytes().is_empty());
             }
         }
+    }
+
+    #[test]
+    fn an_error_event_follows_a_part_of_a_large_event() {
+        let mut events = Events::new(Endpoint::Chat);
+        let part = [b"data: {\"a\":\"".to_vec(), vec![b'a'; EVENT_BYTES_MAX]].concat();
+        assert_eq!(events.forward(part.clone().into()), part);
+        assert!(events.error_events("it died").starts_with(b"\n\ndata: {\"error\":"));
+        events.forward(Bytes::from_static(b"\"}\n\n"));
+        assert!(events.error_events("it died").starts_with(b"data: {\"error\":"));
     }
 
     /// All bytes of random input are forwarded, each forwarded piece ends with a whole event, and an error event can

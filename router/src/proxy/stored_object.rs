@@ -1,6 +1,7 @@
-//! Requests that refer to objects stored by a replica: responses, conversations and items. The ID of an object (`resp_`
-//! and 48 hexadecimal digits) contains the number of its store in the first 16 digits, and replicas report the numbers
-//! of their stores. Routers therefore store no state about objects, and any router can find any object.
+//! Requests that refer to objects stored by a replica: responses, conversations and items. The ID of an object (a
+//! prefix such as `resp_` and 48 hexadecimal digits) contains the number of its store in the first 16 digits, and
+//! replicas report the numbers of their stores. Routers therefore store no state about objects, and any router can find
+//! any object.
 
 use std::borrow::Cow;
 use std::sync::Arc;

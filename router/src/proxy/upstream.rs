@@ -20,6 +20,7 @@ use http::{Request, Response, StatusCode, header};
 use hyper::body::{Body as _, Incoming};
 use hyper::client::conn::http1::{self, Connection, SendRequest};
 use hyper_util::rt::TokioIo;
+use process::error::chain;
 use proto::replica_token::SCHEME;
 use tokio::net::TcpStream;
 
@@ -30,8 +31,8 @@ use super::request_body::RequestBody;
 ///
 /// If exceeded: further idle connections are closed.
 const IDLE_MAX: usize = 256;
-/// Age of an idle connection to a replica. A replica closes its side after 30 s, and a request must not be sent at that
-/// moment.
+/// Time for which a connection to a replica may be idle. A replica closes its side after 30 s, and a request must not
+/// be sent at that moment.
 ///
 /// If exceeded: the connection is closed.
 const IDLE_AGE_MAX: Duration = Duration::from_secs(20);
@@ -203,7 +204,7 @@ async fn open(address: SocketAddr, timeout: Duration) -> io::Result<TcpStream> {
     let stream = tokio::time::timeout(timeout, TcpStream::connect(address))
         .await
         .map_err(|_| io::Error::new(io::ErrorKind::TimedOut, "timed out"))??;
-    // Disable Nagle's algorithm: a request must not wait for the acknowledgement of earlier data.
+    // Disable Nagle's algorithm: a request must not wait for the acknowledgment of earlier data.
     stream.set_nodelay(true)?;
     let probes = socket2::TcpKeepalive::new()
         .with_time(PROBE_AFTER)
@@ -219,7 +220,7 @@ fn drive(driver: &mut Option<Connection<TokioIo<TcpStream>, RequestBody>>, conte
         && let Poll::Ready(ended) = Pin::new(open).poll(context)
     {
         if let Err(error) = ended {
-            tracing::trace!(%error, "a connection to a replica ended");
+            tracing::trace!(error = chain(&error), "a connection to a replica ended");
         }
         // If hyper has not begun to write the request, it returns the request when the connection is dropped.
         *driver = None;

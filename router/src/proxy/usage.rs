@@ -1,5 +1,5 @@
 //! Reads the token usage that an answer reports. Only members of the answer itself count: the client, whose quota
-//! depends on the numbers, controls the text of the answer and the parts of the request that it repeats.
+//! depends on the numbers, controls the text of the answer and the parts of the request that the answer repeats.
 
 use std::sync::LazyLock;
 
@@ -67,7 +67,7 @@ pub(super) fn may_have_usage(bytes: &[u8]) -> bool {
     NAME.find(bytes).is_some()
 }
 
-/// The usage that a JSON answer reports, or the response within an event of the Responses API.
+/// The usage that a JSON answer reports, or that the response within an event of the Responses API reports.
 pub(super) fn usage(json: &[u8]) -> Option<Usage> {
     if !may_have_usage(json) {
         return None;

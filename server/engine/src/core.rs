@@ -28,9 +28,9 @@ use outputs::{LockWait, StepOutput, StepOutputs};
 mod jobs;
 mod outputs;
 
-/// While images are encoded, the pause after a step that only decodes, as a multiple of the step's duration. The
-/// encoder uses the same processors. A step takes almost as long for one sequence as for several, so if images are
-/// encoded sooner, later steps decode more sequences.
+/// The length of the pause after a decode-only step while images are being encoded, as a multiple of the step's
+/// duration. The pause leaves the processors to the encoder. A step takes almost as long for one sequence as for
+/// several, so encoding images sooner lets later steps decode more sequences.
 const ENCODER_PAUSE_STEPS: u32 = 3;
 
 /// The pause for the image encoder after a step.
@@ -42,7 +42,7 @@ struct EncoderPause {
 
 /// The state of the engine's thread.
 pub(crate) struct Core {
-    /// Declared before the runner, so that streams end even if dropping the runner takes long.
+    /// Declared before the runner, so that streams end even if dropping the runner is slow.
     requests: Requests,
     commands: mpsc::Receiver<Command>,
     waker: Waker,
@@ -175,7 +175,7 @@ impl Core {
                 }
             } else {
                 self.poll_spill(shared);
-                // The encoder may still encode an image whose request has ended.
+                // The encoder may still be encoding an image of a request that has ended.
                 self.collect_images();
                 self.publish(shared);
                 match self.commands.recv() {
@@ -193,8 +193,8 @@ impl Core {
         }
     }
 
-    /// The next command, if there is one. During a pause, waits for it until the pause ends. [`Command::Wake`] ends the
-    /// pause only if there are results for a step, or if the scheduler has become idle.
+    /// Returns the next command, if any. During a pause, waits for a command until the pause ends. [`Command::Wake`]
+    /// ends the pause only if there are results for a step, or if the scheduler has become idle.
     fn next_command(&mut self, shared: &SharedState) -> Option<Command> {
         let Some(EncoderPause { began, end }) = self.pause else { return self.commands.try_recv().ok() };
         let restores = self.num_restores();
@@ -215,8 +215,8 @@ impl Core {
         command
     }
 
-    /// The pause after a step, if images are encoded and the step only decoded. There is no pause if a sequence has
-    /// ended, because a waiting sequence may be able to start.
+    /// The pause after a step, if images are being encoded and the step only decoded. There is no pause if a sequence
+    /// has ended, because a waiting sequence may be able to start.
     fn pause_after_step(&self, now: Duration) -> Option<EncoderPause> {
         let is_encoding = self.encoder.as_ref().is_some_and(Encoder::is_busy);
         let has_ended = |event: &Event| matches!(event, Event::Finished { .. });
@@ -397,8 +397,9 @@ impl Core {
     /// Fails the requests for which no token could be sampled.
     fn fail_unsampled(&mut self) {
         for (number, failure) in self.outputs.failures.drain(..) {
+            let is_fault = failure.is_fault();
             let is_failed = self.requests.fail(number, failure, &mut self.scheduler);
-            self.report.requests_failed += u32::from(is_failed);
+            self.report.requests_failed += u32::from(is_failed && is_fault);
         }
     }
 
@@ -476,8 +477,8 @@ impl Core {
         self.preemptions_total = preemptions_total;
     }
 
-    /// Adds the time of the step to the models from which the times of later steps are predicted. The decode rate also
-    /// includes the pause before the step, because it delayed the tokens.
+    /// Adds the time of the step to the models that predict the times of later steps. The decode rate also includes the
+    /// pause before the step, because it delayed the tokens.
     fn record_step(&mut self, paused: Duration) {
         let step_time = self.report.step_time;
         self.speculator.record_step(&self.report);

@@ -43,8 +43,8 @@ pub trait ImageEncoder: Send {
         false
     }
 
-    /// Encodes images that [`Self::can_join`] allows in one run. Returns an output for each, in the same order. The
-    /// default implementation encodes one image after the other.
+    /// Encodes images that [`Self::can_join`] has accepted, in one run. Returns one output per image, in the same
+    /// order. The default implementation encodes one image after the other.
     ///
     /// # Errors
     /// [`RunError`] if an image could not be encoded. Each image is then encoded alone.
@@ -52,8 +52,8 @@ pub trait ImageEncoder: Send {
         images.iter().map(|image| self.encode(image)).collect()
     }
 
-    /// Releases the memory that `level` names, until the next image is encoded. The default implementation releases no
-    /// memory.
+    /// Releases the memory that `level` specifies, until the next image is encoded. The default implementation releases
+    /// no memory.
     fn sleep(&mut self, _level: SleepLevel) {}
 }
 
@@ -61,10 +61,10 @@ pub trait ImageEncoder: Send {
 pub struct EncoderConfig {
     /// Encodes the images, on a separate thread.
     pub encoder: Box<dyn ImageEncoder>,
-    /// Bytes of encoder outputs that are stored, including those of images that are being encoded.
+    /// Maximum size of the stored encoder outputs in bytes, including the outputs of images that are being encoded.
     ///
-    /// If exceeded: outputs that no request needs are evicted, and further images wait to be encoded. The images of a
-    /// single request may have more bytes; then no other images are stored.
+    /// At this size, outputs that no request needs are evicted, and further images wait to be encoded. The images of a
+    /// single request may exceed the size; in that case, no other images are stored.
     pub cache_bytes: u64,
 }
 
@@ -75,7 +75,7 @@ pub(crate) struct Encoder {
     results: mpsc::Receiver<EncoderRun>,
     outputs: BTreeMap<ImageDigest, Arc<ImageFeatures>>,
     thread: Option<JoinHandle<()>>,
-    /// Number of images that were sent to the thread, and whose results were not collected yet.
+    /// Number of images that were sent to the thread and whose results have not been collected yet.
     num_images: usize,
     /// Bytes of a row of an output.
     row_bytes: u64,
@@ -104,7 +104,7 @@ enum EncodeOutcome {
     Failed(String),
 }
 
-/// The results that a call of [`Encoder::collect`] has applied.
+/// The results that a call to [`Encoder::collect`] has applied.
 #[derive(Default)]
 pub(crate) struct CollectedImages {
     /// Number of runs of the encoder that encoded images.
@@ -113,7 +113,7 @@ pub(crate) struct CollectedImages {
     pub(crate) encoded: u32,
     /// Number of tokens of these images.
     pub(crate) tokens: u32,
-    /// The time that the encoder took for them.
+    /// The time that these runs took.
     pub(crate) time: Duration,
     /// Whether the thread has returned any results, including those of images that were not encoded.
     pub(crate) has_results: bool,
@@ -135,7 +135,8 @@ impl Encoder {
     pub(crate) fn start(config: EncoderConfig, clock: Clock, waker: Waker) -> std::io::Result<Self> {
         let EncoderConfig { encoder, cache_bytes } = config;
         let row_bytes = (encoder.width() * size_of::<f32>()).max(1) as u64;
-        // The scheduler limits the number of pending commands by the tokens of their images.
+        // The channel can be unbounded, because the scheduler limits the number of image tokens that wait to be
+        // encoded.
         let (commands, receiver) = mpsc::channel();
         let (sender, results) = mpsc::channel();
         let thread = EncoderThread { encoder, clock, waker, commands: receiver, results: sender };
@@ -243,7 +244,7 @@ impl Encoder {
 
 impl Drop for Encoder {
     fn drop(&mut self) {
-        // The thread ends after its current image, because it can no longer send results.
+        // Without a receiver of its results, the thread ends after its current run and ignores the queued images.
         drop(self.commands.take());
         drop(std::mem::replace(&mut self.results, mpsc::channel().1));
         if let Some(thread) = self.thread.take() {
@@ -286,8 +287,8 @@ impl EncoderThread {
         }
     }
 
-    /// Encodes an image together with the images after it in the queue that can join the run. `next` becomes the first
-    /// command that is not part of it.
+    /// Encodes an image together with the images after it in the queue that can join the run. Stores the first command
+    /// that is not part of the run in `next`.
     fn run_batch(
         &mut self,
         image: Arc<ImageInput>,
@@ -326,7 +327,7 @@ impl EncoderThread {
         Ok(())
     }
 
-    /// Whether `image` can join `batch`. An image for which the encoder panics is encoded alone.
+    /// Whether `image` can join `batch`. If the encoder panics, the image starts the next run.
     fn can_join(&self, batch: &[Arc<ImageInput>], image: &ImageInput) -> bool {
         // Unwind safety: an encoder that panics is used for other images, as after an error.
         let result = catch_unwind(AssertUnwindSafe(|| self.encoder.can_join(batch, image)));
@@ -361,17 +362,25 @@ impl EncoderThread {
         }
     }
 
-    /// Encodes images in one run. `None` if that failed, or an output does not have the number of rows of its image.
+    /// Encodes images in one run. Returns `None` if the run fails or an output has the wrong number of rows.
     fn encode_batch(&mut self, batch: &[Arc<ImageInput>]) -> Option<Vec<ImageFeatures>> {
         let result = catch_unwind(AssertUnwindSafe(|| self.encoder.encode_batch(batch)));
-        let rows = |outputs: &Vec<ImageFeatures>| {
-            outputs.iter().map(ImageFeatures::rows).eq(batch.iter().map(|image| image.rows))
+        let error = match result {
+            Ok(Ok(outputs)) => {
+                if outputs.iter().map(ImageFeatures::rows).eq(batch.iter().map(|image| image.rows)) {
+                    return Some(outputs);
+                }
+                "the encoder returned a wrong number of rows".to_owned()
+            }
+            Ok(Err(RunError { message, .. })) => message,
+            Err(_) => "the encoder panicked".to_owned(),
         };
-        let outputs = result.ok().and_then(Result::ok).filter(rows);
-        if outputs.is_none() {
-            tracing::warn!(images = batch.len(), "failed to encode images as a batch; encoding each alone");
-        }
-        outputs
+        tracing::warn!(
+            error,
+            images = batch.len(),
+            "failed to encode images as a batch; encoding each alone"
+        );
+        None
     }
 
     fn send_not_needed(&self, digest: ImageDigest) -> Result<(), EngineEnded> {

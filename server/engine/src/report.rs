@@ -7,7 +7,8 @@ use server_scheduler::Load;
 use crate::sleep::SleepLevel;
 
 /// A report about one step, for metrics. All counts refer to this step alone. A report without sequences does not
-/// describe a step: the engine woke, sampled suspended sequences of earlier steps, or received encoded images.
+/// describe a step: the engine woke or failed to wake, sampled suspended sequences of earlier steps, or received
+/// results of the image encoder.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct StepReport {
     /// Number of sequences in the batch.
@@ -30,7 +31,7 @@ pub struct StepReport {
     pub preemptions: u32,
     /// The time from submission to the start of this step, for each request that started.
     pub queue_times: Vec<Duration>,
-    /// Number of requests that failed in this step.
+    /// Number of requests that failed in this step, except those whose parameters caused the failure.
     pub requests_failed: u32,
     /// The time that the draft model took.
     pub draft_time: Duration,
@@ -107,8 +108,8 @@ pub struct EngineLoad {
 /// The time constant of the moving averages in [`EngineLoad`]. Only the time spent in steps, or in the encoder, counts.
 pub const RATE_WINDOW: Duration = Duration::from_secs(5);
 
-/// A moving average of tokens per second. The rate is the ratio of the tokens and the time, which decay alike, so that
-/// a slow first step counts only for its own time.
+/// A moving average of tokens per second. The rate is the ratio of tokens to time, which decay equally, so that a slow
+/// first step counts only for its own time.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Rate {
     tokens: f64,

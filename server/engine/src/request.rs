@@ -73,8 +73,8 @@ impl Request {
 }
 
 /// The parameters of sampling tokens from logits. The steps are, in order: `logit_bias`, the penalties, bans (stop
-/// tokens before `min_tokens`, and tokens that a guide does not allow), `temperature`, `top_k`, `top_p`, `min_p`, and
-/// the draw.
+/// tokens before `min_tokens`, `bad_words`, tokens outside `allowed_token_ids`, and tokens that a guide does not
+/// allow), `temperature`, `top_k`, `top_p`, `min_p`, and the draw.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Sampling {
     /// The number by which logits are divided. 0 selects greedy sampling: the most probable token, or the one with the
@@ -227,4 +227,11 @@ pub enum Failure {
     /// The engine has ended.
     #[error("the engine has stopped")]
     Stopped,
+}
+
+impl Failure {
+    /// Whether the engine failed. Otherwise the parameters of the request caused the failure.
+    pub(crate) fn is_fault(&self) -> bool {
+        !matches!(self, Self::NoToken(_) | Self::TooComplex(_))
+    }
 }

@@ -57,17 +57,22 @@ impl Normalization {
         let statistics = if file.optional_bool("do_normalize")? == Some(false) {
             ColorStatistics { mean: [0.0; 3], std: [1.0; 3] }
         } else {
-            let colors = |names: [&str; 2]| -> Result<Option<[f64; 3]>, LoadError> {
-                Ok(file.optional_colors(names[0])?.or(file.optional_colors(names[1])?))
+            let colors = |names: [&'static str; 2], default: [f64; 3]| -> Result<[f64; 3], LoadError> {
+                for name in names {
+                    if let Some(colors) = file.optional_colors(name)? {
+                        if name.ends_with("_std") && colors.iter().any(|std| *std as f32 == 0.0) {
+                            return Err(file.fault(name, "contains 0"));
+                        }
+                        return Ok(colors);
+                    }
+                }
+                Ok(default)
             };
             ColorStatistics {
-                mean: colors(["image_mean", "norm_mean"])?.unwrap_or(default.mean),
-                std: colors(["image_std", "norm_std"])?.unwrap_or(default.std),
+                mean: colors(["image_mean", "norm_mean"], default.mean)?,
+                std: colors(["image_std", "norm_std"], default.std)?,
             }
         };
-        if statistics.std.iter().any(|std| *std as f32 == 0.0) {
-            return Err(file.fault("image_std", "contains 0"));
-        }
         Ok(Self::new(scale, statistics))
     }
 

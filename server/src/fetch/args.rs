@@ -54,11 +54,11 @@ pub struct FetchArgs {
     #[arg(long, value_name = "URL", help_heading = "Source")]
     pub s3_endpoint: Option<String>,
 
-    /// The expected SHA-256 of the file, for a source with a single file.
+    /// The expected SHA-256 digest of the file, for a source with a single file.
     #[arg(long, value_name = "DIGITS", help_heading = "Source")]
     pub sha256: Option<String>,
 
-    /// The format of the files. Default: detected from the file names.
+    /// The format of the files.
     #[arg(long, value_enum, default_value = "auto", help_heading = "Source")]
     pub format: Format,
 
@@ -71,13 +71,13 @@ pub struct FetchArgs {
     #[arg(long, value_name = "PATH")]
     pub report: Option<PathBuf>,
 
-    /// A port on which GET /progress returns the progress as JSON.
+    /// A port, on all addresses of this machine, on which GET /progress returns the progress as JSON.
     #[arg(long, value_name = "PORT")]
     pub progress_port: Option<u16>,
 
-    /// Maximum time in seconds for which `ovfleet-server fetch` receives no data from the source.
+    /// Maximum time in seconds that `ovfleet-server fetch` waits for data from the source.
     ///
-    /// If exceeded: the attempt fails; see `--attempts`.
+    /// If exceeded: the attempt to list the files or to fetch a file fails, see `--attempts`.
     #[arg(long, value_name = "SECONDS", default_value_t = 60)]
     pub idle_timeout: u64,
 

@@ -23,6 +23,11 @@ const PAUSE_MAX: Duration = Duration::from_secs(10);
 /// Size of the chunks in which files are read from disk.
 const CHUNK_BYTES: usize = 1 << 20;
 
+/// The pause after this many consecutive attempts without data.
+pub(crate) fn retry_pause(failures: u32) -> Duration {
+    PAUSE_MIN.saturating_mul(1 << failures.min(8)).min(PAUSE_MAX)
+}
+
 /// Downloads files.
 #[derive(Debug)]
 pub(crate) struct Downloader<'a> {
@@ -66,8 +71,8 @@ impl Downloader<'_> {
             let before = part.bytes;
             let error = match self.attempt(&mut part, file).await {
                 Ok(()) => match self.place(&mut part, &path, file).await {
-                    // The part from an earlier fetch may belong to another version of the file, so the download starts
-                    // again.
+                    // The part from an earlier fetch may belong to another version of the file, so start the download
+                    // again from the beginning.
                     Err(Error::Digest { .. }) if is_resumed => {
                         is_resumed = false;
                         continue;
@@ -84,8 +89,8 @@ impl Downloader<'_> {
             if failures.max(restarts) >= self.attempts_max {
                 return Err(error);
             }
-            tracing::warn!(file = file.path, bytes = part.bytes, %error, "download interrupted; it will be resumed");
-            tokio::time::sleep(PAUSE_MIN.saturating_mul(1 << failures.min(8)).min(PAUSE_MAX)).await;
+            tracing::warn!(file = file.path, bytes = part.bytes, %error, "the download was interrupted; trying again");
+            tokio::time::sleep(retry_pause(failures)).await;
         }
     }
 
@@ -138,7 +143,7 @@ impl Downloader<'_> {
                 self.restart(part).await?;
                 return Err(Error::Source {
                     url: file.location.url().path().to_owned(),
-                    problem: "the answer is not the requested range, or the content has changed".to_owned(),
+                    problem: "the response is not the requested range, or the content has changed".to_owned(),
                 });
             }
             status => {
@@ -205,7 +210,7 @@ impl Downloader<'_> {
                 verb: "write",
                 path: part.path.clone(),
                 problem: format!(
-                    "it has {stored} bytes, but {bytes} were downloaded; another process writes to it"
+                    "it has {stored} bytes, but {bytes} were downloaded; another process is writing to it"
                 ),
             }),
             (Some(expected), _) if *expected != found => Some(Error::Digest {
@@ -269,7 +274,7 @@ impl Part {
         fs::read_to_string(&self.etag).await.ok()
     }
 
-    /// Stores the ETag of an answer, if it is a strong one.
+    /// Stores the ETag of an answer if it is a strong ETag.
     async fn store_etag(&self, answer: &Response) -> Result<(), Error> {
         match strong_etag(answer) {
             Some(etag) => {

@@ -1,5 +1,5 @@
 //! The errors of a fetch, with one exhaustive match for the exit code and one for the machine-readable reason. Exit
-//! codes from 10 to 19 mean that a retry cannot succeed.
+//! codes from 10 to 13 mean that a retry cannot succeed.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -16,7 +16,7 @@ pub(crate) enum Error {
     /// The file differs from the expected one.
     #[error("{name} has the SHA-256 {found}, but {expected} was expected")]
     Digest { name: String, found: String, expected: String },
-    /// The source requires other credentials.
+    /// The source rejects the credentials, or requires credentials.
     #[error("{url} rejects {} (status {status})", if *.had_credentials { "these credentials" } else { "access without credentials" })]
     Credentials { url: String, status: StatusCode, had_credentials: bool },
     /// The flags or the source are invalid.
@@ -25,8 +25,8 @@ pub(crate) enum Error {
     /// The disk is full.
     #[error("not enough space for {path}: {problem}")]
     DiskFull { path: PathBuf, problem: String },
-    /// The source sends no data.
-    #[error("{url} is too slow: it sent no data within --idle-timeout")]
+    /// The source accepts no connection or sends no data in time.
+    #[error("{url} is too slow: connecting timed out, or no data arrived within --idle-timeout")]
     Slow { url: String },
     /// The source cannot be reached, or returned an error.
     #[error("failed to fetch {url}: {problem}")]

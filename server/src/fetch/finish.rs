@@ -13,23 +13,24 @@ use super::error::Error;
 use super::parts;
 use super::source::File;
 
-/// The directory of the files within the target directory.
+/// The subdirectory of the target directory that contains the files.
 pub(crate) const FILES: &str = "files";
 /// The link to the model.
 const CURRENT: &str = "current";
 /// The manifest, which exists once all files are complete.
 const MANIFEST: &str = "manifest.json";
-/// The file names of the graph of an OpenVINO IR: of a text model, or of the language model of a vision-language model.
+/// The names of the file with the graph of an OpenVINO IR: for a text model, and for the language model of a
+/// vision-language model.
 const IR_NAMES: [&str; 2] = ["openvino_model.xml", "openvino_language_model.xml"];
 
 /// A file that has been downloaded and verified.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub(crate) struct FetchedFile {
-    /// The path of the file among the model's files.
+    /// The path of the file relative to the directory of the model's files.
     pub(crate) path: String,
     /// The size of the file in bytes.
     pub(crate) bytes: u64,
-    /// The SHA-256 of the file.
+    /// The SHA-256 digest of the file.
     pub(crate) sha256: String,
 }
 
@@ -72,7 +73,7 @@ struct Manifest {
 }
 
 impl FetchedModel {
-    /// Returns the total size of the files.
+    /// Returns the total size of the files in bytes.
     pub(crate) fn bytes(&self) -> u64 {
         self.files.iter().map(|file| file.bytes).sum()
     }
@@ -116,13 +117,13 @@ impl PreviousModel {
 }
 
 impl Manifest {
-    /// Reads the manifest, if there is a valid one.
+    /// Reads the manifest; returns `None` if it is missing or invalid.
     fn read(into: &Path) -> Option<Self> {
         serde_json::from_slice(&std::fs::read(into.join(MANIFEST)).ok()?).ok()
     }
 }
 
-/// Writes the manifest for `files`, and the link to `model`, which is the path of one of these files.
+/// Writes the manifest for `files`, and the link to `model`, which is one of these files or the directory of an IR.
 ///
 /// # Errors
 /// The manifest or the link cannot be written.
@@ -173,7 +174,7 @@ fn digest(files: &[FetchedFile]) -> String {
     format!("sha256:{}", hash.iter().map(|byte| format!("{byte:02x}")).collect::<String>())
 }
 
-/// Returns the path of the model, which is one of the files of a source.
+/// Returns the path of the model among the files of a source: a file, or the directory of an IR.
 ///
 /// # Errors
 /// The files contain no model or several models, or parts of a model are missing.

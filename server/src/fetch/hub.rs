@@ -1,4 +1,4 @@
-//! Lists the files of a repository of the Hugging Face Hub.
+//! Lists the files of a repository on the Hugging Face Hub.
 
 use reqwest::{Client, Url};
 use serde::Deserialize;
@@ -16,7 +16,7 @@ const LIST_BYTES_MAX: usize = 32 << 20;
 /// If exceeded: `ovfleet-server fetch` fails with exit code 13.
 const FILES_MAX: usize = 10_000;
 
-/// A repository of the Hub.
+/// A repository on the Hub.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Hub<'a> {
     pub(crate) endpoint: &'a str,
@@ -66,7 +66,7 @@ impl Hub<'_> {
             !listing.siblings.iter().any(|sibling| matches_pattern(&sibling.rfilename, pattern))
         }) {
             return Err(Error::Wrong(format!(
-                "{} has no file that matches {missing:?} at {}",
+                "{} has no file that matches {missing:?} at the revision {}",
                 self.repo, self.revision
             )));
         }
@@ -115,7 +115,7 @@ impl Hub<'_> {
             }
         }
         serde_json::from_slice(&body).map_err(|error| {
-            Error::Wrong(format!("the answer of {url} is not a valid list of files: {error}"))
+            Error::Wrong(format!("the response of {url} is not a valid list of files: {error}"))
         })
     }
 
@@ -138,7 +138,7 @@ impl Hub<'_> {
     }
 }
 
-/// Whether `name` matches `pattern`, in which `*` matches anything.
+/// Whether `name` matches `pattern`, in which `*` matches any sequence of characters.
 pub(crate) fn matches_pattern(name: &str, pattern: &str) -> bool {
     let mut parts = pattern.split('*');
     let first = parts.next().unwrap_or_default();

@@ -13,13 +13,13 @@ use super::error::Error;
 /// The name of the lock file. The file remains after the fetch: if it were removed, a process that waits for the lock
 /// would lock a file that other processes do not see.
 const LOCK: &str = "lock";
-/// The interval at which a process that waits tries to lock the file.
+/// The interval between two attempts to lock the file.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
 /// The number of attempts to lock the file between two warnings about the wait.
 const ATTEMPTS_PER_WARNING: u64 = 60;
 
 /// A lock on the directory of a fetch. The operating system releases it when the file is closed, even if the process is
-/// killed. On NFSv3, the lock of a node that has failed remains.
+/// killed. On NFSv3, the lock of a failed node is not released.
 #[derive(Debug)]
 pub(crate) struct DirectoryLock {
     _file: File,
@@ -54,7 +54,7 @@ impl DirectoryLock {
                 Err(TryLockError::Error(error)) if is_unsupported(&error) => {
                     tracing::warn!(
                         directory = %into.display(), %error,
-                        "failed to lock the directory; start no other fetch into it until this one has ended"
+                        "failed to lock the directory; do not start another fetch into it until this fetch has ended"
                     );
                     break;
                 }

@@ -1,11 +1,12 @@
-//! Determines the parts of split GGUF models by the names of files. Paths of a source can contain directories.
+//! Determines the parts of split GGUF models from file names. Paths of a source can contain directories.
 
 use server_gguf::PartName;
 use server_gguf::limits::PARTS_MAX;
 
 use super::error::Error;
 
-/// Returns the paths of all parts of the model that the file at `path` is a part of, or `path` if it is not a part.
+/// Returns the paths of all parts of the split model to which the file at `path` belongs, or only `path` if the file is
+/// not a part.
 ///
 /// # Errors
 /// The model has too many parts.
@@ -16,7 +17,7 @@ pub(crate) fn all_parts(path: &str) -> Result<Vec<String>, Error> {
     })
 }
 
-/// Returns the path of the first part of the model that the file at `path` is a part of.
+/// Returns the path of the first part of the split model to which the file at `path` belongs.
 pub(crate) fn first_part(path: &str) -> Option<String> {
     PartName::parse(path).map(|name| name.of_part(1))
 }
@@ -36,7 +37,7 @@ pub(crate) fn model_path(paths: &[&str]) -> Result<Option<String>, Error> {
     }
     match all_parts(first)?.iter().find(|part| !paths.contains(&part.as_str())) {
         Some(missing) => Err(Error::Wrong(format!(
-            "the source has no {missing}: all {} parts of a split model are needed",
+            "the source has no {missing}: all {} parts of a split model are required",
             name.parts
         ))),
         None => Ok(Some(name.of_part(1))),

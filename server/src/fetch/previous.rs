@@ -4,14 +4,14 @@
 use std::io;
 use std::path::Path;
 
-/// The prefix of directories that are being removed.
+/// The prefix of the names of directories that are being removed.
 const REMOVED: &str = ".previous-";
 /// The names of the files and directories that a fetch creates.
 const FETCHED: [&str; 6] =
     ["files", "current", "manifest.json", "current.part", "manifest.json.part", "lock"];
 
-/// Removes the sibling directories of `into` with earlier fetches, except those with a name in `keep`. If a directory
-/// cannot be removed, the error is logged and the fetch continues.
+/// Removes the sibling directories of `into` that contain earlier fetches, except those whose names are in `keep`. If a
+/// directory cannot be removed, the error is logged and the fetch continues.
 pub(crate) fn remove(into: &Path, keep: &[String]) {
     let (Some(beside), Some(own)) = (into.parent(), into.file_name()) else { return };
     let entries = match beside.read_dir() {
@@ -34,7 +34,7 @@ pub(crate) fn remove(into: &Path, keep: &[String]) {
         let doomed = if is_half_removed {
             path
         } else {
-            // The rename is atomic, so that no process sees an incomplete model.
+            // Unlike the removal, the rename is atomic, so no process sees an incomplete model.
             let doomed = beside.join(format!("{REMOVED}{}", name.to_string_lossy()));
             if let Err(error) = std::fs::rename(&path, &doomed) {
                 tracing::warn!(path = %path.display(), %error, "failed to remove an earlier fetch");
@@ -51,7 +51,7 @@ pub(crate) fn remove(into: &Path, keep: &[String]) {
     }
 }
 
-/// Whether a directory contains only files that a fetch creates. Other directories are not removed.
+/// Whether a directory contains the files of a model and nothing that a fetch does not create.
 fn is_of_a_fetch(directory: &Path) -> bool {
     let Ok(entries) = directory.read_dir() else { return false };
     let names: Vec<_> = entries.flatten().map(|entry| entry.file_name()).collect();

@@ -15,12 +15,12 @@ use tokio::net::TcpListener;
 #[derive(Debug, Default)]
 pub(crate) struct Progress {
     bytes: AtomicU64,
-    /// The total size, or 0 while it is unknown.
+    /// The total size in bytes, or 0 while it is unknown.
     total: AtomicU64,
 }
 
 impl Progress {
-    /// Sets the total size.
+    /// Sets the total size in bytes.
     pub(crate) fn expect(&self, bytes: u64) {
         self.total.store(bytes, Ordering::Relaxed);
     }
@@ -69,8 +69,8 @@ async fn page(State(progress): State<Arc<Progress>>) -> Json<Value> {
     Json(json!({"bytes": bytes, "bytes_total": total}))
 }
 
-/// Returns the addresses to bind. The first one accepts connections over IPv6 and IPv4, and the second one
-/// accepts them over IPv4 only. The first address that works is used.
+/// Returns the addresses to bind, in the order in which they are tried. The first one accepts connections over IPv6 and
+/// IPv4, and the second one over IPv4 only.
 fn every_address(port: u16) -> [SocketAddr; 2] {
     [(Ipv6Addr::UNSPECIFIED, port).into(), (Ipv4Addr::UNSPECIFIED, port).into()]
 }

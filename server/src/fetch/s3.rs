@@ -1,4 +1,4 @@
-//! Lists the objects of S3 and compatible services.
+//! Lists objects in S3 and compatible services.
 
 use reqwest::{Client, Url};
 use rusty_s3::actions::{ListObjectsV2, S3Action as _};
@@ -24,8 +24,8 @@ pub(crate) struct S3Endpoint<'a> {
     pub(crate) region: &'a str,
 }
 
-/// Returns the objects that `object` names: BUCKET/KEY or BUCKET/PREFIX/. A key that names a part of a split model
-/// names all its parts.
+/// Returns the objects that `object` names: BUCKET/KEY or BUCKET/PREFIX/. If the key names a part of a split model, the
+/// result contains all parts.
 pub(crate) async fn files(
     client: &Client,
     credentials: &SourceCredentials,
@@ -43,12 +43,12 @@ pub(crate) async fn files(
     let url =
         Url::parse(&endpoint).map_err(|error| wrong(format!("{endpoint:?} is not a valid URL: {error}")))?;
     let bucket = Bucket::new(url, style, bucket.to_owned(), server.region.to_owned())
-        .map_err(|error| wrong(format!("{bucket:?} is not a valid bucket: {error}")))?;
+        .map_err(|error| wrong(format!("{bucket:?} is not a valid bucket name: {error}")))?;
     let keys = match (&credentials.access_key, &credentials.secret_key, &credentials.session_token) {
         (Some(key), Some(secret), Some(token)) => Some(Credentials::new_with_token(key, secret, token)),
         (Some(key), Some(secret), None) => Some(Credentials::new(key, secret)),
         (None, None, None) => None,
-        _ => return Err(wrong("credentials need both accessKeyId and secretAccessKey".to_owned())),
+        _ => return Err(wrong("the credentials need both accessKeyId and secretAccessKey".to_owned())),
     };
     let file = |key: &str, path: &str, bytes| {
         let object = S3Object { bucket: bucket.clone(), keys: keys.clone(), key: key.to_owned() };
@@ -102,7 +102,7 @@ async fn list(
             }
         }
         let page = ListObjectsV2::parse_response(&String::from_utf8_lossy(&body))
-            .map_err(|error| Error::Wrong(format!("s3: the answer is not a list of objects: {error}")))?;
+            .map_err(|error| Error::Wrong(format!("s3: the response is not a list of objects: {error}")))?;
         found.extend(page.contents.into_iter().map(|object| (object.key.to_string(), object.size)));
         if found.len() > OBJECTS_MAX {
             return Err(Error::Wrong(format!(

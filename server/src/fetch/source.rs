@@ -1,8 +1,10 @@
 //! Defines the files of a source and their locations, and implements the source for a single URL.
 
+use std::io::Read as _;
 use std::path::Path;
 use std::time::Duration;
 
+use process::error::chain;
 use reqwest::{Client, RequestBuilder, Url};
 use rusty_s3::actions::S3Action as _;
 use rusty_s3::{Bucket, Credentials};
@@ -17,7 +19,7 @@ const CREDENTIAL_BYTES_MAX: usize = 64 << 10;
 /// The validity of a signed URL. The request must begin within this time.
 pub(super) const SIGNED_FOR: Duration = Duration::from_secs(15 * 60);
 
-/// The files that a source consists of.
+/// The files of a source, and their revision.
 #[derive(Debug)]
 pub(crate) struct Source {
     pub(crate) files: Vec<File>,
@@ -26,7 +28,7 @@ pub(crate) struct Source {
 }
 
 impl Source {
-    /// A source without commits.
+    /// Returns a source without commits.
     pub(crate) fn of(files: Vec<File>) -> Self {
         Self { files, revision: None }
     }
@@ -35,13 +37,13 @@ impl Source {
 /// A file to fetch.
 #[derive(Clone, Debug)]
 pub(crate) struct File {
-    /// The path of the file among the model's files.
+    /// The path of the file relative to the directory of the model's files.
     pub(crate) path: String,
     /// The location of the file.
     pub(crate) location: Location,
     /// The size of the file in bytes, if the source lists it.
     pub(crate) bytes: Option<u64>,
-    /// The SHA-256 of the file, if it is known.
+    /// The SHA-256 digest of the file, if it is known.
     pub(crate) sha256: Option<String>,
 }
 
@@ -128,7 +130,7 @@ impl HttpCredentials {
     }
 }
 
-/// The content of a directory with credentials.
+/// The credentials in the directory given by `--credentials`.
 #[derive(Clone, Default)]
 pub(crate) struct SourceCredentials {
     pub(crate) token: Option<String>,
@@ -148,12 +150,14 @@ impl SourceCredentials {
         let Some(directory) = directory else { return Ok(Self::default()) };
         let read = |name: &str| {
             let path = directory.join(name);
-            match std::fs::read_to_string(&path) {
-                Ok(text) if text.len() > CREDENTIAL_BYTES_MAX => {
+            let mut text = String::new();
+            let size_max = CREDENTIAL_BYTES_MAX as u64 + 1;
+            match std::fs::File::open(&path).and_then(|file| file.take(size_max).read_to_string(&mut text)) {
+                Ok(size) if size > CREDENTIAL_BYTES_MAX => {
                     let problem = format!("{} is larger than {CREDENTIAL_BYTES_MAX} bytes", path.display());
                     Err(Error::Wrong(problem))
                 }
-                Ok(text) => Ok(Some(text.trim().to_owned()).filter(|text| !text.is_empty())),
+                Ok(_) => Ok(Some(text.trim().to_owned()).filter(|text| !text.is_empty())),
                 Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
                 Err(error) => Err(Error::disk("read", &path, error)),
             }
@@ -181,7 +185,7 @@ impl SourceCredentials {
 /// Returns the file at a URL. If it is a part of a split model, returns all parts.
 ///
 /// # Errors
-/// `url` is invalid, or it names a part of a model with too many parts.
+/// `url` or the name of its file is invalid, or the file is a part of a model with too many parts.
 pub(crate) fn web(url: &str, credentials: &SourceCredentials) -> Result<Vec<File>, Error> {
     let url =
         Url::parse(url).map_err(|error| Error::Wrong(format!("{url:?} is not a valid URL: {error}")))?;
@@ -199,11 +203,14 @@ pub(crate) fn web(url: &str, credentials: &SourceCredentials) -> Result<Vec<File
 /// Returns the path if it does not leave its directory.
 ///
 /// # Errors
-/// The path leads out of its directory or is too long.
+/// The path leads out of its directory, has an empty component or is too long.
 pub(crate) fn checked_path(path: &str) -> Result<String, Error> {
     let is_good = |part: &str| !matches!(part, "" | "." | "..") && !part.contains(['\\', '\0']);
     if path.len() > 1024 || !path.split('/').all(is_good) {
-        return Err(Error::Wrong(format!("the source lists a file with the invalid path {path:?}")));
+        return Err(Error::Wrong(format!(
+            "{path:?} is not a valid file path (allowed: up to 1024 bytes, relative, without backslashes and without \
+             empty, \".\" and \"..\" components)"
+        )));
     }
     Ok(path.to_owned())
 }
@@ -216,7 +223,7 @@ pub(crate) fn client(idle: Duration) -> Result<Client, Error> {
     /// Time within which `ovfleet-server fetch` must connect to a source; `--idle-timeout` applies if it is
     /// shorter.
     ///
-    /// If exceeded: the attempt fails; see `--attempts`.
+    /// If exceeded: the attempt to list the files or to fetch a file fails, see `--attempts`.
     const CONNECT: Duration = Duration::from_secs(15);
     // Installing fails only if a provider is already installed.
     let _ = rustls::crypto::ring::default_provider().install_default();
@@ -225,5 +232,5 @@ pub(crate) fn client(idle: Duration) -> Result<Client, Error> {
         .read_timeout(idle)
         .user_agent(concat!("ovfleet/", env!("CARGO_PKG_VERSION")))
         .build()
-        .map_err(|error| Error::Wrong(format!("failed to create the HTTP client: {error}")))
+        .map_err(|error| Error::Wrong(format!("failed to create the HTTP client: {}", chain(&error))))
 }

@@ -27,7 +27,7 @@ enum Fault {
     Stalls(usize),
     /// Sends this number of bytes, and the rest only after [`Web::resume`] has been notified.
     Pauses(usize),
-    /// Answers with this error status.
+    /// Answers with status 502.
     Fails,
 }
 
@@ -249,8 +249,24 @@ async fn a_source_that_never_confirms_its_content_is_an_error() {
     assert_eq!(
         web.requested_ranges().len(),
         4,
-        "two downloads, each followed by a request for a range that discards it"
+        "two downloads, each discarded after a request for the rest of the file"
     );
+}
+
+#[tokio::test]
+async fn a_failed_list_of_files_is_requested_again() {
+    let mut tasks = JoinSet::new();
+    let listing = br#"{"sha": "c", "siblings": [{"rfilename": "model.gguf"}]}"#;
+    let files = [("api/models/o/n/revision/main", listing.to_vec()), ("o/n/resolve/c/model.gguf", content())];
+    let web = Web::with_files(files, &[]);
+    let endpoint = web.start(&mut tasks).await;
+    for (attempts, is_fetched) in [("1", false), ("2", true)] {
+        *web.faults.lock().unwrap() = vec![Fault::Fails];
+        let directory = tempfile::tempdir().unwrap();
+        let more = ["--hf-endpoint", &endpoint, "--hf-repo", "o/n", "--attempts", attempts];
+        let fetched = arguments(directory.path(), &more).run().await;
+        assert_eq!(fetched.is_ok(), is_fetched, "{attempts} attempts: {fetched:?}");
+    }
 }
 
 #[tokio::test]
@@ -302,7 +318,7 @@ async fn a_second_fetch_into_the_same_directory_waits_for_the_first() {
     fetches.spawn(args.run());
     // Without a lock, the second fetch would continue the part of the first one and end before it.
     let ended = tokio::time::timeout(Duration::from_millis(500), fetches.join_next()).await;
-    assert!(ended.is_err(), "the second fetch has not waited: {ended:?}");
+    assert!(ended.is_err(), "the second fetch did not wait: {ended:?}");
     web.resume.notify_one();
     while let Some(fetch) = fetches.join_next().await {
         fetch.unwrap().unwrap();
@@ -335,7 +351,7 @@ async fn a_file_to_which_another_process_has_written_is_rejected() {
     assert!(std::fs::read(directory.path().join("current")).unwrap() == content());
 }
 
-/// A web server with a model in two parts of nine bytes each, which all have the value in `contents`.
+/// Returns a web server with a model in two parts of nine bytes each. `contents` has the value of each part's bytes.
 fn split_model(contents: [u8; 2], faults: &[Fault]) -> Arc<Web> {
     let [first, second] = contents.map(|byte| vec![byte; 9]);
     Web::with_files([("m-00001-of-00002.gguf", first), ("m-00002-of-00002.gguf", second)], faults)

@@ -2,14 +2,21 @@
 
 use std::io::Write;
 
-/// Memory for the parsed JSON values of a request body. The server estimates it from the numbers of objects, arrays and
-/// elements.
+/// Memory for the parsed JSON values of a request body, including their text. With `--max-body-bytes` above 32 MiB, the
+/// limit is twice that size, and it is never more than `--max-buffered-body-bytes`. The server estimates the memory from
+/// the length of the text and the numbers of objects, arrays and elements.
 ///
 /// If exceeded: 400, `too_many_values`.
-pub(crate) const VALUES_BYTES_MAX: usize = 64 << 20;
+const VALUES_BYTES_MAX: usize = 64 << 20;
 
-/// Memory in bytes of an object, with room for four members and their index, and with the struct into which an item is
-/// parsed.
+/// The limit on the values of a body of at most `body_bytes_max` bytes, if the values of all bodies may take
+/// `all_bytes_max` bytes.
+pub(crate) fn values_bytes_max(body_bytes_max: usize, all_bytes_max: usize) -> usize {
+    VALUES_BYTES_MAX.max(body_bytes_max.saturating_mul(2)).min(all_bytes_max)
+}
+
+/// Memory in bytes of an object, with room for four members and their index, and with the struct into which an input
+/// item of a response is parsed.
 const OBJECT_BYTES: usize = 512;
 /// Memory in bytes of an array, with room for four elements.
 const ARRAY_BYTES: usize = 384;
@@ -93,6 +100,15 @@ mod tests {
         let mut memory = ValuesMemory::default();
         memory.add(text);
         memory.bytes()
+    }
+
+    #[test]
+    fn a_text_of_the_largest_size_has_memory_for_its_values() {
+        const MIB: usize = 1 << 20;
+        assert_eq!(values_bytes_max(32 * MIB, 1024 * MIB), 64 * MIB);
+        assert_eq!(values_bytes_max(8 * MIB, 1024 * MIB), 64 * MIB);
+        assert_eq!(values_bytes_max(128 * MIB, 1024 * MIB), 256 * MIB);
+        assert_eq!(values_bytes_max(128 * MIB, 200 * MIB), 200 * MIB);
     }
 
     #[test]

@@ -8,10 +8,11 @@ use futures_util::StreamExt as _;
 
 use crate::app::App;
 use crate::error::{Error, Resource};
-use crate::limits::{BudgetExhausted, ByteReservation, VALUES_BYTES_MAX, ValuesMemory};
+use crate::limits::{BudgetExhausted, ByteReservation, ValuesMemory, values_bytes_max};
 
-/// Size of the part of a rejected request body that the server reads and discards. A client that is still sending does
-/// not read the answer, and closing the connection early would discard the answer with the unread data.
+/// Number of bytes beyond `--max-body-bytes` up to which the server reads and discards a rejected request body. A
+/// client that is still sending does not read the answer, and closing the connection early would discard the answer
+/// with the unread data.
 ///
 /// If exceeded: the server responds without reading the rest, and closes the connection.
 const DROPPED_BYTES_MAX: usize = 64 << 20;
@@ -29,7 +30,7 @@ pub(super) async fn read(app: &App, request: Request) -> Result<Bytes, Error> {
     if is_hopeless(request.headers(), announced, bytes_max) {
         return Err(Error::BodyTooLarge(bytes_max));
     }
-    let values_bytes_max = VALUES_BYTES_MAX.min(app.body_bytes().bytes_max());
+    let values_bytes_max = values_bytes_max(bytes_max, app.body_bytes().bytes_max());
     let buffer = Buffer {
         reservation: app.body_bytes().empty_reservation(),
         bytes: Vec::new(),

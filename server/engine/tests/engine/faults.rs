@@ -21,7 +21,7 @@ async fn a_failed_step_fails_its_requests_and_the_engine_continues() {
         setup.engine.scheduler.max_num_seqs = 4;
         let (engine, gate) = setup.start_gated();
         let handle = engine.handle();
-        // A prompt of three chunks and a second prompt that shares them, with more requests than can run at the same
+        // Submit a prompt of three chunks, a second prompt that shares them, and more requests than can run at the same
         // time.
         let mut shared = prompt(1, 150);
         shared.push(5);
@@ -105,8 +105,8 @@ async fn invalid_logits_fail_only_their_request() {
 }
 
 #[tokio::test]
-async fn a_bias_that_bans_all_tokens_fails_only_its_request() {
-    let engine = Setup::new(100).start();
+async fn a_bias_that_bans_all_tokens_fails_only_its_request_and_is_no_fault_of_the_engine() {
+    let (engine, reports) = Setup::new(100).start_observed();
     let handle = engine.handle();
     let mut banned = request(&[1, 2], 5);
     banned.sampling.logit_bias = (0..VOCABULARY).map(|token| (token, f32::NEG_INFINITY)).collect();
@@ -115,6 +115,8 @@ async fn a_bias_that_bans_all_tokens_fails_only_its_request() {
     assert!(matches!(&failed.failure, Some(Failure::NoToken(_))), "{failed:?}");
     assert_eq!(tokens(other).await, expected_tokens(&[1, 2], 5, VOCABULARY));
     settled(&handle).await;
+    engine.shutdown().unwrap();
+    assert!(reports.iter().all(|report| report.requests_failed == 0));
 }
 
 #[tokio::test]

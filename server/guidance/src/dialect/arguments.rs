@@ -141,7 +141,9 @@ impl<'a> Root<'a> {
         const ANY: &Value = &Value::Bool(true);
         let additional = match schema.get("additionalProperties") {
             Some(Value::Bool(false)) => None,
-            Some(schema @ Value::Object(_)) => Some((schema, format!("{at}.additionalProperties"))),
+            Some(schema @ (Value::Object(_) | Value::Bool(true))) => {
+                Some((schema, format!("{at}.additionalProperties")))
+            }
             // By default, a schema allows other members. A model rarely writes them on purpose, so allow them only if
             // the schema lists no members.
             _ if named.is_empty() => Some((ANY, at)),

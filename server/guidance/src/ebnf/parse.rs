@@ -11,6 +11,11 @@ use crate::limits::REPEAT_MAX;
 /// If exceeded: 400, `invalid_value`.
 const DEPTH_MAX: usize = 100;
 
+/// Number of consecutive repetition operators in an EBNF grammar, as in `"a"?*`. Each of them is a level of nesting.
+///
+/// If exceeded: 400, `invalid_value`.
+const REPETITIONS_MAX: usize = 10;
+
 /// The rules of a grammar.
 #[derive(Debug)]
 pub(super) struct Rules {
@@ -229,22 +234,22 @@ impl<'a> Reader<'a> {
     }
 
     fn repeated(&mut self, mut part: Node) -> Result<Node, String> {
-        loop {
-            let (min, max) = match self.peek() {
-                Some('*') => (0, None),
-                Some('+') => (1, None),
-                Some('?') => (0, Some(1)),
-                Some('{') => {
-                    self.next();
-                    let (min, max) = self.bounds()?;
-                    part = Node::Repeat(Box::new(part), min, max);
-                    continue;
-                }
-                _ => return Ok(part),
-            };
+        for repetitions in 0.. {
+            let Some(operator) = self.peek().filter(|letter| "*+?{".contains(*letter)) else { break };
+            if repetitions == REPETITIONS_MAX {
+                let problem = format!("more than {REPETITIONS_MAX} consecutive repetition operators");
+                return Err(self.error(&problem));
+            }
             self.next();
+            let (min, max) = match operator {
+                '*' => (0, None),
+                '+' => (1, None),
+                '?' => (0, Some(1)),
+                _ => self.bounds()?,
+            };
             part = Node::Repeat(Box::new(part), min, max);
         }
+        Ok(part)
     }
 
     /// Parses the bounds of a repetition, after the opening brace.
@@ -260,7 +265,8 @@ impl<'a> Reader<'a> {
                 min.zip(max).filter(|(min, max)| max.is_none_or(|max| *min <= max))
             }
         };
-        let problem = format!("expected one or two ascending counts of at most {REPEAT_MAX} in braces");
+        let problem =
+            format!("expected {{n}}, {{min,}}, {{,max}} or {{min,max}} with min <= max <= {REPEAT_MAX}");
         let Some(bounds) = bounds else { return Err(self.error(&problem)) };
         if self.consume(&inner) && self.consume("}") { Ok(bounds) } else { Err(self.error(&problem)) }
     }
@@ -391,7 +397,7 @@ mod tests {
             ("root ::= []", "line 1: the character class is empty"),
             (
                 "root ::= \"a\"{3,2}",
-                "line 1: expected one or two ascending counts of at most 65536 in braces",
+                "line 1: expected {n}, {min,}, {,max} or {min,max} with min <= max <= 65536",
             ),
             ("root ::= \"\\q\"", "line 1: \\q is not a valid escape"),
             ("root ::= \"\\x4\"", "line 1: expected 2 hexadecimal digits of a character code"),
@@ -403,5 +409,9 @@ mod tests {
         }
         let deep = format!("root ::= {}", "(".repeat(1000));
         assert_eq!(rules(&deep).unwrap_err(), "line 1: groups are nested deeper than 100 levels");
+        assert!(rules(&format!("root ::= \"a\"{}", "*?+{2}".repeat(2))).is_ok());
+        let many = format!("root ::= \"a\"{}", "*".repeat(200_000));
+        let problem = "line 1: more than 10 consecutive repetition operators";
+        assert_eq!(rules(&many).unwrap_err(), problem);
     }
 }

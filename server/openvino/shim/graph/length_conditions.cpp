@@ -26,6 +26,10 @@ using NodeSet = std::unordered_set<const ov::Node*>;
 // The largest number of elements of a value from which a condition is computed.
 constexpr size_t condition_elements_max = 16;
 
+// The number of operations that compute a condition, counting an operation once for each of its users. It limits the time and
+// the depth of the recursion for graphs that double the number with every operation.
+constexpr size_t condition_nodes_max = 1000;
+
 bool is_input(const ov::Output<ov::Node>& value, const char* name) {
     return ovfleet::as<op::v0::Parameter>(value) && value.get_names().count(name) > 0;
 }
@@ -33,15 +37,16 @@ bool is_input(const ov::Output<ov::Node>& value, const char* name) {
 bool has_one_element(const ov::PartialShape& shape) { return shape.is_static() && ov::shape_size(shape.to_shape()) == 1; }
 
 bool reads_any(const ov::Node& node, const NodeSet& nodes) {
-    // An attention does not count as a reader. (`resolve_conditions` also skips the operations that read only the sizes of a
-    // tensor.)
+    // An attention does not count as a reader, because its output does not depend on the length of the longest
+    // sequence. (`resolve_conditions` also skips the operations that read only the sizes of a tensor.)
     if (ovfleet::is_paged_attention(node)) return false;
     for (size_t index = 0; index < node.get_input_size(); ++index)
         if (nodes.count(node.get_input_node_ptr(index))) return true;
     return false;
 }
 
-// If a value is the largest new position: its value in a step with the longest possible sequence. Null for any other value.
+// The largest new position in a step with the longest possible sequence; null if `value` is not the largest new
+// position.
 ConstantPtr last_position(const ov::Output<ov::Node>& value, int64_t max_model_len) {
     auto max = ovfleet::as<op::v1::ReduceMax>(value);
     if (!max || value.get_partial_shape().rank().is_dynamic()) return nullptr;
@@ -69,8 +74,11 @@ ConstantPtr static_size(const ov::Output<ov::Node>& value) {
                                     std::vector<int64_t>{shape[axis].get_length()});
 }
 
-// A value in a step with the longest possible sequence; null if the value also depends on other inputs.
-ConstantPtr value_for(const ov::Output<ov::Node>& value, int64_t max_model_len) {
+// A value in a step with the longest possible sequence; null if the value also depends on other inputs, or is computed from
+// more operations than `remaining`, which is reduced by their number.
+ConstantPtr value_for(const ov::Output<ov::Node>& value, int64_t max_model_len, size_t& remaining) {
+    if (remaining == 0) return nullptr;
+    --remaining;
     if (auto constant = ovfleet::as<op::v0::Constant>(value)) return constant;
     if (is_input(value, "max_context_len"))
         return op::v0::Constant::create(value.get_element_type(), ov::Shape{}, std::vector<int64_t>{max_model_len});
@@ -80,7 +88,7 @@ ConstantPtr value_for(const ov::Output<ov::Node>& value, int64_t max_model_len) 
     if (node->get_input_size() == 0 || node->get_output_size() != 1) return nullptr;
     ov::OutputVector inputs;
     for (const auto& input : node->input_values()) {
-        auto constant = value_for(input, max_model_len);
+        auto constant = value_for(input, max_model_len, remaining);
         if (!constant || ov::shape_size(constant->get_shape()) > condition_elements_max) return nullptr;
         inputs.push_back(constant);
     }
@@ -92,11 +100,12 @@ ConstantPtr value_for(const ov::Output<ov::Node>& value, int64_t max_model_len) 
     return ovfleet::as<op::v0::Constant>(folded[0]);
 }
 
-// Replaces a comparison that depends on the length of the longest sequence with its value for the longest possible sequence.
-// Returns false if the comparison is not a condition, but for example a mask.
+// Replaces a comparison that depends on the length of the longest sequence with its value for the longest possible
+// sequence. Returns false if the comparison is not a condition but, for example, a mask.
 bool resolve(const NodePtr& comparison, int64_t max_model_len) {
     const auto& name = comparison->get_friendly_name();
-    const auto value = value_for(comparison->output(0), max_model_len > 0 ? max_model_len : INT32_MAX);
+    size_t remaining = condition_nodes_max;
+    const auto value = value_for(comparison->output(0), max_model_len > 0 ? max_model_len : INT32_MAX, remaining);
     if (value && ov::shape_size(value->get_shape()) == 1) {
         OPENVINO_ASSERT(max_model_len > 0, "the condition ", name,
                         " depends on the length of the longest sequence, but the files of the model contain no context length; "
@@ -104,8 +113,8 @@ bool resolve(const NodePtr& comparison, int64_t max_model_len) {
         ov::replace_node(comparison, value);
         return true;
     }
-    // The constant does not limit the lengths for which the value is the same: max(2 * position_ids) + 1 > 48 is true from
-    // position 24 on.
+    // A condition of another form cannot be resolved, because the length at which its value changes need not be the
+    // constant in the comparison: for example, max(2 * position_ids) + 1 > 48 is true from position 24 on.
     if (has_one_element(comparison->get_output_partial_shape(0)))
         OPENVINO_THROW("the condition ", name,
                        " depends on the length of the longest sequence in an unknown way; supported conditions compare the "

@@ -55,6 +55,8 @@ enum Condition {
     Converted,
     /// `max(2 * position_ids) + 1 > ORIGINAL`, which the rewrite does not recognize.
     Unknown,
+    /// `max(position_ids) + 1`, doubled by so many additions that visiting each of their inputs would not end.
+    Doubled,
 }
 
 impl Condition {
@@ -66,7 +68,7 @@ impl Condition {
                 let two = graph.integer(2);
                 graph.binary("Multiply", position_ids, two)
             }
-            Self::Greater | Self::Less | Self::Converted => position_ids,
+            Self::Greater | Self::Less | Self::Converted | Self::Doubled => position_ids,
         };
         let axes = graph.integers(&[0, 1]);
         let last = graph.add("ReduceMax", "keep_dims=\"false\"", &[positions, axes]);
@@ -77,11 +79,18 @@ impl Condition {
             return graph.binary("Greater", last, limit);
         }
         let one = graph.integer(1);
-        let length = graph.binary("Add", last, one);
+        let mut length = graph.binary("Add", last, one);
+        if let Self::Doubled = self {
+            for _ in 0..60 {
+                length = graph.binary("Add", length, length);
+            }
+        }
         let original = graph.integer(i64::from(ORIGINAL));
         match self {
             Self::Less => graph.binary("Less", original, length),
-            Self::Greater | Self::Converted | Self::Unknown => graph.binary("Greater", length, original),
+            Self::Greater | Self::Converted | Self::Unknown | Self::Doubled => {
+                graph.binary("Greater", length, original)
+            }
         }
     }
 }
@@ -389,10 +398,12 @@ fn a_condition_with_an_unknown_form_or_without_a_context_length_is_rejected() {
         let error = rejection(condition, None);
         assert!(error.contains("no context length; set --max-model-len"), "{error}");
     }
-    // The condition is true from position 24 on, so its value varies even with lengths up to the constant.
-    for max_model_len in [None, Some(ORIGINAL), Some(ORIGINAL + 1)] {
-        let error = rejection(Condition::Unknown, max_model_len);
-        assert!(error.contains("in an unknown way; supported conditions compare"), "{error}");
-        assert!(!error.contains("--max-model-len"), "{error}");
+    // The first condition is true from position 24 on, so its value varies even with lengths up to the constant.
+    for condition in [Condition::Unknown, Condition::Doubled] {
+        for max_model_len in [None, Some(ORIGINAL), Some(ORIGINAL + 1)] {
+            let error = rejection(condition, max_model_len);
+            assert!(error.contains("in an unknown way; supported conditions compare"), "{error}");
+            assert!(!error.contains("--max-model-len"), "{error}");
+        }
     }
 }

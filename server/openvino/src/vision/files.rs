@@ -6,8 +6,11 @@ use serde_json::Value;
 use server_images::{ImageProcessor, LearnedRows, ModelFamily};
 
 use crate::Error;
+use crate::error::chain;
 
-/// The size in bytes of the largest `config.json` that is read.
+/// Size of the `config.json` of a vision-language model.
+///
+/// If exceeded: the server does not start.
 const CONFIG_BYTES_MAX: u64 = 64 << 20;
 
 /// The directory of a vision-language model.
@@ -83,8 +86,9 @@ impl VisionFiles {
             return Ok(LearnedRows::default());
         }
         let processor = ImageProcessor::load(&self.directory);
-        let processor = processor
-            .map_err(|error| Error::Unsupported(format!("its image processor cannot be loaded: {error}")))?;
+        let processor = processor.map_err(|error| {
+            Error::Unsupported(format!("its image processor cannot be loaded: {}", chain(&error)))
+        })?;
         Ok(processor.learned_rows().clone())
     }
 

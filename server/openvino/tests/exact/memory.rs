@@ -5,7 +5,7 @@ use std::process::Command;
 
 use server_gguf::TensorType;
 use server_gguf::write::GgufWriter;
-use server_openvino::{Config, load};
+use server_openvino::load;
 
 use crate::reference::{ROUNDED, config};
 
@@ -16,9 +16,8 @@ const KV_HEADS: u64 = 4;
 const LAYERS: u64 = 10;
 const VOCABULARY: u64 = 4096;
 
-/// The environment variables with which the test below passes the file and the cache directory to its process.
+/// The environment variable with which the test below passes the file to its process.
 const FILE: &str = "OVFLEET_TEST_LOADED_FILE";
-const CACHE: &str = "OVFLEET_TEST_LOADED_CACHE";
 
 /// Writes a model with the types of tensors of Q4_K_M.
 fn write(path: &Path) {
@@ -84,23 +83,19 @@ fn status_bytes(name: &str) -> u64 {
 #[ignore = "the test below runs it in a separate process"]
 fn loads_a_file_in_this_process() {
     let path = PathBuf::from(std::env::var_os(FILE).unwrap());
-    let cache_dir = std::env::var_os(CACHE).map(PathBuf::from);
     // Load a small model first, because the first load also loads the libraries.
     let small = tempfile::Builder::new().suffix(".gguf").tempfile().unwrap();
     crate::reference::recipe("llama", TensorType::Q4K).write(small.path());
     drop(load(&config(small.path(), &ROUNDED), &mut |_| {}).unwrap());
     let before = status_bytes("VmRSS:");
-    drop(load(&Config { cache_dir, ..config(&path, &ROUNDED) }, &mut |_| {}).unwrap());
+    drop(load(&config(&path, &ROUNDED), &mut |_| {}).unwrap());
     std::fs::write(path.with_extension("peak"), (status_bytes("VmHWM:") - before).to_string()).unwrap();
 }
 
 /// The bytes by which loading the file increases the peak of the resident memory of a process.
-fn peak(path: &Path, cache_dir: Option<&Path>) -> u64 {
+fn peak(path: &Path) -> u64 {
     let mut command = Command::new(std::env::current_exe().unwrap());
     command.args(["--exact", "memory::loads_a_file_in_this_process", "--ignored"]).env(FILE, path);
-    if let Some(cache_dir) = cache_dir {
-        command.env(CACHE, cache_dir);
-    }
     let output = command.output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
     std::fs::read_to_string(path.with_extension("peak")).unwrap().parse().unwrap()
@@ -112,10 +107,11 @@ fn weights_are_in_memory_once_while_a_model_is_loaded() {
     let path = directory.path().join("model.gguf");
     write(&path);
     let bytes = std::fs::metadata(&path).unwrap().len();
-    let once = peak(&path, None) as f64 / bytes as f64;
+    let once = peak(&path) as f64 / bytes as f64;
     eprintln!("the file has {bytes} bytes; the peak is {once:.2} times as large");
     assert!(once < MULTIPLE_MAX, "{once:.2} times the size of the file");
 }
 
-/// The packed weights are 1.22 times as large as the file. The rest is what the runtime needs to compile the model.
+/// The packed weights are 1.22 times as large as the file. The rest is memory that the runtime needs to compile the
+/// model.
 const MULTIPLE_MAX: f64 = 1.6;
