@@ -1,4 +1,4 @@
-# The commands of this repository, which are the only ones that CI runs. `make` without a target lists them.
+# The commands for development. CI runs its checks with the same commands. `make` without a target lists them.
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
@@ -49,7 +49,7 @@ test: fetch ## Run the tests, including those with the real model and the offici
 	@$(CARGO) test --workspace --locked
 
 .PHONY: sanitize
-sanitize: fetch ## Test the native kernels with AddressSanitizer and UBSan, on every instruction set of this machine.
+sanitize: fetch ## Test the native kernels with AddressSanitizer and UBSan, for every instruction set that this machine supports.
 	@scripts/need g++
 	@scripts/sanitize $(ARGS)
 
@@ -74,7 +74,8 @@ console: fetch ## Test the router's console in headless Chromium. Screenshots ar
 	@$(CARGO) test --workspace --locked --features tests/browser --test e2e_console -- $(ARGS)
 
 # The images contain the release programs or, with PROFILE=dev, the programs of `make test`, so that CI does not compile
-# twice. The features are those of `make test`, so that no dependency is recompiled.
+# twice. programs-dev builds all packages, as `make test` does: with the features of fewer packages, Cargo would recompile
+# dependencies.
 PROFILE ?= release
 BUILT_release := target/release
 BUILT_dev := target/debug
@@ -93,7 +94,7 @@ e2e: programs-$(PROFILE) ## Test the chart and its pods on a real Kubernetes nod
 
 # This is a separate target because setting memory limits requires root. It reuses the build of `make test`.
 .PHONY: hostile
-hostile: fetch ## Attack a router and a server, each limited to 2 GiB, while other clients use them. Requires root. ARGS selects attacks by name.
+hostile: fetch ## Attack a router and a server, each limited to 2 GiB of memory, while other clients use them. Requires root. ARGS selects attacks by name.
 	@scripts/need cargo g++
 	@$(CARGO) test --workspace --locked --no-run --quiet
 	@$(CARGO) test --workspace --locked --features tests/hostile --test hostile -- $(ARGS)
@@ -187,7 +188,7 @@ bench-vllm: fetch build ## Compare the server with vLLM on the CPU over HTTP. In
 	@.deps/venv-peer/bin/python tests/bench/bench_vllm.py $(ARGS)
 
 .PHONY: soak
-soak: fetch build ## Run mixed load on one server for half an hour and check for leaks and stuck requests. ARGS are passed to the program.
+soak: fetch build ## Run a mixed load on one server for half an hour and check for leaks and stuck requests. ARGS are passed to the program.
 	@tests/bench/setup.sh peer
 	@.deps/venv-peer/bin/python -u tests/bench/soak.py $(ARGS)
 

@@ -1,8 +1,8 @@
 # Builds the image of the router.
 # Run this in the root of the repository: docker build -f deploy/router.Dockerfile -t ovfleet/router:dev .
 # Both base images are pinned by digest, so that all builds of a commit start from the same images;
-# `docker buildx imagetools inspect NAME` prints the digest of a newer image. Images are for x86-64 only, because the OpenVINO
-# runtime is.
+# `docker buildx imagetools inspect NAME` prints the digest of a newer image. Images are for x86-64 only, as is the pinned
+# OpenVINO runtime.
 ARG PLATFORM=linux/amd64
 ARG BUILD_IMAGE=rust:1.95-bookworm@sha256:6258907abe69656e41cd992e0b705cdcfabcbbe3db374f92ed2d47121282d4a1
 # The base contains the C and C++ libraries and CA certificates, and no shell. Any base with glibc 2.36 or newer works.

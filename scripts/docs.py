@@ -70,7 +70,7 @@ def staged(path: pathlib.Path, pages: set[pathlib.Path]) -> pathlib.Path:
 
 
 def stage(path: pathlib.Path, pages: set[pathlib.Path]) -> None:
-    """Copies a file, and rewrites the links of a page to the copies of their targets."""
+    """Copies a file. The links of a page are rewritten to point to the copies of their targets."""
     target = SOURCE / staged(path, pages)
     target.parent.mkdir(parents=True, exist_ok=True)
     if path.suffix != ".md" or (path not in pages and path.name != "SUMMARY.md"):

@@ -15,7 +15,7 @@ import random
 import re
 import subprocess
 
-# How a line of a comment begins.
+# The marks that begin a comment, by file extension.
 COMMENT_MARKS = {".rs": ("///", "//!", "//"), ".cpp": ("//",), ".hpp": ("//",), ".py": ("#",), ".sh": ("#",), ".yaml": ("#",),
                  ".proto": ("//",), ".toml": ("#",), ".js": ("//",)}
 # Generated tables whose last column is prose, with the kind of its text. They are complete, unlike a search of the

@@ -1,5 +1,5 @@
-//! Lets the binary find the OpenVINO libraries: where they were when it was built, or in `lib/` next to its
-//! own directory, as in the image.
+//! Sets the library search path of the binary: first `../lib` relative to the binary, as in the image, and then the
+//! directory that contained the OpenVINO libraries at build time.
 
 fn main() {
     if let Ok(libraries) = std::env::var("DEP_OVFLEET_SHIM_LIBRARIES") {

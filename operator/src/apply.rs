@@ -63,7 +63,7 @@ pub enum FailureCause {
     /// The object belongs to another owner.
     #[error("the object exists and does not belong to this LLMDeployment")]
     NameTaken,
-    /// The API server has rejected the request, or did not respond.
+    /// The API server rejected the request or did not respond.
     #[error(transparent)]
     Api(#[from] kube::Error),
 }
@@ -107,7 +107,7 @@ pub struct Applier {
 }
 
 impl Applier {
-    /// Applies the desired state. It continues after a failure, so that an invalid object does not block the others.
+    /// Applies the desired state. Continues after a failure, so that an invalid object does not block the others.
     pub async fn apply(
         &self,
         valid: ValidDeployment,

@@ -96,9 +96,10 @@ pub struct RunArgs {
     #[arg(long, value_name = "NAME", default_value = "ovfleet-operator", help_heading = "Leader")]
     pub lease_name: String,
 
-    /// Time within which the leader must renew the Lease.
+    /// Time within which the leader must renew the Lease. Values below 1s have the same effect as 1s.
     ///
-    /// If exceeded: another operator becomes the leader, and the former leader exits with an error.
+    /// If exceeded: another operator becomes the leader. A leader that has not renewed the Lease for two thirds of this
+    /// time exits with an error.
     #[arg(long, value_name = "TIME", default_value = "15s", value_parser = duration, help_heading = "Leader")]
     pub lease_duration: Duration,
 
@@ -131,11 +132,12 @@ pub struct RunArgs {
     )]
     pub max_concurrent_upgrades: u16,
 
-    /// IP family that pods listen on. Default: the family of the API server's address.
+    /// IP family that pods listen on.
     #[arg(long, value_enum, default_value = "auto", help_heading = "Network")]
     pub ip_family: IpFamily,
 
-    /// Maximum number of resources that are reconciled at the same time.
+    /// Maximum number of resources that are reconciled at the same time. If --namespace is repeated, the limit applies
+    /// to each namespace.
     ///
     /// If exceeded: the other resources wait.
     #[arg(
@@ -171,7 +173,7 @@ pub struct LocalArgs {
     pub replicas: Option<i32>,
 
     /// A field of the spec and its value in YAML, such as engine.kvCache.size=2Gi or engine.extraArgs=[--max-itl=50ms].
-    /// Overrides the file. Repeatable.
+    /// Overrides the file. An empty value removes the field. Repeatable.
     #[arg(long = "set", value_name = "FIELD=VALUE")]
     pub settings: Vec<String>,
 
@@ -187,19 +189,20 @@ pub struct LocalArgs {
     #[arg(long, value_name = "PATH")]
     pub cache: Option<PathBuf>,
 
-    /// Directory with the credentials for downloads: one file for each key of the Secret.
+    /// Directory with the credentials for downloads: one file for each key of the Secret. Required if the resource sets
+    /// model.credentialsSecretRef, unless --model is given.
     #[arg(long, value_name = "PATH")]
     pub credentials: Option<PathBuf>,
 
-    /// File with API keys, which is used instead of the Secret.
+    /// File with API keys, which is used instead of the Secret. Required if the resource sets access.apiKeysSecretRef.
     #[arg(long, value_name = "PATH")]
     pub api_keys: Option<PathBuf>,
 
-    /// Path of the server's executable. Default: the executable in the directory of this program or in PATH.
+    /// Path of the server's executable. Default: ovfleet-server in the directory of this program or in PATH.
     #[arg(long, value_name = "PATH")]
     pub server: Option<PathBuf>,
 
-    /// Path of the router's executable. Default: the executable in the directory of this program or in PATH.
+    /// Path of the router's executable. Default: ovfleet-router in the directory of this program or in PATH.
     #[arg(long, value_name = "PATH")]
     pub router: Option<PathBuf>,
 }
@@ -219,7 +222,7 @@ pub struct DieWithParentArgs {
 /// The IP family that pods listen on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum IpFamily {
-    /// The family of the API server's address.
+    /// The family of the API server's address in KUBERNETES_SERVICE_HOST; IPv4 if it is a host name or not set.
     Auto,
     /// Pods listen on IPv4 only.
     Ipv4,

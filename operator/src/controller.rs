@@ -57,8 +57,8 @@ pub struct Scope {
     pub metrics: Metrics,
 }
 
-/// Reconciles all resources of a scope until `stop`, then finishes the running reconciles. `ready` receives the store
-/// of resources once they have been listed, after all other objects.
+/// Reconciles all resources of a scope until `stop` is canceled, then finishes the running reconciles. `ready` receives
+/// the store of resources once the resources and all other objects have been listed.
 ///
 /// # Errors
 /// A watch has ended, which is a bug.
@@ -247,7 +247,7 @@ async fn refuse_undecodable(
 
 /// Reports in the status that a resource is refused. Its objects are not changed. Kubernetes may still replace its
 /// pods, and replacements receive requests only once their readiness gates are set, so the operator continues to change
-/// these.
+/// the gates.
 async fn refuse(
     object: &impl Resource<DynamicType = ()>,
     refused: &RefusedResource<'_>,

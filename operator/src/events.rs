@@ -39,7 +39,7 @@ pub fn transitions(previous: Option<&LlmDeploymentStatus>, next: &LlmDeploymentS
 
 /// The text of the event about a change of a condition.
 fn note(condition: &Condition) -> String {
-    /// Size of the text of an event, so that the API server accepts it.
+    /// Size of the text of an event. The API server rejects longer texts.
     ///
     /// If exceeded: the text is truncated.
     const NOTE_BYTES_MAX: usize = 1024;

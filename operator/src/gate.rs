@@ -1,4 +1,4 @@
-//! Decides when the readiness gate of a replica is set or cleared. Pure.
+//! Decides when the readiness gate of a replica is set or cleared. This module is pure.
 //!
 //! A gate is latched: it is set once, when the routers have admitted the replica, and cleared only when the replica is
 //! deleted. Later reports of routers do not change it, so that a failing router cannot make replicas unready.

@@ -46,7 +46,7 @@ const KV_CACHE_SIZE: u64 = 1 << 30;
 /// The property of the OpenVINO plugin with the number of processors that a replica uses.
 const THREADS: &str = "INFERENCE_NUM_THREADS";
 
-/// Runs the resource until a termination signal.
+/// Runs the resource until a termination signal arrives.
 ///
 /// # Errors
 /// The resource is invalid, or a process fails permanently.
@@ -66,8 +66,10 @@ pub(crate) async fn run(args: LocalArgs) -> anyhow::Result<()> {
     if valid.router.api_keys.is_some() && args.api_keys.is_none() {
         bail!("the resource sets access.apiKeysSecretRef: pass a file of API keys with --api-keys");
     }
-    let directory =
-        tempfile::Builder::new().prefix("ovfleet-").tempdir().context("failed to create a directory")?;
+    let directory = tempfile::Builder::new()
+        .prefix("ovfleet-")
+        .tempdir()
+        .context("failed to create a temporary directory")?;
     let installation = Installation::new(args, directory)?;
     adapt(&mut valid.server, &installation.cache()?);
     valid.router.log = at_least_info(valid.router.log);

@@ -64,8 +64,10 @@ impl Default for Metrics {
         Self(Arc::new(Inner {
             reconciles: metrics.zero("reconciles", "Number of reconciles, by outcome"),
             reconcile_duration: metrics.seconds("reconcile_duration", "Duration of a reconcile", duration),
-            api_calls: metrics
-                .zero("api_calls", "Requests to the API server, excluding watches, by verb and kind"),
+            api_calls: metrics.zero(
+                "api_calls",
+                "Requests that reconciles send to the API server, excluding events, by verb and kind",
+            ),
             watch_failures: metrics
                 .zero("watch_failures", "Failed attempts to list or watch objects, by kind"),
             events: metrics.zero("events", "Published Kubernetes events"),

@@ -1,4 +1,4 @@
-//! The state of a pod that the operator uses, derived from the pod's status. Pure.
+//! The part of a pod's state that the operator uses, derived from the pod's status. This module is pure.
 
 use std::collections::BTreeSet;
 
@@ -150,8 +150,9 @@ fn awaits(pod: &Pod, status: &PodStatus) -> Option<String> {
         return None;
     }
     let objects = mounted_objects(pod);
-    (!objects.is_empty())
-        .then(|| format!("the containers of the pod cannot be created yet; it mounts {}", objects.join(", ")))
+    (!objects.is_empty()).then(|| {
+        format!("the containers of the pod have not been created yet; the pod mounts {}", objects.join(", "))
+    })
 }
 
 /// The Secrets, the ConfigMap with certificates and the PersistentVolumeClaims that the volumes of a pod refer to.

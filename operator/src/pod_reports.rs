@@ -1,7 +1,7 @@
 //! The reports of pods: routers report which replicas they have admitted and the usage of the replicas' KV caches, and
 //! fetching containers report their progress. A background task per pod requests the reports while they are needed, and
 //! reconciles read the latest ones from memory. A router that does not respond therefore delays only its own resource.
-//! If a report is missing, the operator assumes nothing.
+//! A missing report never counts as an admission.
 //!
 //! ```text
 //! reconcile ─ reports() ─► follow the routers while replicas wait for admission ─► task: stream, backoff ─┐

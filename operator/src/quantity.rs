@@ -1,13 +1,13 @@
 //! Kubernetes quantities, such as `500m` or `8Gi`. The grammar, the rounding and the largest value are those of
-//! `resource.Quantity` in apimachinery, so that the operator accepts what the API server accepts. Pure.
+//! `resource.Quantity` in apimachinery, so that the operator accepts what the API server accepts. This module is pure.
 //!
 //! ```text
 //! quantity = [ "+" | "-" ] ( digits [ "." [ digits ] ] | "." digits ) suffix
 //! suffix   = "" | n | u | m | k | M | G | T | P | E | Ki | Mi | Gi | Ti | Pi | Ei | ( "e" | "E" ) integer
 //! ```
 //!
-//! The functions `isQuantity` and `quantity` of CEL also read a quantity without digits, such as `Gi`, as 0. The
-//! grammar of apimachinery does not contain such a quantity.
+//! The CEL functions `isQuantity` and `quantity` also accept a text without digits, such as `Gi`, and interpret it as
+//! 0. The grammar of apimachinery does not contain such a quantity.
 
 use std::iter::repeat_n;
 use std::str::FromStr;
@@ -16,7 +16,7 @@ use std::str::FromStr;
 const DECIMAL_PLACES: i64 = 9;
 /// The number of billionths in 1.
 const BILLION: i128 = 1_000_000_000;
-/// The largest value, 2^63 - 1, in billionths. A larger quantity has this value.
+/// The largest value, 2^63 - 1, in billionths. A larger quantity is reduced to this value.
 const BILLIONTHS_MAX: i128 = i64::MAX as i128 * BILLION;
 
 /// The value of a quantity, exact to a billionth.
@@ -131,8 +131,8 @@ fn double(digits: &mut Vec<u8>) {
     }
 }
 
-/// Returns the number that consists of the first `point` digits, padded with zeros if there are fewer digits. The
-/// remaining digits round it up. A number above [`BILLIONTHS_MAX`] is reduced to this limit.
+/// Returns the number that consists of the first `point` digits, padded with zeros if there are fewer digits. If one of
+/// the remaining digits is not 0, the number is rounded up. A number above [`BILLIONTHS_MAX`] is reduced to this limit.
 fn rounded_up(digits: &[u8], point: usize) -> i128 {
     let (counted, rest) = digits.split_at(point.min(digits.len()));
     let zeros = repeat_n(0, point - counted.len());

@@ -1,6 +1,6 @@
 //! Runs the operator on a cluster. It serves probes, waits for the custom resource definition and for the Lease,
-//! and then runs the controllers, one for each namespace or one for all namespaces, until a termination signal or
-//! until it loses the Lease.
+//! and then runs the controllers, one for each namespace or one for all namespaces, until it receives a termination
+//! signal or loses the Lease.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -183,7 +183,8 @@ fn host_name() -> String {
     if name.is_empty() { "operator".to_owned() } else { name.to_owned() }
 }
 
-/// Manages the LLMDeployments of a cluster until `stop`. Requests that the API server does not answer in time fail.
+/// Manages the LLMDeployments of a cluster until `stop` is canceled. Requests that the API server does not answer in
+/// time fail.
 ///
 /// # Errors
 /// The Lease was lost, or a watch has ended: the process should be restarted.
@@ -224,7 +225,7 @@ pub async fn manage(
     };
     services.metrics.set_leader(false);
     if let Some(election) = &mut election {
-        election.release().await?;
+        election.release().await.context("failed to release the lease")?;
     }
     outcome
 }
@@ -284,8 +285,8 @@ fn scopes(namespaces: &[String]) -> Vec<Option<String>> {
 
 /// Waits until the API server lists LLMDeployments, which requires that their definition is established.
 ///
-/// Every error is retried, because the API server may be unavailable when this process starts. A process that exits
-/// instead is restarted with growing pauses of up to five minutes.
+/// Every error is retried, because the API server may be unavailable when this process starts. If the process exited
+/// instead, Kubernetes would restart it with growing pauses of up to five minutes.
 async fn await_definition(client: &Client, namespace: Option<&String>) {
     // Listing resources requires no permission to read definitions, which an operator that is limited to namespaces
     // cannot have.
@@ -300,7 +301,7 @@ async fn await_definition(client: &Client, namespace: Option<&String>) {
     }
 }
 
-/// Detects who assigns the user that pods run as: OpenShift assigns one through security context constraints.
+/// Detects who assigns the user that pods run as: OpenShift assigns the user through security context constraints.
 async fn pod_user(client: &Client) -> anyhow::Result<PodUser> {
     let groups = client.list_api_groups().await.context("failed to list the API groups of the cluster")?;
     let is_openshift = groups.groups.iter().any(|group| group.name == "security.openshift.io");

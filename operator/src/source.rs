@@ -1,5 +1,5 @@
-//! Determines the source of the model that an object concerns, if the model is fetched into a volume that all replicas
-//! mount. The volume has a directory for each source, and a fetch removes the directories that no replica uses.
+//! Determines the source of an object's model, if the model is fetched into a volume that all replicas mount. The
+//! volume has a directory for each source, and a fetch removes the directories that no replica uses.
 //!
 //! Jobs, Deployments and pods have the key of their source as an annotation. Earlier releases did not set the
 //! annotation. Adding it to a pod template would restart all replicas, so objects of those releases keep their
@@ -16,7 +16,7 @@ use crate::names::SOURCE;
 /// The path at which the model's volume is mounted.
 pub const MODEL_PATH: &str = "/model";
 
-/// The source of the model that an object concerns.
+/// The source of an object's model.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum ModelSourceKey {
     /// The source is unknown.
@@ -28,7 +28,7 @@ pub enum ModelSourceKey {
     Shared(String),
 }
 
-/// Returns the source that the Deployment of the replicas or a fetch Job concerns.
+/// Returns the source of the model of a fetch Job or of the Deployment of the replicas.
 #[must_use]
 pub fn source_of_object(object: &DynamicObject) -> ModelSourceKey {
     annotated(object.annotations()).unwrap_or_else(|| former_release::source_of_object(object))
@@ -44,8 +44,8 @@ fn annotated(annotations: &BTreeMap<String, String>) -> Option<ModelSourceKey> {
     annotations.get(SOURCE).cloned().map(ModelSourceKey::Shared)
 }
 
-/// The sources of objects of releases without the annotation. Once upgrades from these releases are no longer
-/// supported, this module can be removed: the model of an object without the annotation is then not in a shared volume.
+/// Determines the source for objects of releases that did not set the annotation. Once upgrades from these releases are
+/// no longer supported, this module can be removed: an object without the annotation then has no shared volume.
 mod former_release {
     use k8s_openapi::api::core::v1::Pod;
     use kube::api::DynamicObject;

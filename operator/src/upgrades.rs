@@ -86,13 +86,14 @@ impl Slots {
     }
 }
 
-/// Whether the operator changes the objects of a resource. It does not if the resource is being deleted, which can take
-/// a long time, or cannot be decoded: such a resource would never release a slot.
+/// Whether the operator changes the objects of a resource. It does not change them if the resource is being deleted,
+/// which can take a long time, or cannot be decoded: such a resource would never release a slot.
 fn is_upgradable(object: &StoredDeployment) -> bool {
     object.0.is_ok() && object.meta().deletion_timestamp.is_none()
 }
 
-/// Whether a resource is being upgraded. An invalid resource is not: its objects are not changed until it is corrected.
+/// Whether a resource is being upgraded. An invalid resource does not count, because its objects are not changed until
+/// the resource is corrected.
 fn is_rolling(object: &StoredDeployment) -> bool {
     let status = object.0.as_ref().ok().and_then(|object| object.status.as_ref());
     let is_invalid = |condition: &Condition| {

@@ -251,7 +251,7 @@ pub struct PodPlacement {
     pub node_selector: BTreeMap<String, String>,
     /// The taints that pods tolerate.
     pub tolerations: Vec<Toleration>,
-    /// The rules that attract pods to nodes or to other pods.
+    /// The node affinity, pod affinity and pod anti-affinity of pods.
     pub affinity: Option<Affinity>,
     /// The rules that spread pods; empty for the default.
     pub topology_spread_constraints: Vec<TopologySpreadConstraint>,
@@ -306,7 +306,7 @@ pub struct ServerSettings {
 /// The settings of the inference engine of a replica.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EngineSettings {
-    /// The OpenVINO device that computes.
+    /// The OpenVINO device that runs the model.
     pub device: String,
     /// The size of the KV cache in bytes; `None` for the default of the server.
     pub kv_cache_size: Option<u64>,
@@ -367,7 +367,7 @@ pub struct RouterSettings {
     pub pod_template: Option<Value>,
     /// The entry of a Secret with API keys, if requests need a key.
     pub api_keys: Option<DataKey>,
-    /// The API keys that share stored responses and cached prompts.
+    /// Determines which API keys share stored responses, conversations and cached prompts.
     pub key_isolation: KeyIsolation,
     /// The maximum number of requests per minute with one key.
     pub requests_per_minute: Option<u32>,

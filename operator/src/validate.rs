@@ -1,6 +1,6 @@
-//! Validates a resource: it resolves every optional field and rejects every invalid value, so that no later step
-//! reads the `spec`. Pure. Rules that the schema already enforces are repeated only where a later step depends on
-//! them.
+//! Validates a resource: resolves every optional field and rejects every invalid value, so that no later step reads the
+//! `spec`. Rules that the schema already enforces are repeated only where a later step depends on them. This module is
+//! pure.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -38,7 +38,7 @@ const ARCHITECTURE_LABEL: &str = "kubernetes.io/arch";
 /// The architecture that the images are built for.
 const IMAGE_ARCHITECTURE: &str = "amd64";
 
-/// The reason why a resource is invalid, which its author has to fix.
+/// The reason why a resource is invalid. Its author has to correct the resource.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ValidationError {
     /// The value of a field is invalid.
@@ -55,12 +55,12 @@ pub enum ValidationError {
     /// The resource was stored under another schema.
     #[error("the LLMDeployment cannot be decoded: {0}")]
     Undecodable(String),
-    /// The API server rejects an object that is rendered from the resource.
-    #[error("the API server rejects the {kind} that the operator creates for this resource: {message}")]
+    /// The API server rejects an object that is rendered from the resource, or the object belongs to another owner.
+    #[error("the operator cannot apply the {kind} of this resource: {message}")]
     Rejected {
         /// The kind of the rejected object.
         kind: &'static str,
-        /// The message of the API server.
+        /// The message of the API server, or a description of the problem.
         message: String,
     },
 }
@@ -141,12 +141,15 @@ fn server(spec: &LlmDeploymentSpec, defaults: &Defaults) -> Result<ServerSetting
     if progress_deadline <= min_ready {
         return Err(ValidationError::Field {
             field: "rollout.progressDeadline",
-            problem: "must be longer than rollout.minReadySeconds".to_owned(),
+            problem: format!(
+                "{:?} must be longer than rollout.minReadySeconds ({} s)",
+                rollout.progress_deadline.0, rollout.min_ready_seconds
+            ),
         });
     }
     let mut resources = spec.resources.clone();
     if spec.placement.cpu_pinning {
-        // The static CPU manager gives exclusive CPUs only to pods whose requests equal their limits.
+        // The static CPU manager assigns exclusive CPUs only to pods whose requests equal their limits.
         resources.requests.clone_from(&resources.limits);
     }
     let placement = &spec.placement;
@@ -320,7 +323,7 @@ fn files(model: &Model) -> Result<ModelFiles, ValidationError> {
     })))
 }
 
-/// Checks that a path in a volume does not lead out of it.
+/// Checks that a path in a volume does not lead out of the volume.
 fn relative_path(path: Option<&str>) -> Result<Option<String>, ValidationError> {
     match path {
         Some(path) if path.starts_with('/') || path.split('/').any(|part| part == "..") => {
@@ -339,7 +342,7 @@ fn cache(model: &Model) -> Result<ModelCache, ValidationError> {
     let volume = |size: Option<String>| {
         let size = size.ok_or_else(|| ValidationError::Field {
             field: "model.cache.size",
-            problem: "is required with the modes perPod and shared".to_owned(),
+            problem: "the modes perPod and shared require a size".to_owned(),
         })?;
         Ok(CacheVolume { size, storage_class: cache.storage_class.clone(), access_mode: cache.access_mode })
     };
@@ -367,7 +370,7 @@ fn duration(field: &'static str, period: &Period) -> Result<Duration, Validation
     let duration =
         period.duration().map_err(|error| ValidationError::Field { field, problem: error.to_string() })?;
     if duration > LONGEST {
-        let problem = format!("{:?} is longer than a year", period.0);
+        let problem = format!("{:?} is longer than a year (the maximum is 8760h)", period.0);
         return Err(ValidationError::Field { field, problem });
     }
     Ok(duration)

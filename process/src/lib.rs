@@ -1,6 +1,6 @@
-//! Code that all ovfleet programs share: logging and tracing, parsing of sizes and durations on the command line,
-//! environment variables of flags, termination signals, formatting of errors, accepting connections, counting requests, and
-//! generating the reference documentation.
+//! Code that ovfleet's programs share: logging and tracing, parsing of sizes and durations on the command line,
+//! environment variables of flags, termination signals, formatting of errors, accepting connections, counting requests,
+//! and generating the reference documentation.
 
 mod environment;
 pub mod error;

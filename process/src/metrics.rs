@@ -1,5 +1,5 @@
-//! Code that the metrics of all programs share, and the metrics of HTTP requests, which the server and the router count in
-//! the same way.
+//! Code that the metrics of all programs share, and the labels with which the server and the router count HTTP
+//! requests.
 
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
@@ -27,7 +27,7 @@ impl MetricsBuilder {
         metric
     }
 
-    /// Creates a histogram of durations in seconds, with buckets from 1 ms to 262 s.
+    /// Creates and registers a histogram of durations in seconds, with buckets from 1 ms to 262 s.
     pub fn request_seconds(&mut self, name: &str, help: &str) -> Histogram {
         self.seconds(name, help, Histogram::new(exponential_buckets(0.001, 2.0, 19)))
     }
@@ -42,8 +42,8 @@ pub struct RequestLabels {
 }
 
 impl RequestLabels {
-    /// Creates the labels of a request that was answered with `status`. `outcome` is `ok`, `cancelled`, `broken`, or the
-    /// label of an error.
+    /// Creates the labels of a request that was answered with `status`. `outcome` is `ok`, `cancelled`, `broken`, or
+    /// the label of an error.
     #[must_use]
     pub fn new(endpoint: &'static str, outcome: &'static str, status: u16) -> Self {
         let status = match status {

@@ -1,5 +1,4 @@
-//! Generates the tables of the reference in `docs/reference`: the flags of a program and the metrics of a process. It also
-//! updates generated sections of handwritten pages.
+//! Generates the tables of flags and metrics in `docs/reference`, and updates generated sections of handwritten pages.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -26,7 +25,7 @@ pub fn flag_sections(command: &Command, default_heading: &str) -> String {
     sections.into_iter().map(section).collect()
 }
 
-/// A table of the flags among `arguments`, or an empty string if there are none.
+/// Formats a table of the flags among `arguments`. Returns an empty string if there are none.
 #[must_use]
 pub fn flag_table<'a>(arguments: impl IntoIterator<Item = &'a Arg>) -> String {
     let rows: String =
@@ -49,7 +48,7 @@ fn flag(argument: &Arg, name: &str) -> String {
     format!("| `--{name}` | {} | {default} | {help} |\n", environment.unwrap_or_default())
 }
 
-/// A table of the metrics in `exposition`, a text in the OpenMetrics format.
+/// Formats a table of the metrics in `exposition`, a text in the OpenMetrics format.
 #[must_use]
 pub fn metric_table(exposition: &str) -> String {
     let fields = |prefix| {

@@ -12,21 +12,21 @@ pub struct EndSignals {
 }
 
 impl EndSignals {
-    /// Handles SIGTERM and SIGINT from now on. Must be called in an asynchronous runtime.
+    /// Handles SIGTERM and SIGINT from now on. Must be called within a Tokio runtime.
     ///
     /// # Errors
-    /// The operating system refuses to handle signals.
+    /// The signal handlers cannot be installed.
     pub fn new() -> anyhow::Result<Self> {
         let handle = |kind| signal(kind).context("failed to install a signal handler");
         let (terminate, interrupt) = (handle(SignalKind::terminate())?, handle(SignalKind::interrupt())?);
         Ok(Self { terminate, interrupt, hangup: None })
     }
 
-    /// Handles SIGTERM, SIGINT and SIGHUP, which announces that the terminal of the process was closed. Must be called in an
-    /// asynchronous runtime.
+    /// Handles SIGTERM, SIGINT and SIGHUP, which a process receives when its terminal is closed. Must be called within
+    /// a Tokio runtime.
     ///
     /// # Errors
-    /// The operating system refuses to handle signals.
+    /// The signal handlers cannot be installed.
     pub fn of_terminal() -> anyhow::Result<Self> {
         let hangup = signal(SignalKind::hangup()).context("failed to install a signal handler")?;
         Ok(Self { hangup: Some(hangup), ..Self::new()? })

@@ -43,8 +43,8 @@ impl Tracer {
         &self.tracer
     }
 
-    /// Exports the remaining spans. It blocks the calling thread while the runtime in which the exporter was created
-    /// sends them.
+    /// Exports the remaining spans and shuts down the exporter. Blocks the calling thread while the runtime in which
+    /// the exporter was created sends the spans.
     pub fn flush(&self) {
         if let Err(error) = self.provider.shutdown() {
             tracing::warn!(%error, "failed to send the remaining spans");

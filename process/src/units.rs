@@ -21,7 +21,7 @@ const BINARY_UNITS: [Unit; 4] = [
     Unit { name: "KiB", bytes: 1 << 10 },
 ];
 
-/// Further units that are accepted.
+/// The units that are accepted in addition to [`BINARY_UNITS`].
 const DECIMAL_UNITS: [Unit; 5] = [
     Unit { name: "TB", bytes: 1_000_000_000_000 },
     Unit { name: "GB", bytes: 1_000_000_000 },
@@ -62,7 +62,7 @@ impl FromStr for ByteSize {
         }
         let number: f64 = digits.parse().map_err(|_| invalid())?;
         let product = number * unit.bytes as f64;
-        // The product is not exact above 2^53 bytes, where an exact fraction does not matter.
+        // Above 2^53 bytes, the product may be rounded. Sizes of that order need not be exact to the byte.
         if product >= 0.0 && product < u64::MAX as f64 { Ok(Self(product as u64)) } else { Err(invalid()) }
     }
 }

@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 
-/// Returns the standard spelling of a path: one slash at its end is removed, and `/v3/v1/…` becomes `/v3/…`. Servers
+/// Returns the standard spelling of a path: removes one trailing slash and replaces `/v3/v1/…` with `/v3/…`. Servers
 /// accept the other spellings with `--ovms-compat`. Routers handle all spellings alike, but forward the path unchanged,
 /// so that servers without this flag still reject the other spellings.
 #[must_use]

@@ -16,10 +16,10 @@ use arc_swap::ArcSwap;
 use http::{HeaderMap, HeaderValue};
 use subtle::{Choice, ConstantTimeEq as _};
 
-/// The header, of HTTP and gRPC alike, with the tokens of a router, separated by commas.
+/// The header of HTTP requests and gRPC calls that contains the tokens of a router, separated by commas.
 pub const HEADER: &str = "x-ovfleet-replica-token";
 /// The authentication scheme that a replica names in `WWW-Authenticate` when it rejects a request without a valid
-/// token. It shows a router that the replica has rejected the router and not the client.
+/// token. By this scheme, a router recognizes that the replica has rejected the router and not the client.
 pub const SCHEME: &str = "ovfleet-replica-token";
 
 /// Number of tokens in the file given by `--replica-token-file`.

@@ -114,7 +114,7 @@ fn parse(text: &str) -> Result<HashMap<KeyDigest, Client>, KeysError> {
         let Some(key) = words.next() else { continue };
         let digest = digest(key.as_bytes());
         let id = digest[..8].iter().fold(0, |id, &byte| id << 8 | u64::from(byte));
-        // A client without a name gets a generated one, which does not reveal its key.
+        // A client without a name gets a generated name that does not reveal its key.
         let name = words.next().map_or_else(|| format!("key-{number}"), str::to_owned);
         if words.next().is_some() {
             return Err(KeysError::Line(number));

@@ -1,5 +1,5 @@
-//! The pages for operators: probes, metrics, the state of the replicas, the most recent picks, and the console. This
-//! module does not handle requests to the API.
+//! The pages for operators: probes, metrics, the state of the replicas, the most recent picks, and the console. Of the
+//! API, this module handles only requests for the list of models.
 
 use std::borrow::Cow;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
@@ -70,7 +70,7 @@ fn probes() -> Router<App> {
 #[derive(Clone, Debug)]
 pub(crate) struct Admin {
     pages: Pages,
-    /// The time at which the process started.
+    /// The time at which the process started, in seconds since the Unix epoch.
     created: u64,
 }
 

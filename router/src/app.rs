@@ -30,7 +30,7 @@ struct Inner {
 }
 
 impl App {
-    /// A router that does not know any replicas yet.
+    /// Creates a router that does not know any replicas yet.
     pub fn new(args: Args, tracer: Option<Tracer>) -> Self {
         let settings: Settings = Arc::new(ArcSwap::from_pointee(args));
         let metrics = Metrics::default();

@@ -24,8 +24,9 @@ use crate::policy::Policy;
 #[command(name = "ovfleet-router", version, max_term_width = 110, args_override_self = true, after_long_help = EXAMPLES)]
 #[command(mut_args(env_with_prefix("OVFLEET_ROUTER_")))]
 pub struct Args {
-    /// A YAML file that sets further flags, such as `policy: kv`. It is reloaded when it changes. Changes to replicas,
-    /// routing, timeouts, queues and rate limits take effect immediately and do not interrupt streams.
+    /// A YAML file that sets further flags, such as `policy: kv`. It is reloaded when it changes. Most changes take
+    /// effect immediately, and none interrupts streams. If a changed flag takes effect only after a restart, such as a
+    /// port or `drain-timeout`, the router logs a warning.
     #[arg(long, value_name = "PATH")]
     pub config: Option<PathBuf>,
 
@@ -78,8 +79,8 @@ pub struct Args {
     pub port: u16,
 
     /// An additional port, on the same address, that serves only /metrics, /v2/health/live and /v2/health/ready. It has
-    /// its own thread and its own limit of connections, so that probes succeed regardless of the number of API clients.
-    /// 0 selects a free port. Default: none.
+    /// its own thread and its own connection limit, so that probes succeed regardless of the number of API clients. 0
+    /// selects a free port. Default: none.
     #[arg(long, value_name = "PORT", help_heading = "Network")]
     pub admin_port: Option<u16>,
 
@@ -107,7 +108,8 @@ pub struct Args {
     pub report_ttl: Duration,
 
     /// Maximum number of attempts to send a request to a replica before the client receives the first byte. Attempts
-    /// that fail to connect do not count.
+    /// that fail to connect do not count. A request that may change stored objects is not retried if a replica may have
+    /// processed it.
     ///
     /// If exceeded: the client receives the last failure: the response of the replica; 502, `replicas_failed`; or 504,
     /// `replicas_timed_out`.
@@ -137,15 +139,15 @@ pub struct Args {
     /// Time within which a replica must accept a connection.
     ///
     /// If exceeded: the request is sent to another replica; after `--replica-wait-timeout` without a connection, the
-    /// client receives 502, `replicas_failed`, or 503, `no_replica`; after its own `x-ovfleet-timeout`, it receives
-    /// 504, `replicas_timed_out`.
+    /// client receives 502, `replicas_failed`, or 503, `no_replica`; after the time in the `x-ovfleet-timeout` header
+    /// of the request, it receives 504, `replicas_timed_out`.
     #[arg(long, value_name = "TIME", default_value = "1s", value_parser = duration, help_heading = "Routing")]
     pub connect_timeout: Duration,
 
     /// Time within which a replica must begin a streaming response.
     ///
-    /// If exceeded: the request is retried within the limit of `--attempts`; then the client receives 504,
-    /// `replicas_timed_out`.
+    /// If exceeded: the request is retried within the limits of `--attempts` and `--retry-budget-percent`; then the
+    /// client receives 504, `replicas_timed_out`.
     #[arg(
         long,
         value_name = "TIME",
@@ -157,8 +159,8 @@ pub struct Args {
 
     /// Time within which a replica must complete a non-streaming response.
     ///
-    /// If exceeded: the request is retried within the limit of `--attempts`; then the client receives 504,
-    /// `replicas_timed_out`.
+    /// If exceeded: the request is retried within the limits of `--attempts` and `--retry-budget-percent`; then the
+    /// client receives 504, `replicas_timed_out`.
     #[arg(
         long,
         value_name = "TIME",
@@ -168,7 +170,7 @@ pub struct Args {
     )]
     pub answer_timeout: Duration,
 
-    /// Maximum time for which a replica may send no data during a response.
+    /// Maximum time without data from the replica during a response.
     ///
     /// If exceeded: a streaming response ends with an error event; any other response is aborted.
     #[arg(
@@ -245,21 +247,24 @@ pub struct Args {
     #[arg(long, value_name = "PATH", help_heading = "Access")]
     pub api_keys: Option<PathBuf>,
 
-    /// Maximum number of requests per minute for each API key. Default: unlimited.
+    /// Maximum number of requests per minute for each API key. Each router counts its own requests. The limit has no
+    /// effect without --api-keys. Default: unlimited.
     ///
     /// If exceeded: further requests are rejected with 429, `rate_limit_exceeded`, and `Retry-After`.
     #[arg(long, value_name = "COUNT", help_heading = "Access")]
     pub requests_per_minute: Option<u32>,
 
-    /// Maximum number of prompt and completion tokens per minute for each API key. Default: unlimited.
+    /// Maximum number of prompt and completion tokens per minute for each API key. Each router counts its own requests.
+    /// The limit has no effect without --api-keys. Default: unlimited.
     ///
-    /// If exceeded: further requests are rejected with 429, `rate_limit_exceeded`, and `Retry-After` unless the request
-    /// alone exceeds the limit.
+    /// If exceeded: further requests are rejected with 429, `rate_limit_exceeded`, and `Retry-After`, which is omitted
+    /// if the request alone exceeds the limit.
     #[arg(long, value_name = "COUNT", help_heading = "Access")]
     pub tokens_per_minute: Option<u32>,
 
     /// How API keys map to tenants. Requests of different tenants never share stored responses, conversations or cached
-    /// prompts, and the `cached_tokens` of one tenant reveal nothing about the prompts of another. Requires --api-keys.
+    /// prompts, and the `cached_tokens` of one tenant reveal nothing about the prompts of another. It has no effect
+    /// without --api-keys.
     #[arg(long, value_enum, default_value = "key", help_heading = "Access")]
     pub key_isolation: KeyIsolation,
 
@@ -284,7 +289,8 @@ pub struct Args {
 
     /// Maximum number of open client connections to the API.
     ///
-    /// If exceeded: further connections wait, and idle connections are closed after one second to make room for them.
+    /// If exceeded: further connections wait, and connections that have been idle for one second are closed to make
+    /// room for them.
     #[arg(
         long,
         value_name = "COUNT",
@@ -314,7 +320,7 @@ pub struct Args {
     #[arg(long, value_name = "TIME", default_value = "30s", value_parser = duration, help_heading = "Limits")]
     pub read_timeout: Duration,
 
-    /// Maximum time for which a client may read no data of a response.
+    /// Maximum time for which a client may leave available data of a response unread.
     ///
     /// If exceeded: the response is aborted, and the request is canceled at its replica.
     #[arg(long, value_name = "TIME", default_value = "60s", value_parser = duration, help_heading = "Limits")]

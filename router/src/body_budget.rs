@@ -108,7 +108,7 @@ impl ReceivedBody {
         }
         if let Some(first) = self.first.take() {
             // The operating system allocates memory only when it is written to, so reserving the announced length costs
-            // none.
+            // no memory.
             self.joined.reserve_exact(self.announced.max(first.len() + part.len()));
             self.joined.extend_from_slice(&first);
         }

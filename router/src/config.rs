@@ -103,7 +103,9 @@ fn options(path: &Path, text: &str) -> Result<Vec<OsString>, Error> {
     };
     let mut options = Vec::new();
     for (key, value) in &members {
-        let Value::String(key) = key else { return Err(wrong(format!("{key:?} is not a flag"))) };
+        let Value::String(key) = key else {
+            return Err(wrong(format!("the key {key:?} is not a flag: keys must be strings")));
+        };
         if key == "config" || key == "help" || key == "version" {
             return Err(wrong(format!("{key} is only allowed on the command line")));
         }

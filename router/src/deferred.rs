@@ -68,7 +68,7 @@ impl DeferredTasks {
     /// Starts to defer jobs.
     ///
     /// # Panics
-    /// The call is outside of a runtime. The runtime must belong to this thread alone.
+    /// If called outside of a Tokio runtime. The runtime must belong to this thread alone.
     pub(crate) fn start() -> Self {
         let wake = Arc::new(Notify::new());
         DEFERRED.with_borrow_mut(|deferred| deferred.wake = Some(Arc::clone(&wake)));

@@ -8,7 +8,8 @@
 //!
 //! Requests that are waiting because all replicas are full and requests that are waiting because the model has no
 //! replica are in the same queue, so that a new replica serves the requests that have waited for it before newcomers.
-//! Requests of the second kind have a separate limit and timeout: `--replica-wait-requests` and `--replica-wait-timeout`.
+//! Requests of the second kind have a separate limit and timeout: `--replica-wait-requests` and
+//! `--replica-wait-timeout`.
 //!
 //! When room becomes free, `dispatcher` assigns it to waiting requests: `backfill` decides which of them gets the room,
 //! and `picker` decides which replica a request gets. `queue_guard` and `replica_wait` count the requests that wait.

@@ -22,13 +22,13 @@ pub(crate) enum Error {
     #[error("the model {0:?} does not exist")]
     UnknownModel(String),
     /// The replica that stored the object no longer exists, or the object was never stored.
-    #[error("{param}: no replica of this model stores {id:?}")]
+    #[error("{param}: {id:?} does not exist, or the replica that stored it is gone or serves another model")]
     ObjectNotFound { param: &'static str, code: &'static str, id: String },
     #[error("the replica that stored the referenced object no longer exists")]
     ReplicaGone,
     #[error("{header}: {problem}")]
     Header { header: &'static str, problem: String },
-    #[error("the content encoding {0:?} is not supported: send the body without one")]
+    #[error("the content encoding {0:?} is not supported: send the body uncompressed")]
     ContentEncoding(String),
     #[error("unknown path {0}")]
     UnknownPath(String),
@@ -36,7 +36,7 @@ pub(crate) enum Error {
     Method { method: String, path: String },
     #[error("the request body is larger than {0} bytes (--max-body-bytes)")]
     BodyTooLarge(u64),
-    #[error("the bodies of all requests together exceed {0} bytes (--max-buffered-body-bytes)")]
+    #[error("the buffer for request bodies is full (limit: {0} bytes, --max-buffered-body-bytes)")]
     BodyBufferFull(u64),
     /// The body did not arrive: the connection broke, or the time limit was exceeded.
     #[error("failed to receive the request body: {0}")]
@@ -49,7 +49,7 @@ pub(crate) enum Error {
     RateExceeded(RateExceeded),
     #[error("too many concurrent requests (limit: {0})")]
     TooManyRequests(u32),
-    #[error("the queue is full: too many requests are waiting for a replica")]
+    #[error("the queue is full: too many requests or prompt tokens are waiting for a replica")]
     QueueFull { retry_after: Duration },
     #[error("timed out in the queue: no replica had room for the request")]
     QueueTimeout { retry_after: Duration },
@@ -62,21 +62,25 @@ pub(crate) enum Error {
     AllFailed { attempts: u32, last: &'static str },
     /// The request itself may have caused the failures.
     #[error(
-        "{0} replicas failed after receiving the request; the request is not retried, because it may be the cause"
+        "the connection to a replica broke {0} times after the request was sent; the request is not retried, \
+         because it may be the cause"
     )]
     BrokeReplicas(u32),
     /// The connection broke during a request that may have changed stored objects.
     #[error(
-        "the replica failed after it may have received the request; the request is not retried, because it may have \
-         changed stored objects"
+        "the connection to the replica broke, but the replica may have received the request; the request is \
+         not retried, because it may have changed stored objects"
     )]
     OutcomeUnknown,
     /// No answer arrived in time for a request that may still change stored objects.
     #[error(
-        "the replica did not answer in time; the request is not retried, because it may change stored objects"
+        "the replica did not answer in time; the request is not retried, because it may still change stored \
+         objects"
     )]
     UnknownAfterTimeout,
-    #[error("the request has already passed this router: the address of a replica leads back to the router")]
+    #[error(
+        "the request has already passed through this router: the address of a replica leads back to the router"
+    )]
     Loop,
     #[error("no replica answered in time (attempts: {attempts})")]
     AllTimedOut { attempts: u32 },

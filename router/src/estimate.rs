@@ -1,5 +1,5 @@
 //! Estimates quantities that a request does not contain: the number of bytes per token, of tokens per answer, and of
-//! tokens per event. They are updated from the usage that answers report.
+//! tokens per event. The estimates are updated from the usage that answers report.
 
 /// The estimates for one model: moving averages that start at typical values.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -32,7 +32,7 @@ impl Estimates {
         self.output_tokens += WEIGHT * (f64::from(tokens) - self.output_tokens);
     }
 
-    /// Updates the tokens per event with a stream. With speculative decoding an event can have several tokens.
+    /// Updates the tokens per event with a stream. With speculative decoding, an event can have several tokens.
     pub fn observe_events(&mut self, events: u32, tokens: u32) {
         if events > 0 && tokens > 0 {
             let ratio = (f64::from(tokens) / f64::from(events)).clamp(0.5, 64.0);

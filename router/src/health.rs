@@ -84,7 +84,7 @@ pub struct Health {
 #[derive(Clone, Copy, Debug, Default)]
 struct Record {
     consecutive_failures: u32,
-    /// The number of recent requests. The number is halved together with `failures` when it reaches a bound.
+    /// The number of recent requests. It is halved together with `failures` when it reaches [`REQUESTS_WINDOW`].
     requests: u32,
     failures: u32,
     /// The number of ejections since the replica was last healthy for a long time.
@@ -185,8 +185,8 @@ impl Health {
         SentRequest { probe_round }
     }
 
-    /// Records that the answer has begun. If the request is a probe, the probe has succeeded, and the rest of the answer
-    /// counts like that of any other request.
+    /// Records that the answer has begun. If the request is a probe, the probe has succeeded, and the rest of the
+    /// answer counts like that of any other request.
     pub fn answer_began(&mut self, replica: u64, request: &mut SentRequest) {
         let probes = self.config.probes.max(1);
         let probe_round = request.probe_round.take();
@@ -215,8 +215,8 @@ impl Health {
     }
 
     /// Records that the request failed: no connection, no answer in time, a 5xx status other than 503, or a broken
-    /// stream. Returns whether the failure ejected the replica. `model_replicas` lists all replicas of the request's model;
-    /// their number limits how many can be ejected.
+    /// stream. Returns whether the failure ejected the replica. `model_replicas` lists all replicas of the request's
+    /// model; their number limits how many can be ejected.
     pub fn failed(
         &mut self,
         replica: u64,

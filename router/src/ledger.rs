@@ -1,12 +1,13 @@
-//! Combines the dispatches of this router to one replica and the load reports of the replica into one consistent snapshot.
+//! Combines the dispatches of this router to one replica and the load reports of the replica into one consistent
+//! snapshot.
 //!
 //! A dispatch is booked when its replica is picked, before anything is sent, so that the next pick sees it. Once the
 //! figures of a load report include the dispatch (the report lists the numbers), the booking stops counting as load.
 //! Therefore, no dispatch is counted twice, and none is missing between two reports. The booking is an RAII guard:
 //! however a request ends, its booking ends with it.
 //!
-//! Reports and bookings share one lock, which is held only for the few instructions of each call: a snapshot never contains
-//! a report without the dispatches that it acknowledges. The module reads no clock; time is a parameter.
+//! Reports and bookings share one lock, which is held only for the few instructions of each call: a snapshot never
+//! contains a report without the dispatches that it acknowledges. The module reads no clock; time is a parameter.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -113,7 +114,8 @@ pub struct LoadSnapshot {
     pub reported: Option<ReportedLoad>,
     /// The age of the last report, even if it is too old.
     pub report_age: Option<Duration>,
-    /// The time since the reported speeds of prefill and decode last changed. The replica has computed nothing since then.
+    /// The time since the reported speeds of prefill and decode last changed. The replica has computed nothing since
+    /// then.
     pub speed_age: Option<Duration>,
     /// The time since the reported speed of the image encoder last changed.
     pub image_speed_age: Option<Duration>,
@@ -174,9 +176,9 @@ struct LastReport {
 struct Entry {
     cost: Cost,
     at: Instant,
-    /// No report includes the dispatch.
+    /// Whether no report includes the dispatch.
     is_unreported: bool,
-    /// The prompt is not known to have been computed.
+    /// Whether the prompt is not known to have been computed.
     is_without_token: bool,
 }
 

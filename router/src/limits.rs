@@ -74,7 +74,7 @@ impl RateLimits {
     /// Corrects the charge of a request that used `used` tokens instead of `charged`.
     pub fn settle(&mut self, key: u64, charged: u32, used: u32) {
         if let Some(Buckets { tokens, .. }) = self.buckets.get_mut(&key) {
-            // The level can become negative. Then the next request waits until it is positive again.
+            // The level can become negative. Further requests are then rejected until the bucket has refilled.
             tokens.level = (tokens.level + f64::from(charged) - f64::from(used)).min(tokens.size);
         }
     }

@@ -116,7 +116,7 @@ impl Threads {
         Ok(Self { threads: threads.context("failed to start a thread")?, abort, pressure, running })
     }
 
-    /// Waits until all requests are finished after `stop`.
+    /// Waits until all requests are finished after `stop` is canceled.
     pub(crate) async fn finished(&mut self) {
         let _ = self.running.recv().await;
     }
@@ -132,7 +132,7 @@ impl Threads {
         }
     }
 
-    /// Accepts connections and assigns them to threads until `stop`.
+    /// Accepts connections and assigns them to threads until `stop` is canceled.
     pub(crate) async fn accept(
         &self,
         listener: TcpListener,

@@ -1,5 +1,5 @@
-//! Receives the load reports of replicas: one stream per replica, which is reopened with a backoff when it breaks. From
-//! replicas that do not report their load, the list of models is requested over HTTP.
+//! Receives the load reports of replicas: one stream per replica, which is reopened with a backoff when it breaks. For
+//! replicas that do not report their load, this module requests the list of models over HTTP.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -124,7 +124,10 @@ async fn listen(dispatcher: &Arc<Dispatcher>, replica: &Arc<Replica>) {
             Some(address) => receive_reports(dispatcher, replica, address).await,
             None => poll_models(dispatcher, replica).await,
         };
-        let problem = ended.err().map_or_else(|| "the stream ended".to_owned(), |error| format!("{error:#}"));
+        let problem = ended.err().map_or_else(
+            || "the replica closed the stream of load reports".to_owned(),
+            |error| format!("{error:#}"),
+        );
         {
             let mut status = replica.status();
             if status.is_connected || status.problem.is_none() {
@@ -169,8 +172,8 @@ async fn receive_reports(
     dispatcher.replicas.authenticate(request.metadata_mut().as_mut());
     let opened = tokio::time::timeout(CONNECT_TIMEOUT, client.watch_load(request)).await;
     let mut stream = opened
-        .context("the replica did not answer in time")?
-        .context("failed to open the stream")?
+        .with_context(|| format!("the replica did not answer within {CONNECT_TIMEOUT:?}"))?
+        .context("failed to open the stream of load reports")?
         .into_inner();
     {
         let mut status = replica.status();
@@ -183,7 +186,9 @@ async fn receive_reports(
             message = tokio::time::timeout(SILENCE_MAX, stream.message()) => message,
             () = &mut lengths => continue,
         };
-        let Some(load) = message.context("the replica stopped reporting")?.context("the stream broke")?
+        let Some(load) = message
+            .with_context(|| format!("the replica sent no load report for {SILENCE_MAX:?}"))?
+            .context("the stream of load reports broke")?
         else {
             return Ok(());
         };
@@ -231,7 +236,8 @@ async fn request_model_lengths(dispatcher: &Dispatcher, replica: &Replica) {
 async fn poll_models(dispatcher: &Arc<Dispatcher>, replica: &Arc<Replica>) -> anyhow::Result<()> {
     loop {
         let answer = tokio::time::timeout(CONNECT_TIMEOUT, request_models(dispatcher, replica)).await;
-        let (models, store_id) = answer.context("the replica did not answer in time")??;
+        let (models, store_id) =
+            answer.with_context(|| format!("the replica did not answer within {CONNECT_TIMEOUT:?}"))??;
         replica.status().max_model_lens = max_model_lens(&models);
         let names = models.into_iter().map(|model| model.id).collect();
         dispatcher.replicas.observe_models(replica, names, store_id);
@@ -254,7 +260,11 @@ async fn request_models(dispatcher: &Dispatcher, replica: &Replica) -> anyhow::R
     dispatcher.replicas.authenticate(request.headers_mut());
     let head = connection.send(request).await.context("failed to list the models")?;
     anyhow::ensure!(!rejects_router(&head), "the replica rejected the replica token of this router");
-    anyhow::ensure!(head.status.is_success(), "the replica answered with status {}", head.status);
+    anyhow::ensure!(
+        head.status.is_success(),
+        "the replica answered GET /v3/models with status {}",
+        head.status
+    );
     let mut body = Vec::new();
     while let Some(bytes) = connection.next().await {
         body.extend_from_slice(&bytes.context("the connection broke during the answer")?);

@@ -81,7 +81,7 @@ impl TermHistograms {
             ),
             prefill: metrics.request_seconds(
                 "pick_prefill",
-                "Part of the score: time to compute the prompt of the request",
+                "Part of the score: time to compute the uncached part of the request's prompt",
             ),
             image_encoding: metrics.request_seconds(
                 "pick_image_encoding",
@@ -138,7 +138,7 @@ struct ReplicaLabels {
     replica: String,
 }
 
-/// A histogram from 1 us to 32 ms.
+/// A histogram with buckets from 1 us to 32 ms.
 fn short() -> Histogram {
     Histogram::new(exponential_buckets(0.000_001, 2.0, 16))
 }
@@ -161,11 +161,12 @@ impl Default for Metrics {
                 .zero("ejections", "Number of times that a replica was ejected because its requests failed"),
             expired_dispatches: metrics.zero(
                 "expired_dispatches",
-                "Requests that were sent to a replica but appeared in none of its load reports",
+                "Requests that were sent to a replica but appeared in none of its load reports for 30 s",
             ),
             score: metrics.request_seconds(
                 "pick_score",
-                "Score of the picked replica; with the policy kv, its estimated time to the first token",
+                "Score of the picked replica: with the policy kv, its estimated time to the first token; \
+                 with other policies, not a time",
             ),
             terms: TermHistograms::new(&mut metrics),
             pick_latency: metrics.seconds(

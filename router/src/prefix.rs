@@ -116,7 +116,7 @@ impl PrefixHashes {
         (blocks * self.block_len, self.unit)
     }
 
-    /// The number of tokens in the first `blocks` blocks. For text it is estimated from `bytes_per_token`.
+    /// The number of tokens in the first `blocks` blocks. For text, the number is estimated from `bytes_per_token`.
     #[must_use]
     pub fn tokens_of(&self, blocks: usize, bytes_per_token: f64) -> u32 {
         let (length, unit) = self.len_of(blocks);

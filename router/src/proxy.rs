@@ -199,7 +199,7 @@ async fn forward(
     retry::send_until_answered(worker, destination, &outgoing, record).await
 }
 
-/// The waiting parameters of the request, from its headers.
+/// The priority class and the deadline with which the request waits, from its headers.
 fn queued_request(parts: &Parts) -> Result<QueuedRequest, Error> {
     let text = |name| parts.headers.get(name).map(|value: &HeaderValue| value.to_str().unwrap_or_default());
     let class = text(PRIORITY).map_or(Ok(PriorityClass::default()), str::parse).map_err(
@@ -209,7 +209,7 @@ fn queued_request(parts: &Parts) -> Result<QueuedRequest, Error> {
         let timeout = seconds.parse().ok().and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
         timeout.and_then(|timeout| Instant::now().checked_add(timeout)).ok_or_else(|| Error::Header {
             header: TIMEOUT,
-            problem: format!("{seconds:?} is not a number of seconds, such as 2.5"),
+            problem: format!("{seconds:?} is not a non-negative number of seconds, such as 2.5"),
         })
     };
     let deadline = text(TIMEOUT).map(parse_deadline).transpose()?;
@@ -226,13 +226,13 @@ fn routing_fields<'a>(endpoint: Endpoint, parts: &Parts, body: &'a [u8]) -> Resu
     };
     match endpoint {
         Endpoint::Chat | Endpoint::Completions | Endpoint::Responses => Ok(fields::read(body, endpoint)?),
-        // The body of other endpoints may be JSON, and may name a model.
+        // The body of a request to another endpoint may be JSON and name a model.
         _ if is_json() => Ok(fields::read(body, endpoint).unwrap_or_default()),
         _ => Ok(Fields::default()),
     }
 }
 
-/// Checks that the body is not compressed. Replicas decompress no bodies, and the router must read the fields that
+/// Checks that the body is not compressed. Replicas do not decompress bodies, and the router must read the fields that
 /// determine the replica and the charge.
 fn check_encoding(parts: &Parts) -> Result<(), Error> {
     let mut encodings = parts.headers.get_all(header::CONTENT_ENCODING).iter();
@@ -328,8 +328,8 @@ fn prompt_bytes(fields: &Fields<'_>, prompt: &RoutingPrompt<'_>) -> usize {
     prompt.text.len() + members.iter().map(|member| member.len()).sum::<usize>()
 }
 
-/// The bytes of the prompt, from which the bytes per token are derived; 0 if the number of tokens does not depend on them
-/// alone, because the prompt has images or continues stored turns.
+/// The number of bytes of the prompt, from which the bytes per token are derived; 0 if the number of tokens does not
+/// depend on these bytes alone, because the prompt has images or continues stored turns.
 fn measurable_prompt_bytes(fields: &Fields<'_>, prompt: &RoutingPrompt<'_>) -> usize {
     let has_history = fields.previous_response_id.is_some() || fields.conversation.is_some();
     if has_history || prompt.image_tokens > 0 { 0 } else { prompt_bytes(fields, prompt) }

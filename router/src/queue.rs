@@ -16,10 +16,11 @@ pub use ticket::Ticket;
 mod fair_order;
 mod ticket;
 
-/// The reciprocal of the fraction of `--queue-requests` and `--queue-tokens` that one tenant must leave to the others.
+/// Number by which `--queue-requests` and `--queue-tokens` are divided to obtain the part of the queue that one tenant
+/// must leave to the others.
 ///
-/// If exceeded: further requests of the tenant are rejected as if the queue were full. Requests without a tenant may fill
-/// the queue.
+/// If exceeded: further requests of the tenant are rejected as if the queue were full. Requests without a tenant may
+/// fill the queue.
 const TENANT_QUEUE_RESERVE: u64 = 8;
 
 /// The limits of a queue.
@@ -227,8 +228,8 @@ impl Queue {
 
 /// The smallest `Retry-After` of any answer.
 pub const RETRY_AFTER_MIN: Duration = Duration::from_secs(1);
-/// Maximum `Retry-After` of a request that is rejected because the queue is full or because the request timed out in
-/// the queue.
+/// Maximum `Retry-After` of the answer to a request that is rejected because the queue is full or because the request
+/// timed out in the queue.
 ///
 /// If exceeded: the header has this value even if the expected wait is longer.
 pub const RETRY_AFTER_MAX: Duration = Duration::from_secs(120);

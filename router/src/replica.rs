@@ -81,9 +81,9 @@ pub struct ReplicaStatus {
 /// The changes that a load report has caused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ReportChanges {
-    /// Another process has replaced the replica, so all earlier information about it is obsolete.
+    /// Whether another process has replaced the replica, so that all earlier information about it is obsolete.
     pub is_new_process: bool,
-    /// The replica serves different models than before, or has begun or stopped accepting requests.
+    /// Whether the replica serves different models than before, or has begun or stopped accepting requests.
     pub affects_routing: bool,
 }
 

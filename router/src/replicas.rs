@@ -18,8 +18,8 @@ use crate::served_model::ServedModel;
 
 /// Number of models that the router knows, including those that no replica serves anymore.
 ///
-/// If exceeded: models without a replica and without waiting requests are forgotten; if this is not enough, the new model
-/// is not served: 404, `model_not_found`.
+/// If exceeded: models without a replica and without waiting requests are forgotten; if this is not enough, the new
+/// model is not served: 404, `model_not_found`.
 pub const MODELS_MAX: usize = 4096;
 
 /// All replicas, by model.

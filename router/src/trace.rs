@@ -32,7 +32,7 @@ impl Span {
         let context = self.0.span_context();
         let flags = context.trace_flags() & TraceFlags::SAMPLED;
         let text = format!("00-{}-{}-{:02x}", context.trace_id(), context.span_id(), flags.to_u8());
-        HeaderValue::from_str(&text).expect("invariant: digits and dashes are a header")
+        HeaderValue::from_str(&text).expect("invariant: digits and dashes are a header value")
     }
 
     /// Ends the span with attributes about the request.
@@ -44,7 +44,7 @@ impl Span {
     }
 }
 
-/// Parses the header `traceparent` of W3C Trace Context, version 00 or the compatible part of a later version.
+/// Parses the `traceparent` header of W3C Trace Context, version 00 or the compatible part of a later version.
 fn parse(header: &str) -> Option<SpanContext> {
     let mut parts = header.trim().split('-');
     let (version, trace, span, flags) = (parts.next()?, parts.next()?, parts.next()?, parts.next()?);

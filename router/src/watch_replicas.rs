@@ -21,9 +21,9 @@ use crate::replica::Replica;
 ///
 /// If exceeded: the gRPC call fails with `RESOURCE_EXHAUSTED`.
 const STREAMS_MAX: usize = 16;
-/// Size of a gRPC request to the router, which has no fields yet.
+/// Size of a gRPC request to the router. Requests have no fields yet.
 ///
-/// If exceeded: the gRPC call fails.
+/// If exceeded: the gRPC call fails with `OUT_OF_RANGE`.
 const REQUEST_BYTES_MAX: usize = 4096;
 /// The interval at which a stream checks for changes.
 const CHECK_INTERVAL: Duration = Duration::from_millis(100);

@@ -68,7 +68,7 @@ async fn endpoint_slices(
         });
         return axum::Json(list).into_response();
     }
-    let events = cluster.watches.pop().expect("as many watches as the test has");
+    let events = cluster.watches.pop().expect("the test provides enough watches");
     let lines = ReceiverStream::new(events).map(|event| Ok::<_, std::io::Error>(format!("{event}\n")));
     Body::from_stream(lines).into_response()
 }

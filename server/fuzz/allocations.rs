@@ -18,5 +18,9 @@ pub(crate) fn bounded(input: &[u8], check: impl FnOnce(&[u8])) {
     check(input);
     let peak = ALLOCATOR.peak_usage().saturating_sub(before);
     let bytes_max = BYTES_MAX + BYTES_PER_INPUT_BYTE_MAX * input.len();
-    assert!(peak <= bytes_max, "{} bytes of input made the check allocate {peak} bytes", input.len());
+    assert!(
+        peak <= bytes_max,
+        "the check allocated {peak} bytes for {} bytes of input (limit: {bytes_max} bytes)",
+        input.len()
+    );
 }

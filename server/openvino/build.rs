@@ -152,8 +152,8 @@ fn shared_directory(openvino: &Path) -> PathBuf {
     target.join("shim").join(format!("{:016x}", hash.finish()))
 }
 
-/// Compiles libraries to `directory`, with as many parallel jobs as Cargo allows, and links them in the given order. If
-/// the directory exists, they are already compiled.
+/// Compiles libraries into `directory`, with as many parallel jobs as Cargo allows, and links them in the given order.
+/// If the directory exists, they are already compiled.
 fn compile(mut libraries: Vec<(String, cc::Build)>, directory: &Path) {
     let partial = directory.with_extension("partial");
     if !directory.exists() {
@@ -185,7 +185,7 @@ fn remove_oldest(directories: &Path) {
     }
 }
 
-/// Compiles libraries to `directory`.
+/// Compiles libraries into `directory`.
 fn compile_to(libraries: &mut [(String, cc::Build)], directory: &Path) {
     let jobs = env::var("NUM_JOBS").ok().and_then(|jobs| jobs.parse().ok()).unwrap_or(1);
     let next = AtomicUsize::new(0);
@@ -213,7 +213,7 @@ fn compile_to(libraries: &mut [(String, cc::Build)], directory: &Path) {
 fn kernels() -> Vec<(String, cc::Build)> {
     const AVX2: &[&str] = &["-mavx2", "-mfma", "-mf16c"];
     const AVX512: &[&str] = &["-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq"];
-    /// The tile registers of AMX, and a model of them in plain C++, for tests.
+    /// Selects the tile registers of AMX or, for tests, a model of them in plain C++.
     const TILES: &[&str] = &["-DOVFLEET_TILES=HardwareTiles"];
     const TILE_MODEL: &[&str] = &["-DOVFLEET_TILES=ModelTiles"];
     /// The attention kernels define explicitly which operations are fused: see attention/kernels/kernels.cpp.
@@ -262,7 +262,7 @@ fn kernels() -> Vec<(String, cc::Build)> {
             // The compiler's headers for vector instructions cause these warnings.
             .flag_if_supported("-Wno-uninitialized")
             .flag_if_supported("-Wno-maybe-uninitialized")
-            // Servers have AVX2, so the compiler need not spend a third of its time on portable kernels.
+            // Servers have AVX2, so optimizing the portable kernels further is not worth a third of the compile time.
             .opt_level(if name.ends_with("portable") { 2 } else { 3 });
         libraries.push((format!("ovfleet_{directory}_{name}"), build));
     }

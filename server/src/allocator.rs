@@ -1,7 +1,7 @@
 //! Returns freed memory to the operating system.
 //!
-//! By default, the C library's allocator has an arena for each thread and retains the memory that is freed in it, so
-//! the memory of a burst of large requests would never be returned. See decision 0081.
+//! By default, the C library's allocator has up to eight arenas per processor and retains most of the memory that is
+//! freed in them, so the memory of a burst of large requests would never be returned. See decision 0081.
 
 use std::convert::Infallible;
 use std::time::{Duration, Instant};
@@ -10,10 +10,10 @@ use tokio::time::MissedTickBehavior;
 
 /// The interval at which the memory of the process is measured.
 const INTERVAL: Duration = Duration::from_secs(5);
-/// Trim only if the memory exceeds the lowest measurement by this amount, because trimming holds the allocator's locks
-/// for some milliseconds.
+/// Trim only if the memory exceeds the lowest measurement by at least this amount, because trimming holds the
+/// allocator's locks for several milliseconds.
 const EXCESS_BYTES_MIN: u64 = 32 << 20;
-/// The maximum of [`Trimmer::period`]. It is reached if trims return little memory because the memory is still in use.
+/// The maximum of [`Trimmer::period`], which grows if trims return little memory because the memory is still in use.
 /// Memory that becomes unused later is returned within half a minute.
 const READINGS_MAX: u32 = 6;
 
@@ -90,7 +90,7 @@ pub(crate) async fn trim_excess() -> anyhow::Result<Infallible> {
     }
 }
 
-/// The resident anonymous memory of this process.
+/// Returns the resident anonymous memory of this process in bytes, or `None` if the system does not report it.
 fn anonymous_bytes() -> Option<u64> {
     let status = std::fs::read_to_string("/proc/self/status").ok()?;
     let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:"))?;

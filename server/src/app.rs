@@ -47,7 +47,7 @@ struct Inner {
 /// A loaded model and the engine that runs it.
 #[derive(Debug)]
 pub struct ServedModel {
-    /// The names, texts and formats of the model.
+    /// The model's names, tokenizer, chat template and formats.
     pub model: Model,
     /// The handle of the engine that runs the model.
     pub engine: EngineHandle,
@@ -138,7 +138,7 @@ impl App {
         self.0.metrics.encode(&state)
     }
 
-    /// Returns a random number that was chosen when the process started, and is never 0.
+    /// Returns a random nonzero number that was generated when the process started.
     pub(crate) fn epoch(&self) -> u64 {
         self.0.epoch
     }
@@ -196,7 +196,7 @@ impl App {
         &self.0.metrics
     }
 
-    /// Returns the requests that routers have sent.
+    /// Returns the record of the requests that routers have sent.
     pub(crate) fn dispatches(&self) -> &Dispatches {
         &self.0.dispatches
     }
@@ -226,7 +226,8 @@ impl App {
         }
     }
 
-    /// Returns an ID that is unique among the requests of all processes (a collision has a probability of 2^-64).
+    /// Returns an ID that is unique among the requests of all processes, unless two processes have the same epoch (with
+    /// a probability of 2^-64).
     pub(crate) fn next_id(&self) -> RequestId {
         RequestId { epoch: self.0.epoch, number: self.0.requests.fetch_add(1, Ordering::Relaxed) }
     }

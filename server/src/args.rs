@@ -47,7 +47,8 @@ pub struct Args {
     /// The model: a GGUF file, the first part of a split GGUF model, or a directory with tokenizer.json and either
     /// openvino_model.xml or openvino_language_model.xml.
     ///
-    /// `--backend sim` uses only the model's tokenizer and chat template, or a byte tokenizer without --model.
+    /// Required with `--backend openvino`. `--backend sim` uses only the model's tokenizer and chat template or,
+    /// without --model, a byte tokenizer.
     #[arg(long, value_name = "PATH")]
     pub model: Option<PathBuf>,
 
@@ -57,7 +58,7 @@ pub struct Args {
     #[arg(long = "model-name", value_name = "NAME", value_delimiter = ',')]
     pub model_names: Vec<String>,
 
-    /// A LoRA adapter, which requests select by using NAME as the model name. Repeatable.
+    /// A LoRA adapter, as NAME=PATH. Requests select it by using NAME as the model name. Repeatable.
     ///
     /// PATH is a directory in PEFT format, with adapter_config.json and adapter_model.safetensors. One step can serve
     /// requests with different adapters and requests without an adapter. `--backend sim` does not read the directories.
@@ -103,12 +104,12 @@ pub struct Args {
     #[arg(long, value_name = "PORT", help_heading = "Network")]
     pub admin_port: Option<u16>,
 
-    /// A file with the replica token. The server rejects API requests and load-report calls without the token, so that
-    /// only routers can send them.
+    /// A file with the replica token. The server rejects API requests and gRPC calls without the token, so that only
+    /// routers can send them.
     ///
     /// The file contains one token per line: 16 to 256 letters, digits and -._~+/=. The server accepts every token in
-    /// the file, and reloads the file when it changes. Pass the same file to the routers. The admin port requires no
-    /// token. Default: no token is required.
+    /// the file, and reloads the file when it changes. Pass the same file to the routers. Probes and scrapes on the API
+    /// port require the token, too; the admin port and gRPC health checks do not. Default: no token is required.
     #[arg(long, value_name = "PATH", help_heading = "Network")]
     pub replica_token_file: Option<PathBuf>,
 
@@ -116,13 +117,13 @@ pub struct Args {
     #[arg(long, value_enum, default_value = "openvino", help_heading = "Engine")]
     pub backend: Backend,
 
-    /// The OpenVINO device: CPU, GPU, GPU.1, AUTO or HETERO:GPU,CPU. Only CPU is tested. NPU is not supported, because
-    /// OpenVINO has no paged attention for NPUs.
+    /// The OpenVINO device, such as CPU, GPU, GPU.1, AUTO or HETERO:GPU,CPU. Only CPU is tested. NPU is not supported,
+    /// because OpenVINO has no paged attention for NPUs.
     #[arg(long, default_value = "CPU", help_heading = "Engine")]
     pub device: String,
 
-    /// The NUMA node that the server runs on. The server uses only the processors of this node and, if the
-    /// system permits it, only its memory.
+    /// The NUMA node on which the server runs. The server uses only the processors of this node and, if the system
+    /// permits it, only the memory of this node.
     ///
     /// On a machine with several nodes, run one replica per node, because access to the memory of other nodes is
     /// slower. Default: all nodes.
@@ -175,12 +176,13 @@ pub struct Args {
 
     /// Directory in which compiled models are cached, so that the next start is faster.
     ///
-    /// For GGUF files with adapters or on devices other than CPU, the rewritten graph is cached instead of the compiled
-    /// model. Vision-language models are not cached; neither are IRs with adapters or on devices other than CPU.
+    /// For GGUF files with adapters, the rewritten graph is cached instead of the compiled model. IRs with adapters and
+    /// vision-language models are not cached. On devices other than CPU, the server caches only the rewritten graphs of
+    /// GGUF files, and passes the directory to the plugin as CACHE_DIR.
     #[arg(long, value_name = "PATH", help_heading = "Engine")]
     pub cache_dir: Option<PathBuf>,
 
-    /// A property of the OpenVINO plugin, or several as a JSON object. Repeatable.
+    /// A property of the OpenVINO plugin as KEY=VALUE, or several properties as a JSON object. Repeatable.
     #[arg(
         long = "plugin-config",
         value_name = "KEY=VALUE",
@@ -189,7 +191,7 @@ pub struct Args {
     )]
     pub plugin_config: Vec<Properties>,
 
-    /// Maximum number of sequences that run at the same time.
+    /// Maximum number of sequences that run at the same time. It is limited to --max-num-batched-tokens.
     ///
     /// If exceeded: further sequences wait; a request that has more sequences by itself is rejected with 400,
     /// `integer_above_max_value`.
@@ -216,8 +218,10 @@ pub struct Args {
     pub max_num_batched_tokens: u32,
 
     /// Maximum number of tokens processed in a step that both generates tokens and processes prompts. A lower value
-    /// shortens the pauses between streamed tokens; a higher value processes long prompts faster. If N prompts wait for
-    /// each generating sequence, the step may be N times as large.
+    /// shortens the pauses between streamed tokens; a higher value processes long prompts faster. However many
+    /// sequences generate, prompts may use at least a quarter of this number. If several prompts wait for each
+    /// generating sequence, or many prompts wait in total, the limit is a multiple of this number. While several
+    /// tenants have requests, it is exactly this number, and also applies to steps that only process prompts.
     ///
     /// If exceeded: the rest of the prompts is processed in the following steps.
     #[arg(
@@ -237,24 +241,26 @@ pub struct Args {
     #[arg(long, value_name = "DURATION", value_parser = duration, help_heading = "Engine")]
     pub max_itl: Option<Duration>,
 
-    /// Fraction of the attention weight that is computed for prompts of at least 2,048 tokens, such as 0.95. Each chunk
-    /// of a prompt attends only to the KV cache blocks that together hold this fraction, estimated from a sample of the
-    /// chunk's tokens. Long prompts are processed faster, but the results are approximate. Generated tokens attend to
-    /// all blocks. Default: the attention is exact
+    /// Fraction of the attention weight that is computed for prompts of at least 2,048 tokens, such as 0.95. Each group
+    /// of up to 128 prompt tokens attends only to the earlier tokens that together hold this fraction, as estimated
+    /// from a sample of the group. Long prompts are processed faster, but the results are approximate. Generated tokens
+    /// attend to all tokens. Requires the native attention kernels. Default: the attention is exact
     #[arg(long, value_name = "SHARE", value_parser = proper_fraction, help_heading = "Engine")]
     pub sparse_attention: Option<f32>,
 
     /// Maximum number of tokens of a generating sequence that stay in the KV cache, rounded down to whole blocks. The
     /// minimum is four blocks. Eviction makes long sequences faster and frees memory for other sequences, but the
-    /// output of long sequences is approximate, and later prompts cannot reuse their blocks. Default: no tokens are
-    /// evicted.
+    /// output of long sequences is approximate, and later prompts can reuse their blocks only with --kv-spill-dir.
+    /// Eviction requires the native attention kernels, does not apply to beam search, and cannot be combined with
+    /// --draft-model. Default: no tokens are evicted.
     ///
-    /// If exceeded: the blocks that receive the least attention from the latest tokens are evicted.
+    /// If exceeded: the blocks that have received the least attention from the generated tokens are evicted, except for
+    /// the first block, the most recent blocks and blocks that are shared with other sequences.
     #[arg(long, value_name = "COUNT", value_parser = value_parser!(u32).range(1..), help_heading = "Engine")]
     pub kv_eviction_tokens: Option<u32>,
 
-    /// Maximum number of tokens of a prompt and its completion together. Default: the context length of the model,
-    /// or the capacity of the KV cache if that is less.
+    /// Maximum number of tokens of a prompt and its completion together. It is limited to the capacity of the KV cache.
+    /// Default: the context length of the model.
     ///
     /// If exceeded: the request is rejected with 400, `context_length_exceeded`.
     #[arg(long, value_name = "COUNT", value_parser = value_parser!(u32).range(2..), help_heading = "Engine")]
@@ -276,7 +282,7 @@ pub struct Args {
     /// A small model with the same vocabulary that proposes draft tokens: a GGUF file or an IR directory.
     ///
     /// The model verifies draft tokens, so they do not change the output; tokens are proposed only while that saves
-    /// time. Both models share --kv-cache-size and use the same settings for the device and the weights. With
+    /// time. Both models share --kv-cache-size and use the same device, precisions and plugin properties. With
     /// `--backend sim`, the draft model is simulated, too.
     #[arg(long, value_name = "PATH", help_heading = "Engine")]
     pub draft_model: Option<PathBuf>,
@@ -353,7 +359,7 @@ pub enum Backend {
     /// The OpenVINO runtime on the device given by --device.
     #[value(name = "openvino")]
     OpenVino,
-    /// A simulator that loads no weights; the --sim-* flags set its step times.
+    /// A simulator that loads no weights; the --sim-* flags configure it.
     Sim,
 }
 

@@ -114,8 +114,8 @@ struct Texts {
     draft_model_len: u32,
 }
 
-/// Loads the tokenizers and the runners. With OpenVINO, it loads them concurrently: of the tokenizer's files, the
-/// runners need only the context length, which the caller has read.
+/// Loads the tokenizers and the runners. With OpenVINO, they are loaded concurrently, because the runners need only the
+/// context length from the tokenizer's files, and the caller has already read it.
 fn load(
     config: &BackendConfig,
     source: Option<&TextSource>,
@@ -130,7 +130,7 @@ fn load(
         let texts = std::thread::Builder::new()
             .name("text".to_owned())
             .spawn_scoped(scope, || load_texts(config, source))
-            .context("failed to start a thread")?;
+            .context("failed to start the thread that loads the tokenizer")?;
         let runners = load_openvino(config, context);
         let texts = texts.join().map_err(|_| anyhow!("loading the tokenizer panicked"))??;
         Ok(LoadedModel { texts, runners: runners? })

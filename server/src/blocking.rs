@@ -19,7 +19,7 @@ static THREADS: LazyLock<Runtime> = LazyLock::new(|| {
 });
 
 /// Runs `work` on a thread that may block and has the priority of [`lower_priority`], and returns its result. A panic
-/// of `work` continues on the calling thread.
+/// in `work` is resumed on the calling thread.
 ///
 /// # Cancel safety
 /// Once the future has been polled, the work is completed, even if the future is dropped, unless the process exits.
@@ -42,7 +42,7 @@ pub(crate) fn lower_priority() {
     let _ = rustix::process::setpriority_process(Some(rustix::thread::gettid()), NICE);
 }
 
-/// Does nothing: on other systems only processes have a priority.
+/// Does nothing: on other systems, the call changes the priority of the whole process.
 #[cfg(not(target_os = "linux"))]
 pub(crate) fn lower_priority() {}
 

@@ -79,7 +79,7 @@ async fn model_ready(State(app): State<App>, Path(path): Path<String>) -> Result
 }
 
 /// Handles `GET /v1/config`, which returns the state of each model. Every model has one version. The list is empty
-/// until the model is loaded, because the names of the model are not known before that.
+/// until the model is loaded, because [`App`] does not contain the names of the model before that.
 async fn config(State(app): State<App>) -> Json<Value> {
     let state = if app.is_ready() { "AVAILABLE" } else { "UNLOADING" };
     let status = json!({"model_version_status": [
@@ -106,7 +106,7 @@ impl ErrorFormat {
         request.extensions().get().copied().unwrap_or(Self::OpenAi)
     }
 
-    /// Adds an error as an event of a stream.
+    /// Adds the event for an error to a stream.
     pub(crate) fn push_error(self, error: &Error, events: &mut Events) {
         match self {
             Self::OpenAi => events.push(&error.body()),

@@ -1,9 +1,9 @@
 //! Tracks which requests of each router the load reports include, so that a router counts each request once: it counts
 //! the request itself until a report includes it, and relies on the report from then on.
 //!
-//! A request is included once the engine has accepted it. A rejected request is included immediately, because no figure
-//! of a report counts it. The memory is bounded: the server forgets the lowest ranges of numbers first. The server
-//! remembers a router while the router is subscribed, and for some time afterward in case it reconnects.
+//! A request is included once the engine has accepted it. A rejected request is included immediately, because it does
+//! not contribute to the figures of a report. The memory is bounded: the server forgets the lowest ranges of numbers
+//! first. The server remembers each subscribed router and a limited number of disconnected ones, which may reconnect.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -43,7 +43,7 @@ impl Dispatch {
     }
 }
 
-/// The dispatches of the subscribed routers and of those that disconnected last. Clones share them.
+/// The dispatches of the subscribed routers and of those that disconnected most recently. Clones share them.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Dispatches(Arc<Mutex<Vec<RouterDispatches>>>);
 
@@ -98,7 +98,7 @@ impl Dispatches {
     }
 
     /// Records a request. If the request was submitted to the engine, `submissions` is the count of submissions
-    /// including this one; if it was rejected, `None`.
+    /// including this one; if the request was rejected, it is `None`.
     pub(crate) fn record(&self, dispatch: Dispatch, submissions: Option<u64>) {
         let mut routers = self.lock();
         // An unknown router receives no reports, so its requests need no record.

@@ -24,18 +24,19 @@ pub struct DrainArgs {
 
     /// Time that `ovfleet-server drain` waits for requests to finish.
     ///
-    /// If exceeded: the command exits with code 0 although requests are still running.
+    /// If exceeded: the command exits with code 0 even if requests are still running.
     #[arg(long, value_name = "TIME", default_value = "30s", value_parser = process::units::duration)]
     pub timeout: Duration,
 
-    /// Minimum time that the command waits, so that routers can detect that the server is not ready.
+    /// Minimum time that the command waits, so that routers can detect that the server is not ready. It is limited to
+    /// --timeout.
     #[arg(long, value_name = "TIME", default_value = "1s", value_parser = process::units::duration)]
     pub settle: Duration,
 }
 
 impl DrainArgs {
-    /// Drains the server. A timeout is not an error: the container is then stopped, and the server cuts off the
-    /// remaining requests.
+    /// Drains the server. A timeout is not an error: the container is then stopped, and the server aborts the remaining
+    /// requests.
     ///
     /// # Errors
     /// The file with the replica token cannot be read, the server cannot be reached, or it rejects the token.

@@ -113,11 +113,11 @@ impl Resource {
 
 /// The code of the error for a missing parameter.
 const MISSING: &str = "missing_required_parameter";
-/// Length of an error message in characters. Messages can repeat names from the request, which can be long.
+/// Maximum length of an error message in characters. Messages can repeat names from the request, which can be long.
 ///
 /// If exceeded: the message is truncated and ends with `…`.
 const MESSAGE_MAX: usize = 1_000;
-/// Length of the parameter path in an error, in characters.
+/// Maximum length of the parameter path in an error, in characters.
 ///
 /// If exceeded: the path is truncated and ends with `…`.
 const PARAM_MAX: usize = 200;
@@ -214,7 +214,7 @@ impl Error {
             Self::Failed(Failure::Wake(_)) => {
                 (StatusCode::SERVICE_UNAVAILABLE, SERVER, Some("wake_failed"), None)
             }
-            // The router retries 503 on another replica and does not count it against the health of this replica.
+            // After a 503, the router retries on another replica, and does not count a failure of this replica.
             Self::FormCheck(_) => (StatusCode::SERVICE_UNAVAILABLE, SERVER, Some("form_check_failed"), None),
             Self::Failed(Failure::Image(_)) => {
                 (StatusCode::INTERNAL_SERVER_ERROR, SERVER, Some("image_failed"), None)

@@ -1,5 +1,5 @@
-//! The reader of images for a vision-language model: its image processor, and how its chat template renders messages
-//! with images.
+//! The reader of images for a vision-language model: its image processor, and the forms of message content that its
+//! chat template renders.
 
 use std::any::Any;
 use std::sync::Arc;
@@ -12,9 +12,9 @@ use server_text::{ModelText, RenderInput};
 
 use crate::limits::{ByteBudget, WaitingBudget, preparation_slots};
 
-/// Number of pixels of the images that are decoded and preprocessed at the same time, for each request that can be
-/// prepared at the same time. An image of the largest size always fits. Decoding takes up to 11 bytes of memory for
-/// each pixel.
+/// Number of pixels of the images that are decoded and preprocessed at the same time, multiplied by the number of
+/// requests that can be prepared at the same time. An image of the largest size always fits. Decoding takes up to 11
+/// bytes of memory for each pixel.
 ///
 /// If exceeded: further images wait.
 const DECODING_PIXELS_PER_SLOT: usize = 12_500_000;
@@ -64,7 +64,7 @@ impl ImageReader {
         let name = processor.image_token();
         let image_token = text.tokenizer.token_id(name);
         let image_token = image_token
-            .ok_or_else(|| anyhow::anyhow!("the tokenizer has no token {name:?}, which images need"))?;
+            .ok_or_else(|| anyhow::anyhow!("the tokenizer has no token {name:?}, which images require"))?;
         let template = TemplateContent::of(text);
         let memory = ByteBudget::new(memory_bytes, memory_bytes);
         let pixels = DECODING_PIXELS_PER_SLOT * preparation_slots();
@@ -74,7 +74,7 @@ impl ImageReader {
 }
 
 impl TemplateContent {
-    /// Renders a list of parts and a text to find out which of them the template supports.
+    /// Renders a list of parts and a text to determine which of them the template supports.
     fn of(text: &ModelText) -> Self {
         let Some(template) = &text.chat_template else { return Self::Text };
         let renders = |content| {

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::watch;
 
-/// A phase of the process. The phase only advances in the order of this list.
+/// A phase of the process. The phases follow each other in this order; some may be skipped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Phase {
     /// The model is being loaded.

@@ -38,7 +38,7 @@ pub(crate) use grpc::{GRPC_REQUEST_BYTES_MAX, serve_grpc};
 /// Binds `port` of `host`.
 ///
 /// # Errors
-/// The port is in use, or the process lacks the permission.
+/// The address is not available, the port is in use, or the process lacks the permission to bind it.
 pub(crate) fn bind(host: IpAddr, port: u16) -> anyhow::Result<TcpListener> {
     /// Length of the operating system's queue of connections that the server has not accepted yet (the listen backlog),
     /// for each port.
@@ -55,7 +55,7 @@ pub(crate) fn bind(host: IpAddr, port: u16) -> anyhow::Result<TcpListener> {
     listen().with_context(|| format!("failed to listen on {address}"))
 }
 
-/// Serves `router` until `stop`, and then finishes the requests in progress.
+/// Serves `router` until `stop` is canceled, and then finishes the requests in progress.
 ///
 /// # Cancel safety
 /// Dropping the future closes all connections.
@@ -90,8 +90,8 @@ pub(crate) async fn serve(
         connections.spawn(async move {
             tokio::select! {
                 ended = connection => if let Err(error) = ended {
-                    // Clients may disconnect or send malformed data at any time, so such errors are not worth more than
-                    // a trace.
+                    // Clients may disconnect or send malformed data at any time, so such errors are logged only at the
+                    // trace level.
                     tracing::trace!(%error, "a connection failed");
                 },
                 () = must_make_room(&pressure, &has_request) => {}
@@ -117,9 +117,9 @@ pub(crate) fn connection_builder(read_timeout: Duration) -> http1::Builder {
     builder
 }
 
-/// Completes when other connections wait and this one has not sent the head of a request for some time. A connection
-/// that has sent a request before remains open: routers reuse connections, and could not know whether a request on a
-/// closed connection was received.
+/// Completes when other connections wait and this connection has not sent the head of a request within
+/// [`IDLE_UNDER_PRESSURE`]. A connection that has sent a request before remains open: routers reuse connections, and
+/// cannot know whether a request on a closed connection was received.
 async fn must_make_room(pressure: &Notify, has_request: &AtomicBool) {
     tokio::time::sleep(IDLE_UNDER_PRESSURE).await;
     loop {
@@ -133,7 +133,7 @@ async fn must_make_room(pressure: &Notify, has_request: &AtomicBool) {
 /// Answers a request.
 ///
 /// # Errors
-/// The client disconnected before the answer.
+/// The client disconnected before the answer was ready.
 async fn answer(
     router: TowerToHyperService<Router>,
     request: Request<Incoming>,

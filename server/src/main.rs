@@ -1,4 +1,4 @@
-//! The process of the server: parses the arguments, runs the server, and reports an error.
+//! The process of the server: parses the arguments, runs the server, and reports errors.
 
 use std::process::ExitCode;
 

@@ -49,7 +49,7 @@ pub(crate) const FETCHES_MAX: usize = 16;
 #[command(next_help_heading = "Images")]
 pub struct MediaPolicy {
     /// Hosts from which the server may fetch images that requests reference by an http: or https: URL, such as
-    /// `images.example.com,minio.storage.svc:9000`. Repeatable. `all` allows every host.
+    /// `images.example.com,minio.storage.svc:9000`. Repeatable. `all` allows every host on ports 80 and 443.
     ///
     /// The host of the URL must match exactly; subdomains are not included. A host without a port is allowed on ports
     /// 80 and 443, a host with a port only on that port. The server resolves host names itself, connects only to public
@@ -77,22 +77,23 @@ pub struct MediaPolicy {
     #[arg(long)]
     pub media_url_allow_redirects: bool,
 
-    /// Time within which an image must be fetched, including redirects.
+    /// Time within which an image must be fetched, including redirects, or read from a file. The time that an image
+    /// waits for other images to be fetched does not count.
     ///
-    /// If exceeded: 400, `invalid_image_url`.
+    /// If exceeded: the request is rejected with 400, `invalid_image_url`.
     #[arg(long, value_name = "TIME", default_value = "5s", value_parser = duration)]
     pub image_fetch_timeout: Duration,
 
-    /// Maximum file size of an image that is fetched or read. Accepts a unit suffix, as in 4MiB. Images larger than 20
-    /// MiB are rejected regardless of this flag.
+    /// Maximum file size of an image that is fetched from a URL or read from a file. Accepts a unit suffix, as in 4MiB.
+    /// Images larger than 20 MiB are rejected regardless of this flag.
     ///
-    /// If exceeded: 400, `invalid_image_url`.
+    /// If exceeded: the request is rejected with 400, `invalid_image_url`.
     #[arg(long, value_name = "SIZE", default_value = "20MB")]
     pub max_image_bytes: ByteSize,
 }
 
 impl Default for MediaPolicy {
-    /// A policy that allows nothing, with the default limits of the flags.
+    /// Returns a policy that allows nothing, with the default limits of the flags.
     fn default() -> Self {
         Self {
             allowed_media_domains: Vec::new(),
@@ -151,7 +152,7 @@ impl MediaFetcher {
         } else {
             let policy = UrlPolicy { domains, addresses: AddressPolicy { allowed_networks } };
             let client = WebClient::new(policy, redirects, resolver);
-            Some(client.context("failed to create the HTTP client of --allowed-media-domains")?)
+            Some(client.context("failed to create the HTTP client for --allowed-media-domains")?)
         };
         let bytes_max = max_image_bytes.to_usize();
         Ok(Self { web, directory, timeout, bytes_max, slots: FairSlots::new(FETCHES_MAX) })
@@ -166,7 +167,7 @@ impl MediaFetcher {
     /// The policy does not allow the reference, the image is too large, fetching it fails or takes too long, or too
     /// many images are being fetched.
     pub(crate) async fn fetch(&self, reference: &str, tenant: Tenant) -> Result<Bytes, MediaError> {
-        // Check the reference before waiting for a slot, so that one that is not allowed is rejected immediately.
+        // Check the reference before waiting for a slot, so that a forbidden reference is rejected immediately.
         match Reference::parse(reference)? {
             Reference::Web(url) => {
                 let web = self.web.as_ref().ok_or(MediaError::UrlsDisabled)?;

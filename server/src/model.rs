@@ -43,7 +43,7 @@ pub struct Model {
     pub(crate) grammar_trials: bool,
     /// The API whose rules apply to requests.
     pub(crate) api_rules: ApiRules,
-    /// `None` if the model reads no images.
+    /// The reader of images; `None` if the model does not accept images.
     pub(crate) images: Option<ImageReader>,
     /// The adapters of the model, in the order of their numbers.
     adapters: Vec<NamedAdapter>,
@@ -84,7 +84,7 @@ impl Model {
         model.set_formats(formats)
     }
 
-    /// Sets the formats of tool calls and of reasoning. A format that is `None` is detected in the chat template.
+    /// Sets the formats of tool calls and of reasoning. A format that is `None` is detected from the chat template.
     ///
     /// # Errors
     /// The formats cannot be combined.
@@ -127,7 +127,7 @@ impl Model {
         self.formats
     }
 
-    /// Returns the given formats. A format that is not given is detected in the chat template.
+    /// Returns the given formats. A format that is not given is detected from the chat template.
     fn detect_formats(&self, tool: Option<ToolFormat>, reasoning: Option<ReasoningFormat>) -> Formats {
         let template = self.text.chat_template.as_ref().map(ChatTemplate::source);
         let of_template = template.as_deref().map_or(Formats::default(), Formats::detect);
@@ -137,8 +137,8 @@ impl Model {
         let fits = |format: Formats| is_harmony || format.check().is_ok();
         let detected = match (of_template.tool, of_template.reasoning) {
             _ if is_harmony => Formats { tool: ToolFormat::Gptoss, reasoning: ReasoningFormat::Gptoss },
-            // If the template does not render tools, a built-in description of the tools instructs the model to use
-            // this format.
+            // If the template does not render tools, a built-in description of the tools instructs the model to use the
+            // format of Hermes.
             (tool, reasoning) if template.is_some() && self.uses_hermes_description(tool) => {
                 Formats { tool: ToolFormat::Hermes3, reasoning }
             }
@@ -186,12 +186,12 @@ impl Model {
         &self.names[0]
     }
 
-    /// Returns all names of the model itself, without those of adapters.
+    /// Returns all names of the model itself, without the names of its adapters.
     pub fn names(&self) -> &[String] {
         &self.names
     }
 
-    /// Returns all names that a request may use, those of adapters last.
+    /// Returns all names that a request may use: first those of the model, and then those of its adapters.
     pub(crate) fn served_names(&self) -> impl Iterator<Item = &String> {
         self.names.iter().chain(self.adapters.iter().map(|adapter| &adapter.name))
     }
@@ -206,7 +206,7 @@ impl Model {
         self.adapters.get((number as usize).checked_sub(1)?)
     }
 
-    /// Returns the compiler of structured output. The first call takes some tenths of a second to process the
+    /// Returns the compiler for structured output. The first call takes a few tenths of a second to process the
     /// vocabulary.
     pub(crate) fn compiler(&self) -> Result<&Compiler, Error> {
         let compiler = self.compiler.get_or_init(|| {

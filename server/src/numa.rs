@@ -28,7 +28,7 @@ pub(crate) fn bind(numa_node: Option<u32>, tensor_parallel_size: u32) -> anyhow:
     Ok(())
 }
 
-/// Rejects a node and several thread groups: only the OpenVINO crate can bind the process.
+/// Rejects a NUMA node and more than one thread group, because only the OpenVINO crate can bind the process.
 #[cfg(not(feature = "openvino"))]
 pub(crate) fn bind(numa_node: Option<u32>, tensor_parallel_size: u32) -> anyhow::Result<()> {
     anyhow::ensure!(numa_node.is_none(), "--numa-node: this server was built without OpenVINO");

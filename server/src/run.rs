@@ -1,5 +1,6 @@
-//! Runs the process from start to end. It binds the ports first, so that errors are reported immediately. It answers
-//! probes while it loads the model, serves requests until a signal, and then finishes the remaining requests.
+//! Runs the process from start to end. The process binds its ports before it loads the model, so that errors are
+//! reported immediately. It answers probes while it loads the model, serves requests until it receives a signal, and
+//! then finishes the remaining requests.
 
 mod services;
 mod settings;
@@ -37,11 +38,11 @@ use settings::Settings;
 const ERROR_DELIVERY_TIMEOUT: Duration = Duration::from_secs(1);
 /// Time to store the background responses that are aborted when the process exits.
 ///
-/// If exceeded: the remaining responses are not stored.
+/// If exceeded: the final states of the remaining responses are not stored.
 const STORE_TIMEOUT: Duration = Duration::from_secs(2);
-/// Time within which the engine must stop after the last request, including writing cached blocks to the spill
-/// directory. Together with [`STORE_TIMEOUT`], this is less than the time that remains of a pod's grace period after
-/// `--drain-timeout`.
+/// Time within which the engine must stop after the last request, including writing cached blocks to
+/// `--kv-spill-dir`. Together with [`STORE_TIMEOUT`], this is less than the time that remains of a pod's grace period
+/// after `--drain-timeout`.
 ///
 /// If exceeded: the process exits with an error, and cached blocks that are not yet written are lost.
 const END_TIMEOUT: Duration = Duration::from_secs(12);
@@ -162,7 +163,7 @@ async fn sleep_automatically(engine: EngineHandle, settings: &SleepArgs) {
     }
 }
 
-/// Loads the model on a separate thread. The process does not wait for this thread when it stops.
+/// Loads the model on a separate thread. When the process stops, it does not wait for this thread.
 fn load(
     config: BackendConfig,
     metrics: Metrics,
@@ -174,7 +175,7 @@ fn load(
             // Sending fails if the process is stopping, because the receiver has been dropped.
             let _ = sender.send(backend::start(&config, &metrics));
         })
-        .context("failed to start a thread")?;
+        .context("failed to start the thread that loads the model")?;
     Ok(receiver)
 }
 
@@ -194,8 +195,8 @@ impl HttpServer {
         self.listener.spawn(listen::serve(http, api, limits, self.stop.clone()));
     }
 
-    /// Waits until the requests in progress are finished, but at most for the rest of `timeout`, and then cuts off the
-    /// remaining ones. Afterward, the engine is idle.
+    /// Waits until the requests in progress are finished, but at most for the rest of `timeout`, and then aborts the
+    /// remaining requests. Afterward, the engine is idle.
     async fn drain(&mut self, timeout: Duration, signals: &mut EndSignals) -> anyhow::Result<()> {
         let Self { app, stop, listener } = self;
         let started = Instant::now();

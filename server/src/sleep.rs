@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use server_engine::{EngineHandle, EngineLoad, EngineState, SleepError, SleepLevel};
 
-/// Returns the sleep level for vLLM's number, or `None` if there is no such level.
+/// Returns the sleep level with this number in vLLM, or `None` if no such level exists.
 pub(crate) fn level(number: u8) -> Option<SleepLevel> {
     match number {
         1 => Some(SleepLevel::Cache),

@@ -1,4 +1,4 @@
-//! Encodes server-sent events, and adds comments to streams that are silent.
+//! Encodes server-sent events, and sends comments on idle streams.
 
 use std::convert::Infallible;
 use std::task::Poll;
@@ -25,7 +25,7 @@ impl Events {
     /// Adds an event.
     pub(crate) fn push(&mut self, data: &impl Serialize) {
         self.0.extend_from_slice(b"data: ");
-        serde_json::to_writer(&mut self.0, data).expect("invariant: wire types are JSON");
+        serde_json::to_writer(&mut self.0, data).expect("invariant: wire types can be written as JSON");
         self.0.extend_from_slice(b"\n\n");
     }
 
@@ -48,12 +48,12 @@ impl Events {
     }
 }
 
-/// Answers with events that are sent as they arrive. While no events arrive, the server sends comments.
+/// Returns a response that sends events as they arrive. While no events arrive, the server sends comments.
 pub(crate) fn response(events: impl Stream<Item = Bytes> + Send + 'static) -> Response {
     of_body(Body::from_stream(with_keep_alives(events).map(Ok::<_, Infallible>)))
 }
 
-/// Answers with the events in `body`.
+/// Returns a response with the events in `body`.
 pub(crate) fn of_body(body: Body) -> Response {
     let mut response = Response::new(body);
     let headers = response.headers_mut();
@@ -64,7 +64,7 @@ pub(crate) fn of_body(body: Body) -> Response {
     response
 }
 
-/// Adds a comment whenever `events` has had none for [`KEEP_ALIVE_INTERVAL`]. Empty events are skipped.
+/// Adds a comment whenever `events` has yielded no event for [`KEEP_ALIVE_INTERVAL`]. Empty events are skipped.
 fn with_keep_alives(events: impl Stream<Item = Bytes>) -> impl Stream<Item = Bytes> {
     let mut events = Box::pin(events.filter(|event| std::future::ready(!event.is_empty())).fuse());
     let mut timer = Box::pin(tokio::time::sleep(KEEP_ALIVE_INTERVAL));

@@ -35,14 +35,15 @@ pub(crate) use index::{CHAIN_MAX, ChainError};
 pub(crate) use record::{ConversationRecord, NewItems, ResponseRecord, StoredItem, StoredRecord, check_ids};
 use record::{ItemCounts, Lines};
 
-/// Stored size of a response, or of the items that one request adds to a conversation.
+/// Stored size of a response, or of the items that one request adds to a conversation; the limit is
+/// `--max-stored-bytes` if that is less.
 ///
 /// If exceeded: the response has `"store": false`, or fails if it is a background response; other requests are rejected
 /// with 400, `invalid_value`.
 const RECORD_BYTES_MAX: u64 = 32 << 20;
 /// Number of threads that read or write stored objects at the same time.
 ///
-/// If exceeded: requests wait.
+/// If exceeded: further requests wait.
 const WORKERS_MAX: usize = 8;
 /// Number of locks that the conversations share. Only one of the conversations that share a lock is changed at a time.
 const LOCKS: usize = 64;
@@ -88,12 +89,12 @@ struct Inner {
     workers: Arc<Semaphore>,
 }
 
-/// Whether a record must replace one with the same ID.
+/// Whether a record must replace a stored record with the same ID.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Replacement {
     Optional,
-    /// The record is a new version of a stored one. It is not stored if the stored one has been removed in the
-    /// meantime, because the removal would otherwise have no effect.
+    /// The record is a new version of a stored record. If the stored record has been removed in the meantime, the new
+    /// version is not stored, because the removal would otherwise have no effect.
     Required,
 }
 
@@ -105,7 +106,7 @@ impl Replacement {
 }
 
 impl Store {
-    /// Opens the directory, if one is configured, with the records in it.
+    /// Opens the store and, if a directory is configured, indexes the records in the directory.
     ///
     /// # Errors
     /// The directory cannot be used, or another server uses it.
@@ -194,10 +195,10 @@ impl Store {
         Ok(chain.into_iter().map(id::Key::id).collect())
     }
 
-    /// Stores a response and replaces the one with the same ID.
+    /// Stores a response, which replaces a stored response with the same ID.
     ///
     /// # Errors
-    /// The response is too large or cannot be written.
+    /// The response is too large, is nested too deeply, or cannot be written.
     pub(crate) fn put_response(&self, record: ResponseRecord, tenant: Tenant) -> Result<(), Error> {
         let Some(id) = Id::parse(&record.response.id) else { return Ok(()) };
         let previous = record.response.previous_response_id.as_deref().and_then(Id::parse).map(Id::key);
@@ -210,7 +211,7 @@ impl Store {
     /// Stores a new conversation.
     ///
     /// # Errors
-    /// The conversation is too large or cannot be written.
+    /// The conversation is too large, is nested too deeply, or cannot be written.
     pub(crate) fn put_conversation(&self, record: &ConversationRecord, tenant: Tenant) -> Result<(), Error> {
         let Some(id) = Id::parse(&record.conversation.id) else { return Ok(()) };
         let lines = Lines::of_conversation(record)?;
@@ -248,7 +249,7 @@ impl Store {
         let bytes = stored.bytes();
         check_room(stored.counts(), bytes)?;
         let NewItems { items, generated_ids } = items(&stored)?;
-        // Drop the record first, because the index would copy a list of chunks that is shared.
+        // Drop the record first, because the index copies the list of chunks if it is shared.
         drop(stored);
         let lines = Lines::of_items(&items, generated_ids)?.into_bytes();
         let bytes_after = bytes + lines.len() as u64;
@@ -283,8 +284,8 @@ impl Store {
         })
     }
 
-    /// Removes an item from a conversation. `item` returns the number of the item, and a value that this function
-    /// returns.
+    /// Removes an item from a conversation. `item` returns the number of the item, counted from 0, and a value that
+    /// this function returns.
     ///
     /// # Errors
     /// The conversation cannot be read or written, or `item` fails.
@@ -315,7 +316,7 @@ impl Store {
     }
 
     /// Stores a record. This function sets the size and the content of `entry`. Returns whether the record was stored:
-    /// it is not if it must replace a record that has been removed.
+    /// a record that must replace a removed record is not stored.
     fn put(&self, id: Id, lines: Lines, entry: Entry, replacement: Replacement) -> Result<bool, Error> {
         let (key, lines) = (id.key(), lines.into_bytes());
         let bytes = lines.len() as u64;

@@ -1,5 +1,5 @@
 //! Determines the tenant of a request. The router derives the tenant from the client's API key and sends it in a
-//! header; stored objects, cached prompts and cached images of one tenant are invisible to every other.
+//! header; stored objects, cached prompts and cached images of one tenant are invisible to all other tenants.
 
 use std::fmt;
 use std::sync::Arc;
@@ -73,8 +73,8 @@ impl Tenant {
     }
 }
 
-/// Replaces the digests of images by hashes of the digests and the salt of their prompt. Otherwise, the time to the
-/// first token would reveal whether a prompt with another salt has the same image.
+/// Replaces the digests of images with hashes of the digests and the salt of their prompt. Otherwise, the time to the
+/// first token would reveal whether a prompt with another salt contains the same image.
 fn salt_digests(images: &mut RequestImages, salt: u64) {
     let salted = |ImageDigest(digest)| {
         let mut hash = Sha256::new();
@@ -158,7 +158,7 @@ mod tests {
             assert_eq!(images.inputs[0].digest, images.prompt.spans[0].digest);
             images.inputs[0].digest
         });
-        assert_eq!(original.inputs[0].digest, digest, "images that another request has do not change");
+        assert_eq!(original.inputs[0].digest, digest, "the images of another request do not change");
         assert!(salted[0] != salted[1] && !salted.contains(&digest));
     }
 }

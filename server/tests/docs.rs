@@ -22,8 +22,8 @@ fn the_flags_are_described() {
     expect_file!["../../docs/reference/flags-server.md"].assert_eq(&text);
 }
 
-/// The flags of subcommands are on a separate page, because `engine.extraArgs` of a resource may only contain flags of
-/// the main page.
+/// The flags of subcommands are on a separate page, because `engine.extraArgs` of an `LLMDeployment` may contain only
+/// flags of the main page.
 #[test]
 fn the_flags_of_subcommands_are_described() {
     let mut text = String::from(
@@ -43,7 +43,7 @@ fn the_flags_of_subcommands_are_described() {
 async fn the_metrics_are_described() {
     let metrics = Metrics::new("MODEL", "BACKEND");
     let app = App::new(HttpLimits::default(), metrics.clone());
-    // The registry lists a metric family only if the family has a member.
+    // The registry lists a metric family only if the family has a time series.
     let bad = Request::post("/v1/completions").body(Body::from("{")).expect("a request");
     server::router(app.clone()).oneshot(bad).await.expect("an answer");
     metrics.count_adapter("ADAPTER");
@@ -85,7 +85,7 @@ async fn the_parameters_are_described() {
     }
 }
 
-/// Whether the reference has a table of these properties: they are the parameters of a request.
+/// Whether these properties are the parameters of a request, for which the reference has a table.
 fn is_table(properties: &serde_json::Map<String, Value>) -> bool {
     properties.values().any(|property| property["x-ovfleet"].is_string())
 }

@@ -10,7 +10,7 @@ use server::{Args, Command};
 
 const TOKEN_FILE: &str = "/etc/ovfleet-replica-token/token";
 
-/// Returns the containers with this name in all pod templates of the operator's snapshots, each with the name of its
+/// Returns the containers with this name in all pod templates of the operator's snapshots, each with the path of its
 /// snapshot.
 fn containers(name: &str) -> Vec<(String, Value)> {
     let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("../operator/tests/snapshots");

@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
-"""`make bench-adapters`: measures the cost of LoRA adapters against the same work without adapters (medians of the rounds).
+"""`make bench-adapters`: measures the cost of LoRA adapters, relative to the same work without adapters (medians of the rounds).
 
-*not used* loads the adapters, but no request uses one; in *used*, requests with each adapter and without one alternate.
+In *not used*, the adapters are loaded, but no request uses an adapter. In *used*, requests with each adapter and requests
+without an adapter alternate.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ def arguments() -> argparse.Namespace:
 
 
 def variants(counts: list[int]) -> dict[str, tuple[int, list[int]]]:
-    """For each name, the number of loaded adapters, and the adapters that the requests use in turn."""
+    """Returns, by name, the number of loaded adapters and the adapters that the requests use in turn."""
     found: dict[str, tuple[int, list[int]]] = {"none": (0, [])}
     for count in counts:
         found[f"{count}, not used"] = (count, [0])

@@ -3,11 +3,11 @@
 
 First, one process (`draft-bench`) measures steps of the model with and without draft tokens, and runs of the draft model. Each
 accepted token saves its sequence a fraction of a step; each draft token costs a fraction of a run of the draft model and makes the
-step longer. The draft model breaks even where both are equal.
+step longer. The draft model breaks even if the saving equals the cost.
 
 Then two servers, one of them with the draft model, generate text in turn. Without `--draft-model`, the draft model consists of the
-first layers of the model. Its tokens are seldom accepted, so the result shows the cost of detecting that and disabling the
-draft model.
+first layers of the model. Its tokens are seldom accepted, so the result shows the cost of detecting the low acceptance
+rate and disabling the draft model.
 """
 
 from __future__ import annotations

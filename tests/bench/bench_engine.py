@@ -4,7 +4,7 @@
 Both engines get the same prompts in the same arrival pattern with the same precisions, threads and cache size. With `ir`,
 both engines run the same IR. With `gguf` the engine runs the file, and the peer runs the IR to which it converts the file
 (with rounded zero points). The floor is the compiled model alone, executed on the batches of the same case without sampling
-or sending.
+or sending tokens.
 """
 
 from __future__ import annotations
@@ -165,7 +165,7 @@ HEAD = (
 
 
 def delay_row(delay: Delay, form: str, rounds: list[dict]) -> tuple[str, bool]:
-    """Returns a line with the ratio of a time other than the case's own figure, and whether the ratio meets the target."""
+    """Returns a line with the ratio of a secondary figure of a case, and whether the ratio meets the target."""
     ratio = statistics.median(each[form][delay.key] / each["peer"][delay.key] for each in rounds)
     good = ratio <= delay.wanted
     return f"- {delay.title}: **{ratio:.2f}** of the peer's (≤ {delay.wanted:.2f} {'✓' if good else '✗'})", good

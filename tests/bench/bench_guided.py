@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""`make bench-guided`: compares requests with a JSON schema with the same requests without one (medians of the rounds).
+"""`make bench-guided`: compares requests with a JSON schema to the same requests without a schema (medians of the rounds).
 
 Both kinds alternate on one server, so that other load on the machine affects both. No answer can complete the schema before
 the token limit, so both kinds generate the same number of tokens.

@@ -78,7 +78,7 @@ def arguments() -> argparse.Namespace:
 
 
 class Server:
-    """A server process that is ready when the block is entered and stopped when it is left."""
+    """A server process. The `with` statement waits until the server is ready, and stops it at the end."""
 
     health = "/v2/health/ready"
 

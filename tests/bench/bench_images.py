@@ -45,7 +45,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--server", type=pathlib.Path, default=SERVER)
     parser.add_argument("--cases", nargs="+", choices=names, default=names)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--resume", action="store_true", help="add the rounds to the last run, of the same version")
+    parser.add_argument("--resume", action="store_true", help="add the rounds to those of the last run, which must be of the same version")
     parser.add_argument("--section", default=SECTION, help="the section of the document that --update replaces")
     parser.add_argument("--update", action="store_true", help="write the table to results.md, and record the raw results")
     parser.add_argument("--strict", action="store_true", help="exit with status 1 if a ratio misses its target")
@@ -100,7 +100,7 @@ class DefaultServer(Server):
 
 
 class Stream(http_load.Stream):
-    """A stream of which all data is retained, with the time at which it arrived."""
+    """A stream that retains all data, with the time at which each part arrived."""
 
     def __init__(self, message: bytes, done: asyncio.Future):
         super().__init__(message, done)

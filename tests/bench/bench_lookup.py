@@ -2,7 +2,7 @@
 """`make bench-lookup`: compares requests with and without n-gram speculative decoding (medians of the rounds).
 
 Both kinds alternate on one server, so that other load on the machine affects both. *edit* requests a changed copy of a text in the
-prompt, so most of the response is in the prompt. *free* requests a story, so hardly any of it is.
+prompt, so most of the response is in the prompt. *free* requests a story, so hardly any of the response is in the prompt.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def arguments() -> argparse.Namespace:
 
 
 def prompt(work: str, rng: random.Random) -> str:
-    """Returns a chat turn for the sample model, with a text that a small model can repeat."""
+    """Returns a chat turn for the sample model. For *edit*, it contains a text that a small model can repeat."""
     if work == "edit":
         text = " ".join(" ".join(map(rng.choice, (WHO, DOES, WHAT, WHERE))) + "." for _ in range(SENTENCES))
         asked = f"Repeat the following text word for word, with the number {rng.randrange(1000)} at its end.\n\n{text}"
@@ -53,7 +53,7 @@ def prompt(work: str, rng: random.Random) -> str:
 
 
 def requests(work: str, concurrent: int, seed: int) -> list[dict]:
-    """Returns requests whose prompts differ for each seed, so that none is in the prefix cache."""
+    """Returns requests with different prompts for each seed, so that no round reuses the cached prompts of another round."""
     rng = random.Random(f"{work} {concurrent} {seed}")
     count = SINGLE_REQUESTS if concurrent == 1 else concurrent
     arrivals = [cases.after(index, OUTPUT_TOKENS) if concurrent == 1 else None for index in range(count)]
@@ -64,7 +64,7 @@ def requests(work: str, concurrent: int, seed: int) -> list[dict]:
 def rounds_of(
     count: int, title: str, kinds: tuple[str, str], figure_of: Callable[[str, int], float]
 ) -> list[tuple[float, float]]:
-    """Returns the figures of both kinds in each round, measured in an order that rotates."""
+    """Returns the figures of both kinds in each round, measured in an order that alternates."""
     measured = []
     for seed in range(count):
         figures = {}

@@ -151,7 +151,7 @@ class Bench:
                 except engines.Failed as error:
                     if name == OURS:
                         raise
-                    print(f"  {PEER} is left out, because a run failed: {error}", flush=True)
+                    print(f"  {PEER} is skipped, because a run failed: {error}", flush=True)
                     del self.runs[PEER]
                     continue
                 row = measure(Case(f"c{concurrent}", "", 0, concurrent=concurrent), result)
@@ -215,7 +215,7 @@ class Bench:
 def memory(case: str, result: dict) -> dict[str, float]:
     """Returns the load time (seconds) and the memory (bytes) of a run.
 
-    The KV cache is allocated when the model is loaded, but its pages are only touched when they are used.
+    The KV cache is allocated when the model is loaded, but its pages become resident only when they are used.
     """
     loaded = result["memory_loaded"]
     return {
@@ -232,7 +232,7 @@ def table(args: argparse.Namespace, benches: list[Bench]) -> str:
     lines = [f"{datetime.date.today()}; {engines.versions()}.", f"Machine: {engines.machine()}.", ""]
     lines.append(
         f"{PROMPT_TOKENS} prompt tokens, {OUTPUT_TOKENS} output tokens, {args.kv_cache_gib} GiB of KV cache; medians of "
-        f"{args.rounds} rounds; in brackets: multiples of the file's size; pairs: {OURS} / {PEER}, **ratio**"
+        f"{args.rounds} rounds; in parentheses: multiples of the file's size; pairs: {OURS} / {PEER}, **ratio**"
     )
     columns = [bench.column() for bench in benches]
     lines += ["", "| | " + " | ".join(bench.path.stem for bench in benches) + " |", "|---" * (len(benches) + 1) + "|"]

@@ -56,7 +56,7 @@ def ask(server: Server, tokens: list[int]) -> tuple[float, int]:
 
 
 def warm(server: Server, args: argparse.Namespace) -> None:
-    """Requests another prompt twice, because the first run of each number of tokens is slower."""
+    """Requests another prompt twice, because the first run with a given number of tokens is slower."""
     for _ in range(2):
         ask(server, prompt(args, 9000))
 

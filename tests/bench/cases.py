@@ -48,7 +48,7 @@ CASES = (
 
 @dataclasses.dataclass(frozen=True)
 class Delay:
-    """A delay in a case, with the maximum ratio to that of the peer."""
+    """A secondary figure of a case, such as a delay, with the maximum ratio to that of the peer."""
 
     case: str
     title: str

@@ -67,7 +67,7 @@ class Setup:
 
 
 def find_engine(path: str | None) -> pathlib.Path:
-    """The `engine-bench` binary."""
+    """Returns the path of the `engine-bench` binary, and exits if it has not been built."""
     found = pathlib.Path(path) if path else ENGINE
     if not found.is_file():
         raise SystemExit(f"{found} does not exist: build it with `cargo build --release --example engine-bench`")
@@ -140,9 +140,9 @@ class Watched:
 
     exit_code: int
     output: str
-    # The largest number of bytes that it had allocated, without memory that is mapped from files.
+    # The largest number of bytes that the process had allocated, without memory that is mapped from files.
     anon_peak_bytes: int
-    # The reason for which the process was stopped.
+    # The reason why the process was stopped; None if it ended by itself.
     fault: str | None
 
 
@@ -218,7 +218,7 @@ def served_precision() -> str:
 
 @functools.cache
 def versions() -> str:
-    """Returns the versions of both runtimes and our commit, as of the first call: later, results change the working tree."""
+    """Returns the versions of both runtimes and our commit, as of the first call, because results change the working tree."""
     import importlib.metadata
 
     command = ["git", "-C", ROOT, "describe", "--always", "--dirty", "--abbrev=9"]

@@ -51,7 +51,7 @@ class Request:
     """A request of a scenario."""
 
     messages: tuple[Message, ...]
-    # The index of an earlier request: this request is sent as soon as it has ended. None for the start of the scenario.
+    # The index of an earlier request: this request is sent as soon as that one has ended. None for the start of the scenario.
     after: int | None = None
     # The turn of the conversation, from 0.
     turn: int = 0

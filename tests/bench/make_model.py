@@ -97,7 +97,7 @@ class Blocks:
         return np.resize(np.roll(pool, int(self.random.integers(len(pool))), axis=0), (count, pool.shape[1]))
 
     def q4_0(self, blocks: np.ndarray, deviation: float) -> None:
-        """The values are uniform from -8 to 7, whose standard deviation is 4.6."""
+        """Values s q, in which q is uniform from -8 to 7, have the standard deviation 4.6 s."""
         blocks[:, :2] = self.half(deviation / 4.6)
 
     def q4_k(self, blocks: np.ndarray, deviation: float) -> None:

@@ -51,7 +51,7 @@ make_pause() {
 }
 
 make_base() {
-  # The scripts of the packages do not run, so their output is created here.
+  # The maintainer scripts of the packages do not run, so their output is created here.
   # shellcheck disable=SC2016 # the hook's own variable
   mmdebstrap --quiet --variant=extract --include="$packages" --extract-hook='
     cat "$1"/usr/share/ca-certificates/mozilla/*.crt >"$1/etc/ssl/certs/ca-certificates.crt"

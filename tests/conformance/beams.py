@@ -209,13 +209,13 @@ class Plain:
 
 
 def same(ours: list[int], theirs: list[int], stops: list[int]) -> bool:
-    """Whether two outputs have the same tokens. Only one of them may include the token that ended the sequence."""
+    """Whether two outputs have the same tokens, except for a final stop token, which only one of them may include."""
     cut = [one[:-1] if one and one[-1] in stops else one for one in (ours, theirs)]
     return cut[0] == cut[1]
 
 
 def compare(name: str, pairs: list[tuple[list, list, list[int]]]) -> Check:
-    """Compares outputs. Each of `pairs` contains our outputs, those of the peer, as (score or None, tokens), and the stop tokens."""
+    """Compares outputs. Each of `pairs` contains our outputs and those of the peer, as (score or None, tokens), and the stop tokens."""
     total = identical = faults = 0
     notes = []
     for index, (ours, theirs, stops) in enumerate(pairs):
@@ -277,7 +277,7 @@ def ours_against_peer(api: served.Api, plain: Plain, setup: engines.Setup, resul
 
 
 def score(plain: Plain, prompt: list[int], tokens: list[int], case: Case) -> float:
-    """The score of a sequence, if it contains no diversity penalty."""
+    """Returns the score of a sequence that was searched without a diversity penalty."""
     total = sum(float(plain.logprobs((*prompt, *tokens[:at]))[token]) for at, token in enumerate(tokens))
     return total / max(len(tokens), 1) ** case.length_penalty
 

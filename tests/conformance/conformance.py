@@ -5,8 +5,8 @@ Parts: `oracle-ir` (greedy tokens against openvino_genai), `oracle-gguf` (agains
 (prefix cache on and off), `perplexity` (as served, by default with 8-bit KV), `noise` (rounding errors of the served
 model, compared with those of bf16 inference), `random` (small files of every architecture and tensor type), `sampling`
 (the effect of each sampling parameter) and `beams` (beam search), both against openvino_genai. `images` (vision-language
-models against transformers) runs only if it is named. Prints a line for each check and exits 1 if one fails.
-docs/reference/conformance.md explains each check and its tolerance.
+models against transformers) runs only if it is named. The program prints a line for each check, and exits with status 1
+if a check fails. docs/reference/conformance.md explains each check and its tolerance.
 """
 
 from __future__ import annotations

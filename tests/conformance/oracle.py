@@ -30,7 +30,7 @@ IDENTICAL_MIN, PROMPTS = 49, 50
 # near-ties are resolved differently than in f32.
 IDENTICAL_MIN_NATIVE = 47
 # With an 8-bit cache, the peer itself generates different tokens in batches and one at a time (42 of 50 outputs were
-# equal). Of our outputs in batches, this many fewer may be equal.
+# equal). The number of our equal outputs in batches may be lower than that of the peer by this number.
 BATCH_SLACK = 3
 # The minimum fraction of outputs that an 8-bit prefix cache leaves unchanged.
 PREFIX_SHARE_MIN_U8 = 0.7

@@ -188,17 +188,17 @@ def noises(engine: pathlib.Path, served: engines.Setup, ir: pathlib.Path, direct
 
 
 def has_bf16() -> bool:
-    """Whether the plugin computes in bf16 on this processor. On others, it computes in f32 instead."""
+    """Whether the plugin computes in bf16 on this processor. On other processors, the plugin computes in f32."""
     return engines.served_precision() == "bf16"
 
 
 def plain_bf16(served: engines.Setup) -> engines.Setup:
-    """The plugin's kernels in bf16, without further rounding and with the cache precision of `served`."""
+    """Returns the settings for the plugin's kernels in bf16, without further rounding and with the cache precision of `served`."""
     return dataclasses.replace(served, inference_precision="bf16", properties=(*PLUGIN_PROJECTIONS, *PLUGIN_CACHE))
 
 
 def plain_f32(served: engines.Setup) -> engines.Setup:
-    """The plugin's kernels in f32, with an f32 cache."""
+    """Returns the settings for the plugin's kernels in f32, with an f32 cache."""
     return dataclasses.replace(
         served, inference_precision="f32", kv_cache_precision="f32", properties=PLUGIN_PROJECTIONS
     )

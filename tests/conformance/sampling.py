@@ -25,7 +25,7 @@ PROMPT_LOGPROB_TOLERANCE = 0.01
 # Two tokens whose logits differ by at most this are a near-tie.
 NEAR_TIE = 0.01
 DRAWS, SEEDS = 128, (1, 2, 3, 4)
-# The maximum deviation of proportions in standard deviations. One in thirty thousand exceeds this by chance, and
+# The maximum deviation of proportions in standard deviations. One check in thirty thousand exceeds this by chance, and
 # fixed seeds produce the same draws each time.
 DEVIATION_MAX = 4
 
@@ -81,8 +81,8 @@ FILTERS = (
 
 
 def penalized(row: np.ndarray, prompt: list[int], output: list[int], penalties: Penalties) -> np.ndarray:
-    """Applies penalties as OpenAI, vLLM and Transformers define them: the repetition penalty counts prompt and
-    output, the others the output alone."""
+    """Applies penalties as OpenAI, vLLM and Transformers define them: the repetition penalty applies to
+    the tokens of the prompt and the output, and the others apply only to those of the output."""
     row = row.astype(np.float64)
     seen = np.asarray(sorted({*prompt, *output}))
     values = row[seen]
@@ -109,7 +109,7 @@ def allowed(row: np.ndarray, filters: Filters) -> dict[int, float]:
 
 def deviation(drawn: collections.Counter[int], expected: dict[int, float]) -> float:
     """Returns the deviation of counts from their expectation, in standard deviations: chi-square with the
-    Wilson-Hilferty transformation. Outcomes that are expected less than five times are merged."""
+    Wilson-Hilferty transformation. Outcomes that are expected fewer than five times are merged."""
     often = [token for token, count in expected.items() if count >= 5]
     pairs = [(drawn[token], expected[token]) for token in often]
     rest = sum(expected.values()) - sum(expected[token] for token in often)
@@ -255,7 +255,7 @@ def min_tokens(sides: Sides) -> Check:
 
 
 def stop_strings(sides: Sides, kept: bool) -> Check:
-    """Checks that the text is the text without stop strings up to the first occurrence of one of them."""
+    """Checks that a text with stop strings is the text without them, cut off at the first stop string."""
     faults, cut, identical, notes = 0, 0, 0, []
     for prompt in sides.prompts:
         whole = sides.ours(prompt)["text"]
@@ -298,7 +298,7 @@ def choices(sides: Sides) -> Check:
 
 
 def filters(sides: Sides, case: Filters) -> Check:
-    """Checks the first tokens that both draw: the reference filters allow all, and ours have the expected proportions."""
+    """Checks the first tokens that both draw: the reference filters allow all of them, and ours have the expected proportions."""
     outside, of_peer, worst, tokens = 0, 0, 0.0, 0
     for prompt in sides.prompts[:3]:
         row = sides.logits.after(prompt)

@@ -2,7 +2,7 @@
 
 The comparison itself is `server/openvino/tests/vision.rs`, which runs the image processor, the encoder, the engine and the
 runner of this server. The models and the expected answers are made by `images/make_models.py`. The detail of a family also
-says how many answers of openvino_genai (`images/peer.py`) are those of transformers.
+reports how many answers of openvino_genai (`images/peer.py`) equal those of transformers.
 """
 
 from __future__ import annotations

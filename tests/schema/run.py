@@ -1,8 +1,8 @@
 """Runs schemathesis against a server for a bounded time. Usage: run.py BASE_URL MODEL SECONDS
 
 The requests name the server's model, because requests for other models are rejected before anything else is validated.
-During half of the time they use only parameters that can be combined, so that they succeed, and during the other half all
-parameters. Additional arguments are passed to schemathesis.
+In the first half of the time, they use only parameters that can be combined, so that the requests succeed; in the second
+half, they use all parameters. Additional arguments are passed to schemathesis.
 """
 
 import copy
@@ -23,7 +23,8 @@ CHECKS = [
 ]
 
 
-# Parameters that can be combined. Requests with all parameters are nearly always rejected, because some exclude others.
+# Parameters that can be combined. Requests with all parameters are nearly always rejected, because some parameters exclude
+# others.
 COMMON = {
     "model", "messages", "prompt", "input", "text", "tokens", "tools", "max_tokens", "max_output_tokens", "temperature",
     "top_p", "top_k", "seed", "frequency_penalty", "presence_penalty", "stream", "user", "metadata", "store", "instructions",
@@ -100,7 +101,7 @@ def run(document, url, seconds, more):
 
 
 def answered(url):
-    """Returns the number of successful requests to the endpoints that generate text."""
+    """Returns the number of successful requests by endpoint."""
     with urllib.request.urlopen(f"{url}/metrics") as answer:
         lines = answer.read().decode().splitlines()
     sign = 'requests_total{endpoint="%s",outcome="ok"'
@@ -116,7 +117,7 @@ def main():
         document = json.load(answer)
     for common in (True, False):
         run(adapted(document, model, common), url, int(seconds) // 2, more)
-    # A run in which every request is rejected would prove little.
+    # A run in which an endpoint rejects every request would prove little.
     counts = answered(url)
     assert all(counts.values()), counts
     print("answered:", counts)

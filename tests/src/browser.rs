@@ -82,7 +82,7 @@ impl Browser {
     /// Starts the installed browser.
     ///
     /// # Errors
-    /// No browser is installed, or it does not respond within [`LIMIT`].
+    /// No browser is installed, or the browser does not respond within [`LIMIT`].
     pub fn start() -> anyhow::Result<Self> {
         use std::os::unix::process::CommandExt as _;
         let program = program()?;
@@ -316,7 +316,7 @@ impl Page<'_> {
         self.browser.pipe.events(&self.session).iter().filter_map(message).collect()
     }
 
-    /// The URLs of the requests that the page and the browser on its behalf have sent.
+    /// The URLs of the requests that the page, or the browser on its behalf, has sent.
     #[must_use]
     pub fn requests(&self) -> Vec<String> {
         let url = |event: &Value| match event["method"].as_str()? {
@@ -355,7 +355,7 @@ fn program() -> anyhow::Result<PathBuf> {
     })
 }
 
-/// Decodes a text in base64; `None` if the text is not valid base64.
+/// Decodes `text`; returns `None` if it is not valid base64.
 fn base64(text: &str) -> Option<Vec<u8>> {
     const LETTERS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
     let mut bytes = Vec::with_capacity(text.len() / 4 * 3);

@@ -249,7 +249,10 @@ impl ControlPlane {
         let is_late = Instant::now() > end;
         for process in self.controllers.iter_mut().chain(&mut self.api_server).chain([&mut self.etcd]) {
             if is_late || process.has_ended() {
-                bail!("timed out or failed waiting for {what}:\n{}", last_lines(&process.output()));
+                bail!(
+                    "a process ended or {START_LIMIT:?} passed while waiting for {what}:\n{}",
+                    last_lines(&process.output())
+                );
             }
         }
         Ok(())

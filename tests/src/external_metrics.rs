@@ -1,5 +1,6 @@
 //! A source of metrics for HorizontalPodAutoscalers, like the Prometheus adapter and KEDA. It serves the API group
-//! `external.metrics.k8s.io` to the API server of the node of [`crate::node`], from the `/metrics` of running routers.
+//! `external.metrics.k8s.io` to the API server on the node ([`crate::node`]), with values from the `/metrics` of the
+//! running routers.
 
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::net::{TcpListener, TcpStream};
@@ -157,7 +158,7 @@ async fn answer(target: &str) -> anyhow::Result<(&'static str, Value)> {
     Ok(("200 OK", list))
 }
 
-/// The sum of [`METRIC`] over the routers.
+/// Returns the sum of [`METRIC`] over all routers of a namespace.
 async fn requests_in_flight(namespace: &str) -> anyhow::Result<f64> {
     let mut sum = 0.0;
     for address in node::addresses(namespace, scene::ROUTER)? {

@@ -27,7 +27,7 @@ impl Response {
 /// Creates an HTTP client. No test uses TLS, but reqwest is built with TLS for another crate and needs a provider.
 #[must_use]
 pub fn client() -> reqwest::Client {
-    // This fails if a provider is already installed, which is then used.
+    // This fails if a provider is already installed; reqwest then uses that provider.
     let _ = rustls::crypto::ring::default_provider().install_default();
     reqwest::Client::new()
 }

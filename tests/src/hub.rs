@@ -1,5 +1,5 @@
-//! A mock of the Hugging Face Hub with one repository, for tests that fetch models. It lists the files and serves them,
-//! with range requests.
+//! A mock of the Hugging Face Hub with one repository, for tests that fetch models. It lists the files, and serves them
+//! with support for range requests.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -85,7 +85,7 @@ impl Hub {
 type RepositoryState = State<Arc<Repository>>;
 
 impl Repository {
-    /// Checks the requested name and the token, and returns the error status if they are wrong.
+    /// Checks the requested name and the token, and returns an error status if either is wrong.
     fn authorize(&self, owner: &str, name: &str, headers: &HeaderMap) -> Result<(), StatusCode> {
         let shown = headers.get(header::AUTHORIZATION).and_then(|shown| shown.to_str().ok());
         let expected = self.token.as_ref().map(|token| format!("Bearer {token}"));

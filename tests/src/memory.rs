@@ -17,7 +17,7 @@ impl MemoryLimit {
     /// Creates a control group that is limited to `bytes`.
     ///
     /// # Errors
-    /// No memory controller is writable; this requires root or a delegated control group.
+    /// No memory controller is writable. Write access requires root or a delegated control group.
     pub fn new(bytes: u64) -> anyhow::Result<Self> {
         static CREATED: AtomicU32 = AtomicU32::new(0);
         let name =

@@ -169,7 +169,7 @@ impl Example {
         self.block.code.contains("helm install ")
     }
 
-    /// The code with the sample model instead of the models in it, and with free ports.
+    /// Returns the code with the sample model in place of its models, and with free ports.
     fn with_sample_model(&self) -> String {
         let model = crate::sample_model().display().to_string();
         let mut code = self.block.code.replace("target/release/", "");

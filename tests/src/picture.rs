@@ -1,8 +1,8 @@
-//! Images for requests, and the requests about them.
+//! Images, and chat requests that contain them.
 
 use serde_json::{Value, json};
 
-/// An image of `side` x `side` pixels in the format BMP. Its colors are a pattern that `seed` selects.
+/// Returns a BMP file of `side` x `side` pixels, with a pattern of colors that `seed` selects.
 #[must_use]
 pub fn bitmap(side: u16, seed: u8) -> Vec<u8> {
     const HEADER_BYTES: usize = 54;
@@ -26,7 +26,7 @@ pub fn bitmap(side: u16, seed: u8) -> Vec<u8> {
     file
 }
 
-/// A message of the user with the image at `url` and a text.
+/// Returns a user message with the image at `url` and a text.
 #[must_use]
 pub fn question(url: &str, text: &str) -> Value {
     let content =
@@ -34,7 +34,7 @@ pub fn question(url: &str, text: &str) -> Value {
     json!({"role": "user", "content": content})
 }
 
-/// The body of a chat completion request with `messages`, without randomness.
+/// Returns the body of a chat completion request with `messages` and greedy sampling.
 #[must_use]
 pub fn chat(model: &str, messages: &[Value]) -> Value {
     json!({"model": model, "messages": messages, "max_tokens": 16, "temperature": 0})

@@ -122,7 +122,7 @@ async fn version(State(content): State<Arc<Content>>, headers: HeaderMap) -> Res
     content.refusal(&headers).unwrap_or_else(|| StatusCode::OK.into_response())
 }
 
-/// A manifest (`NAME/manifests/DIGEST`) or a blob (`NAME/blobs/DIGEST`).
+/// Serves a manifest (`NAME/manifests/DIGEST`) or a blob (`NAME/blobs/DIGEST`).
 async fn blob(
     UrlPath(path): UrlPath<String>,
     State(content): State<Arc<Content>>,

@@ -21,7 +21,7 @@ pub fn replica(server: &Server) -> String {
     format!("--replica={}/{}", server.address(), grpc.rsplit(':').next().unwrap_or_default())
 }
 
-/// The command for a router on a free port with `arguments`, without the settings in the environment.
+/// The command for a router on a free port with `arguments`, without ovfleet's variables in its environment.
 ///
 /// # Errors
 /// The router has not been built.

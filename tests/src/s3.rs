@@ -1,5 +1,5 @@
-//! A mock of S3 with one bucket, for tests that fetch models. It lists the objects page by page and serves them, with
-//! range requests. Every request must be signed with AWS Signature Version 4 in the query parameters.
+//! A mock of S3 with one bucket, for tests that fetch models. It lists the objects page by page, and serves them with
+//! support for range requests. Every request must be signed with AWS Signature Version 4 in the query parameters.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use sha2::Sha256;
 
 use crate::mock::{MockServer, hex, range_start, sha256};
 
-/// Objects per page of a listing, few enough that a listing has several pages.
+/// The number of objects per page of a listing, which is so small that a listing has several pages.
 const PAGE_OBJECTS: usize = 2;
 
 /// The AWS credentials that requests must be signed with.
@@ -89,7 +89,7 @@ fn refusal(status: StatusCode, code: &str) -> Response {
 }
 
 impl Bucket {
-    /// Checks the signature of a request and returns the S3 error code of an invalid one.
+    /// Checks the signature of a request, and returns an S3 error code if the request is not signed correctly.
     fn check(
         &self,
         uri: &Uri,

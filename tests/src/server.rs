@@ -79,7 +79,7 @@ pub fn cache_dir() -> String {
     temporary.join(name).display().to_string()
 }
 
-/// The command for a server without arguments and without the settings in the environment.
+/// The command for a server without arguments and without ovfleet's variables in its environment.
 ///
 /// # Errors
 /// The server has not been built.
@@ -87,7 +87,7 @@ pub fn bare_command() -> anyhow::Result<Command> {
     Ok(without_settings(Command::new(binary()?)))
 }
 
-/// Removes the settings of ovfleet from the environment of `command`.
+/// Removes ovfleet's variables (`OVFLEET_*`) from the environment of `command`.
 #[must_use]
 pub fn without_settings(mut command: Command) -> Command {
     for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("OVFLEET_")) {
@@ -155,8 +155,8 @@ impl Server {
         Ok(server)
     }
 
-    /// The [`Server::named`] that the tests of one binary share. The first call starts it, and dropping the last
-    /// reference ends it.
+    /// The [`Server::named`] that the tests of one binary share. The first call starts the server, and dropping the
+    /// last reference stops it.
     ///
     /// # Panics
     /// Panics if the server cannot be started.

@@ -17,8 +17,8 @@ const RETRIES_MAX: u32 = 2;
 /// The delay of the official clients before the first retry. It doubles with each retry and is reduced at random by up
 /// to a quarter, so that clients that failed together do not retry together.
 const RETRY_DELAY: Duration = Duration::from_millis(500);
-/// The time limit for a complete response. While replicas start on a machine with few processors, the responses of others
-/// take tens of seconds.
+/// The time limit for a complete response. While replicas start on a machine with few processors, the responses of
+/// other replicas take tens of seconds.
 const RESPONSE_LIMIT: Duration = Duration::from_secs(300);
 
 /// The configuration of the traffic.

@@ -193,7 +193,7 @@ fn language_model() -> Graph {
         hidden = graph.binary("Add", hidden, computed);
     }
     let normalized = rms_norm(&mut graph, hidden);
-    // Tokens that are not printable have the logit 0, so answers are printable, and none ends early.
+    // Tokens that are not printable have the logit 0, so answers are printable and do not end early.
     let mut head = graph.random_values(VOCABULARY * HIDDEN, 4.0 * deviation(HIDDEN));
     let printable = token(b' ')..=token(b'~');
     for (_, row) in head.chunks_exact_mut(HIDDEN).enumerate().filter(|(id, _)| !printable.contains(id)) {
@@ -242,7 +242,7 @@ fn feed_forward(graph: &mut Graph, hidden: Node) -> Node {
 /// The inputs that the attention of all layers shares.
 struct Attention {
     beam_idx: Node,
-    /// The number of sequences, as a list of one number.
+    /// The number of sequences, as a tensor with one element.
     batch: Node,
     mask: Node,
     rotation: Rotation,
@@ -355,7 +355,7 @@ impl Graph {
         self.binary("Multiply", centered, scales)
     }
 
-    /// Changes the shape. A size of 0 stands for that of the input.
+    /// Changes the shape of `node`. A size of 0 retains the size of that dimension.
     fn reshape(&mut self, node: Node, shape: &[i64]) -> Node {
         let shape = self.integers(shape);
         self.add(&operation("Reshape", "special_zero=\"true\""), &[node, shape])
@@ -371,7 +371,7 @@ impl Graph {
         self.add(&operation("Unsqueeze", ""), &[node, axes])
     }
 
-    /// The size of a dimension, as a list of one number.
+    /// Returns the size of a dimension, as a tensor with one element.
     fn dimension(&mut self, node: Node, dimension: i64) -> Node {
         let shape_of = Operation { name: "ShapeOf", opset: 3, attributes: "output_type=\"i64\"" };
         let shape = self.add(&shape_of, &[node]);

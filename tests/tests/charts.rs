@@ -194,10 +194,10 @@ async fn samples_and_objects_in_pages_are_valid() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The Kubernetes objects in the pages for users, each with its page. A block with a part of the `spec` of an
-/// LLMDeployment is completed to an object.
+/// Returns the Kubernetes objects in the pages for users, each with its page. A block that contains only a `spec` is
+/// completed to an LLMDeployment.
 fn objects_in_pages() -> anyhow::Result<Vec<(String, Value)>> {
-    // The API server of the test has no definitions of other kinds in the pages, such as HTTPRoute.
+    // The API server of the test has no definitions of the other kinds in the pages, such as HTTPRoute.
     const KINDS: [&str; 3] = ["LLMDeployment", "HorizontalPodAutoscaler", "Ingress"];
     const PLACEHOLDERS: [(&str, &str); 3] =
         [("OWNER/NAME", "owner/name"), ("NAMESPACE", "namespace"), ("NAME", "name")];
@@ -243,7 +243,7 @@ fn unknown_values_are_rejected() -> anyhow::Result<()> {
             ("replicas=-1", "replicas"),
             ("networkPolicy.apiServerPorts[0]=0", "apiServerPorts"),
             ("upgrades.maxConcurrent=0", "maxConcurrent"),
-            // The exporter of spans has no TLS: the operator would not start.
+            // The span exporter does not support TLS, so the operator would not start.
             ("tracing.endpoint=https://collector:4317", "endpoint"),
         ] {
             let error = render(version, &["--set", wrong]).expect_err(wrong).to_string();
@@ -253,8 +253,8 @@ fn unknown_values_are_rejected() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A NetworkPolicy applies to the ports of the API server's endpoints: 443 and 6443 of most clusters, 8443 of minikube
-/// and 16443 of MicroK8s.
+/// A NetworkPolicy applies to the ports of the API server's endpoints: 443 or 6443 on most clusters, 8443 on minikube
+/// and 16443 on MicroK8s.
 #[test]
 fn the_operator_reaches_the_api_server_of_common_clusters() -> anyhow::Result<()> {
     for version in HELMS {
@@ -286,7 +286,7 @@ fn the_operator_reaches_the_port_of_its_trace_collector() -> anyhow::Result<()> 
     Ok(())
 }
 
-/// The TCP ports at any address to which the NetworkPolicy of the operator allows connections.
+/// Returns the TCP ports to which the NetworkPolicy of the operator allows connections at any address.
 fn ports_to_any_address(version: &str, arguments: &[&str]) -> anyhow::Result<BTreeSet<u64>> {
     let objects = objects(&render(version, arguments)?)?;
     let policy =
@@ -465,7 +465,7 @@ fn operator_replicas_set_by_others_are_not_reverted() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Lists each permission of each role in one line.
+/// Lists each permission of each role on its own line.
 fn rights(objects: &[Value]) -> String {
     let mut lines = Vec::new();
     for role in objects.iter().filter(|object| field(object, "/kind").ends_with("Role")) {

@@ -33,7 +33,7 @@ async fn await_absence(api: &Api<ConfigMap>, name: &str) -> anyhow::Result<()> {
     let end = Instant::now() + LIMIT;
     while api.get_opt(name).await?.is_some() {
         if Instant::now() > end {
-            bail!("{name} still exists");
+            bail!("{name} still exists after {LIMIT:?}");
         }
         tokio::task::yield_now().await;
     }

@@ -17,7 +17,7 @@ use tests::traffic::{Plan, Traffic};
 /// Flags for a simulator with few sequences and a small cache, so that load is visible.
 const SIM: [&str; 8] =
     ["--backend", "sim", "--sim-step-time", "10ms", "--sim-blocks", "400", "--max-num-seqs", "4"];
-/// Flags for a simulator that needs most of a minute for a response, so that a test can act during it.
+/// Flags for a simulator that needs most of a minute for a response, so that a test can act during the response.
 const SLOW: [&str; 4] = ["--backend", "sim", "--sim-step-time", "200ms"];
 /// The number of clients, which is more than the replicas can serve at the same time.
 const CLIENTS: usize = 24;
@@ -97,7 +97,7 @@ fn port(address: &str) -> &str {
     address.rsplit(':').next().unwrap()
 }
 
-/// The page of the console. It takes a screenshot when a test fails.
+/// The page of the console. If a test fails, dropping the page takes a screenshot.
 struct Console<'a> {
     page: Page<'a>,
     router: &'a Router,
@@ -281,9 +281,12 @@ fn the_chat_streams_and_works_by_keyboard() {
     console.screenshot("answer").unwrap();
 
     // The second message includes the conversation so far, and is sent with the button.
-    console
-        .await_expression("the pick", "document.querySelectorAll('#picks [data-label=Prompt]').length === 1");
-    let first = "count(document.querySelector('#picks tr:last-child [data-label=Prompt]').innerText)";
+    console.await_expression(
+        "the pick",
+        "document.querySelectorAll('#picks [data-label=\"Prompt tokens\"]').length === 1",
+    );
+    let first =
+        "count(document.querySelector('#picks tr:last-child [data-label=\"Prompt tokens\"]').innerText)";
     console.page.evaluate(&format!("window.firstPrompt = {first}")).unwrap();
     assert_eq!(console.focused(), "prompt");
     console.page.insert_text("And a router?").unwrap();
@@ -291,7 +294,8 @@ fn the_chat_streams_and_works_by_keyboard() {
     console.press(&[Key::Enter]);
     let both = format!("document.querySelectorAll('#chat p').length === 4 && answer() && {ended}");
     console.await_expression("the second answer", &both);
-    let second = "count(document.querySelector('#picks [data-label=Prompt]').innerText) > firstPrompt";
+    let second =
+        "count(document.querySelector('#picks [data-label=\"Prompt tokens\"]').innerText) > firstPrompt";
     console.await_expression("a longer prompt", second);
     assert_eq!(console.focused(), "prompt", "the focus must not be lost with a disabled button");
     console.assert_well_behaved(&[]);

@@ -94,7 +94,7 @@ async fn a_full_cache_disk_disables_only_the_cache() {
     assert!(warnings[1].contains(&*cache.to_string_lossy()), "{}", warnings[1]);
     assert!(warnings.iter().all(|warning| warning.contains("File too large")), "{warnings:?}");
     assert!(!output.contains("panicked"), "{output}");
-    // The fingerprint of the model has only a few bytes, which fit.
+    // The fingerprint of the model has only a few bytes, which fit within the limit.
     let left: Vec<String> =
         files_in(&cache).into_iter().filter(|path| !path.contains("/fingerprint-")).collect();
     assert_eq!(left, [""; 0], "an incomplete file remains");

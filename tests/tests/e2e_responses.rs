@@ -1,6 +1,6 @@
 //! Tests the Responses API with the official clients: tool loops with state on the server, on the client and in a
-//! conversation, background responses, and structured outputs. A simulated model with scripted answers and the real
-//! model are used, directly and through the router.
+//! conversation, background responses, and structured outputs. The tests use a simulated model with scripted answers
+//! and the real model, directly and through the router.
 
 use serde_json::json;
 use tests::router::{Router, replica};
@@ -31,8 +31,8 @@ fn the_official_clients_work() {
 fn the_official_clients_work_through_the_router() {
     let servers = [scripted(&[]), scripted(&[])];
     let mut arguments: Vec<String> = servers.each_ref().map(replica).into();
-    // With this policy, consecutive requests reach the replica that stores a response only if the router derives it
-    // from the ID of the response.
+    // With this policy, consecutive requests reach the replica that stores a response only if the router derives the
+    // replica from the ID of the response.
     arguments.push("--policy=round-robin".to_owned());
     let router = Router::start(&arguments).expect("the router starts");
     clients::run("responses", &[&router.url("/v1")], &["scripted", "scripted"]);

@@ -8,7 +8,7 @@ use std::time::Duration;
 use tests::process::Process;
 use tests::server::Server;
 
-/// How long schemathesis generates requests, in seconds, unless the environment overrides it.
+/// The default time during which schemathesis generates requests, in seconds. `SECONDS_EACH` overrides it.
 const SECONDS: &str = "120";
 /// The additional time for starting the program, on a busy machine.
 const GRACE: Duration = Duration::from_secs(300);

@@ -39,10 +39,11 @@ const PROBE_LIMIT: Duration = Duration::from_secs(1);
 const ANSWERS_BEFORE_ALL: usize = 72;
 /// The number of responses to the other clients right before an attack.
 const ANSWERS_BEFORE: usize = 24;
-/// The maximum number of latest responses without an attack that are the baseline of an attack. The 99th percentile of
-/// only a few responses is their maximum, which varies by half.
+/// The maximum number of responses in the baseline of an attack, which consists of the latest responses without an
+/// attack. The 99th percentile of only a few responses is their maximum, which varies by 50%.
 const CALM_ANSWERS_MAX: usize = 240;
-/// The minimum number of responses to the other clients during an attack. A short attack is repeated until then.
+/// The minimum number of responses to the other clients during an attack. A short attack is repeated until the clients
+/// have received them.
 const ANSWERS_DURING: usize = 24;
 /// The time limit for one attack.
 const ATTACK_LIMIT: Duration = Duration::from_secs(150);
@@ -163,13 +164,13 @@ async fn judge(
         slowdowns.push(measured.slowdown);
         ensure!(
             measured.observed.slowest_probe <= PROBE_LIMIT,
-            "a probe took {:.1?}",
+            "a probe took {:.1?} (limit: {PROBE_LIMIT:?})",
             measured.observed.slowest_probe
         );
         if measured.slowdown > SLOWDOWN_MAX {
             ensure!(
                 slowdowns.len() < MEASUREMENTS,
-                "other clients wait {slowdowns:.1?} times as long ({})",
+                "other clients wait {slowdowns:.1?} times as long (limit: {SLOWDOWN_MAX}): {}",
                 measured.summary
             );
             continue;

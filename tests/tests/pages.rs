@@ -1,4 +1,4 @@
-//! Runs the code blocks of the pages that are marked as tested, as a reader runs them.
+//! Runs the code blocks of the pages that are marked as tested, as a reader would run them.
 
 use tests::cluster::ControlPlane;
 use tests::pages::{Example, api_command, directory, examples};
@@ -13,7 +13,7 @@ kubectl apply --filename assistant.yaml
 kubectl create secret generic assistant-replica-token --from-literal=token=0123456789abcdef0123456789abcdef
 kubectl label secret assistant-replica-token \
   app.kubernetes.io/managed-by=ovfleet-operator app.kubernetes.io/instance=assistant";
-/// Creates the objects to which the page about the installation refers.
+/// Creates the namespaces to which the page about the installation refers.
 const NAMESPACES: &str = "set -e; kubectl create namespace team-a; kubectl create namespace team-b";
 /// Acts as the operator, which reports every LLMDeployment as ready.
 const REPORT_READY: &str = "
@@ -22,8 +22,8 @@ kubectl wait --for=condition=Established crd/llmdeployments.ovfleet.dev --timeou
 kubectl get llmd --watch --output name | while read -r name; do
   kubectl patch \"$name\" --subresource=status --type=merge --patch \"$STATUS\"
 done";
-/// `kubectl wait` ignores a status whose observed generation is less than the generation, which changes of the resource
-/// increase.
+/// The reported status. `kubectl wait` ignores a status whose observed generation is less than the generation of the
+/// resource, which every change of the spec increments.
 const STATUS: &str = r#"{"status": {"phase": "Ready", "observedGeneration": 1000, "release": {"state": "Waiting", "available": "sha256-1"},
   "conditions": [{"type": "Ready", "status": "True", "reason": "Ready", "message": "",
     "lastTransitionTime": "2026-01-01T00:00:00Z"}]}}"#;

@@ -46,12 +46,12 @@ fn extra_args_rules() -> serde_json::Value {
 #[serde(rename_all = "camelCase", default)]
 #[schemars(extend("x-kubernetes-validations" = extra_args_rules()))]
 pub struct Engine {
-    /// Image of the server. Default: the image that matches the operator's version.
+    /// Image of the server. Default: the image that the operator is configured with (`serverImage` of the chart).
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 1024), extend("x-kubernetes-validations" = formats::image()))]
     pub image: Option<String>,
 
-    /// OpenVINO device: `CPU`, `GPU`, `GPU.1`, `AUTO` or `HETERO:GPU,CPU`. Only `CPU` is tested. `NPU` is
+    /// OpenVINO device, such as `CPU`, `GPU`, `GPU.1`, `AUTO` or `HETERO:GPU,CPU`. Only `CPU` is tested. `NPU` is
     /// rejected, because OpenVINO has no paged attention for NPUs.
     #[schemars(length(max = 128), extend("x-kubernetes-validations" = formats::device()))]
     pub device: String,
@@ -113,15 +113,16 @@ impl Default for Engine {
 )])))]
 pub struct MediaSources {
     /// Hosts from which replicas may fetch images, such as `images.example.com` or `minio.storage.svc:9000`. A host
-    /// without a port is allowed on ports 80 and 443. `all` allows every host. If any host is allowed, the
-    /// NetworkPolicy of the replicas permits all outgoing connections.
+    /// without a port is allowed on ports 80 and 443. `all` allows every host. If this list is not empty,
+    /// the NetworkPolicy of the replicas permits all outgoing connections.
     #[schemars(
         length(max = 64),
         inner(length(min = 1, max = 260)),
         extend("x-kubernetes-validations" = formats::hosts())
     )]
     pub allowed_domains: Vec<String>,
-    /// Non-public networks from which replicas may also fetch images of these hosts, such as `10.96.0.0/12`.
+    /// Non-public networks, such as `10.96.0.0/12`, from which replicas may also fetch images of `allowedDomains`.
+    /// Default: replicas connect only to public addresses.
     #[schemars(
         length(max = 64),
         inner(length(min = 1, max = 64)),
@@ -142,7 +143,8 @@ pub struct KvCache {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("maxLength" = 32, "x-kubernetes-validations" = rules(&[("isQuantity(string(self)) && quantity(string(self)).compareTo(quantity('1')) >= 0", "engine.kvCache.size must be a positive number of bytes, such as 8Gi")])))]
     pub size: Option<Quantity>,
-    /// Type of the cached keys and values. Default: the type that the device prefers.
+    /// Type of the cached keys and values. `u4` needs 0.6 times as much memory as `u8`, but is noticeably less
+    /// accurate. Default: the type that the device prefers, which is `u8` on CPUs.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub precision: Option<KvPrecision>,
     /// Whether prompts reuse the cached blocks of a common prefix.
@@ -155,7 +157,7 @@ impl Default for KvCache {
     }
 }
 
-/// Type of the cached keys and values. Default: the type that the device prefers.
+/// The type of the cached keys and values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum KvPrecision {
@@ -172,7 +174,7 @@ pub enum KvPrecision {
 }
 
 impl KvPrecision {
-    /// Returns the value of the server's flag.
+    /// Returns the value of the server's flag `--kv-cache-precision`.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {

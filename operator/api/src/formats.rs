@@ -37,7 +37,8 @@ pub(crate) fn repository() -> Value {
 pub(crate) fn revision() -> Value {
     matches(
         r"^[A-Za-z0-9][A-Za-z0-9._/-]*$",
-        "must be a branch, a tag or a commit: letters, digits, '.', '_', '/' and '-'",
+        "must be a branch, a tag or a commit: letters, digits, '.', '_', '/' and '-', beginning with a \
+         letter or digit",
     )
 }
 
@@ -74,13 +75,17 @@ pub(crate) fn sha256() -> Value {
 pub(crate) fn bucket() -> Value {
     matches(
         r"^[a-z0-9][a-z0-9.-]*[a-z0-9]$",
-        "must be the name of a bucket: lowercase letters, digits, '.' and '-'",
+        "must be the name of a bucket: lowercase letters, digits, '.' and '-', beginning and ending with a \
+         letter or digit",
     )
 }
 
 /// The rule for the name of an S3 region.
 pub(crate) fn region() -> Value {
-    matches(r"^[a-z0-9-]+$", "must be the name of a region, such as eu-west-1")
+    matches(
+        r"^[a-z0-9-]+$",
+        "must be the name of a region, such as eu-west-1: lowercase letters, digits and '-'",
+    )
 }
 
 /// The rules for a path below the root of a volume or of an image.
@@ -138,6 +143,6 @@ pub(crate) fn device() -> Value {
         format!(r"^({DEVICE}|AUTO(:{CANDIDATE}(,{CANDIDATE})*)?|(HETERO|MULTI):{DEVICE}(,{DEVICE})*)$");
     matches(
         &pattern,
-        "must be CPU, GPU, a numbered device such as GPU.1, AUTO, or AUTO:, HETERO: or MULTI: with a list of devices. NPU is not supported, because OpenVINO has no paged attention for it",
+        "must be CPU, GPU, a numbered device such as GPU.1, AUTO, or a list of devices after AUTO:, HETERO: or MULTI:, such as HETERO:GPU,CPU. NPU is not supported, because OpenVINO has no paged attention for it",
     )
 }

@@ -55,7 +55,8 @@ pub fn crd() -> CustomResourceDefinition {
         "type": "object",
         "properties": {"name": {"type": "string", "maxLength": 63}},
     });
-    let metadata: JSONSchemaProps = serde_json::from_value(metadata).expect("invariant: it is a schema");
+    let metadata: JSONSchemaProps =
+        serde_json::from_value(metadata).expect("invariant: the literal is a schema");
     for version in &mut definition.spec.versions {
         let schema = version.schema.as_mut().and_then(|schema| schema.open_api_v3_schema.as_mut());
         if let Some(properties) = schema.and_then(|schema| schema.properties.as_mut()) {

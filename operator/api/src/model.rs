@@ -30,7 +30,8 @@ pub struct Model {
     /// Source of the model's files. Exactly one of its fields must be set.
     pub source: Source,
 
-    /// Format of the files: `gguf`, `openvino-ir`, or `auto`, which detects the format from the file names.
+    /// Format of the fetched files: `gguf`, `openvino-ir`, or `auto`, which detects the format from the file names.
+    /// This field has no effect for the sources `pvc` and `oci`.
     #[serde(default)]
     pub format: Format,
 
@@ -57,7 +58,8 @@ pub struct Fetch {
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     #[schemars(extend("maxProperties" = 32))]
     pub env: BTreeMap<String, String>,
-    /// ConfigMap with the certificates of additional certificate authorities, such as that of a proxy or a mirror.
+    /// ConfigMap with the certificates of the certificate authorities to trust, such as that of a proxy or a mirror.
+    /// They replace the certificate authorities of the image. Default: the certificate authorities of the image.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ca_bundle: Option<CaBundle>,
     /// Annotations of the ServiceAccount of the pods that fetch files. Cloud providers use them to assign identities to
@@ -97,7 +99,7 @@ pub struct Source {
     /// A repository of the Hugging Face Hub.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub hf: Option<HuggingFaceSource>,
-    /// A file on a web server.
+    /// A GGUF file on a web server.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub http: Option<HttpSource>,
     /// Objects in S3 or in a compatible service.
@@ -127,7 +129,8 @@ pub struct HuggingFaceSource {
     #[serde(default = "main_branch")]
     #[schemars(length(min = 1, max = 256), extend("x-kubernetes-validations" = formats::revision()))]
     pub revision: String,
-    /// Names of the files to fetch. `*` matches any part of a name. Default: all files.
+    /// Names of the files to fetch, such as `*Q4_K_M.gguf`. `*` matches any part of a name. If a name matches the first
+    /// part of a split GGUF model, all parts are fetched. Default: all files whose names do not begin with `.`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 256), inner(length(min = 1, max = 512)))]
     pub files: Vec<String>,
@@ -137,14 +140,15 @@ pub struct HuggingFaceSource {
     pub endpoint: String,
 }
 
-/// A file on a web server.
+/// A GGUF file on a web server.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct HttpSource {
-    /// URL of the file.
+    /// URL of the file. If the file is a part of a split GGUF model, all parts are fetched.
     #[schemars(length(max = 2048), extend("x-kubernetes-validations" = formats::url()))]
     pub url: String,
-    /// SHA-256 of the file, in hexadecimal. A file with another digest is rejected. Default: the file is not verified.
+    /// SHA-256 of the file, in hexadecimal. A file with another digest is rejected. It is not supported for a split
+    /// model. Default: the file is not verified.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 64), extend("x-kubernetes-validations" = formats::sha256()))]
     pub sha256: Option<String>,
@@ -157,18 +161,20 @@ pub struct S3Source {
     /// Name of the bucket.
     #[schemars(length(min = 3, max = 63), extend("x-kubernetes-validations" = formats::bucket()))]
     pub bucket: String,
-    /// Key of the object. If it ends with `/`, all objects with this prefix are fetched.
+    /// Key of the object. If it ends with `/`, all objects with this prefix are fetched. If the object is a part of a
+    /// split GGUF model, all parts are fetched.
     #[schemars(length(min = 1, max = 1024))]
     pub key: String,
     /// Region of the bucket. The region is part of the signature of each request.
     #[serde(default = "region")]
     #[schemars(length(min = 1, max = 64), extend("x-kubernetes-validations" = formats::region()))]
     pub region: String,
-    /// URL of the service. Default: AWS.
+    /// URL of the service. Default: the AWS endpoint of the region.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 1024), extend("x-kubernetes-validations" = formats::url()))]
     pub endpoint: Option<String>,
-    /// SHA-256 of the object, in hexadecimal. It is supported for a single object only.
+    /// SHA-256 of the object, in hexadecimal. An object with another digest is rejected. It is supported only for a
+    /// single object. Default: objects are not verified.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 64), extend("x-kubernetes-validations" = formats::sha256()))]
     pub sha256: Option<String>,
@@ -217,11 +223,11 @@ pub enum Format {
     OpenvinoIr,
 }
 
-/// A reference to an object in the same namespace.
+/// A reference to a Secret in the same namespace.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct LocalReference {
-    /// Name of the object.
+    /// Name of the Secret.
     #[schemars(length(min = 1, max = 253), extend("x-kubernetes-validations" = formats::object_name()))]
     pub name: String,
 }
@@ -236,17 +242,20 @@ pub struct Cache {
     /// replicas mount.
     #[serde(default)]
     pub mode: CacheMode,
-    /// Size in bytes, such as `40Gi`. It is the size of the volume or, with the mode `none`, the limit of the ephemeral
-    /// storage.
+    /// Size in bytes, such as `40Gi`. With the modes `perPod` and `shared`, it is required, and is the size of the
+    /// volume. If `model.source` is to be changed, a shared volume needs space for two models, because replicas serve
+    /// the former model until the next one has been fetched. With the mode `none`, it is the limit of the ephemeral
+    /// storage. Default: no limit.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("maxLength" = 32, "x-kubernetes-validations" = rules(&[("isQuantity(string(self)) && quantity(string(self)).isGreaterThan(quantity('0'))", "model.cache.size must be a positive number of bytes, such as 40Gi")])))]
     pub size: Option<Quantity>,
-    /// StorageClass of the volumes. Default: the default of the cluster.
+    /// StorageClass of the volumes. Default: the default StorageClass of the cluster.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 253))]
     pub storage_class: Option<String>,
     /// Access mode of the shared volume. With `ReadWriteOnce`, all replicas and the Job that fetches the model are
-    /// placed on one node, and a drain of this node evicts all replicas at the same time.
+    /// placed on one node, and a drain of this node evicts all replicas at the same time, unless `disruption` sets a
+    /// limit.
     #[serde(default)]
     pub access_mode: AccessMode,
 }

@@ -17,7 +17,7 @@ pub struct Placement {
     /// Taints that the pods tolerate.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub tolerations: Vec<Toleration>,
-    /// Rules that attract the pods to nodes or to other pods, or repel them.
+    /// Node affinity, pod affinity and pod anti-affinity of the pods.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub affinity: Option<Affinity>,
     /// Rules that spread the replicas. A constraint without a selector applies to the replicas of this resource.

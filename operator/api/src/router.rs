@@ -53,7 +53,7 @@ fn extra_args_rules() -> serde_json::Value {
 #[serde(rename_all = "camelCase", default)]
 #[schemars(extend("x-kubernetes-validations" = extra_args_rules()))]
 pub struct Router {
-    /// Image of the router. Default: the image that matches the operator's version.
+    /// Image of the router. Default: the image that the operator is configured with (`routerImage` of the chart).
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 1024), extend("x-kubernetes-validations" = formats::image()))]
     pub image: Option<String>,
@@ -62,22 +62,25 @@ pub struct Router {
     #[schemars(range(min = 1, max = 32))]
     pub replicas: i32,
     /// Policy by which the router picks a replica for a request. `kv`: the replica with the shortest estimated time to
-    /// the first token, based on its load, its free KV cache and the cached prefix of the prompt.
+    /// the first token, based on its load, its free KV cache and the cached prefix of the prompt. `least-requests`: the
+    /// replica with the fewest requests in flight. `power-of-two`: of two random replicas, the one with fewer requests
+    /// in flight. `round-robin`: each replica in turn. `session`: the same replica for all requests with the same
+    /// `x-session-id` header or `user` field; `kv` applies to requests without either.
     pub policy: Policy,
-    /// Isolation of API keys, which determines which keys share stored responses, conversations and cached prompts.
-    /// `key`: no key shares them with another. `name`: keys with the same name in the Secret share them, so that a key
-    /// can be replaced without losing access to stored items. `none`: all keys share them. This field has no effect
-    /// without `access.apiKeysSecretRef`.
+    /// Determines which API keys share stored responses, conversations and cached prompts. `key`: no key shares them
+    /// with another. `name`: keys with the same name in the Secret share them, so that a key can be replaced without
+    /// losing access to stored items. `none`: all keys share them. This field has no effect without
+    /// `access.apiKeysSecretRef`.
     pub key_isolation: KeyIsolation,
-    /// The queue for requests for which no replica has capacity.
+    /// The queue of each router for requests for which no replica has capacity.
     pub queue: Queue,
     /// Retries of requests whose replica fails before the first byte of the response.
     pub retry: Retry,
     /// Timeouts of the requests that the router sends to replicas.
     pub timeouts: Timeouts,
-    /// The Service that clients use.
+    /// The Service that clients use. It has the name of this resource.
     pub service: Service,
-    /// CPU and memory of each router. Default: requests of 100m and 128Mi, and a memory limit of 512Mi.
+    /// CPU and memory of each router. Default: requests of 100m CPU and 128Mi memory, and a limit of 512Mi memory.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "resources")]
     pub resources: Option<ResourceRequirements>,
@@ -141,13 +144,13 @@ pub enum Policy {
     /// The replica with the shortest estimated time to the first token.
     #[default]
     Kv,
-    /// The replica with the fewest requests.
+    /// The replica with the fewest requests in flight.
     LeastRequests,
-    /// The one with fewer requests of two replicas that are chosen at random.
+    /// The one of two random replicas that has fewer requests in flight.
     PowerOfTwo,
-    /// The replicas in turn, one request each.
+    /// Each replica in turn.
     RoundRobin,
-    /// The replica that served the client's session before.
+    /// The same replica for all requests of a session.
     Session,
 }
 
@@ -197,10 +200,11 @@ pub struct Queue {
     /// Maximum number of waiting requests. Further requests are rejected with 429.
     #[schemars(range(min = 0, max = 1_048_576))]
     pub requests: u32,
-    /// Maximum number of prompt tokens of waiting requests, as estimated by the router.
+    /// Maximum number of prompt tokens of waiting requests, as estimated by the router. Further requests are rejected
+    /// with 429. A request that waits alone may exceed this limit.
     #[schemars(range(min = 0, max = 4_294_967_295_u64))]
     pub tokens: u64,
-    /// Maximum time that a request waits.
+    /// Maximum time that a request waits before it is rejected with 429.
     pub timeout: Period,
 }
 
@@ -214,10 +218,12 @@ impl Default for Queue {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Retry {
-    /// Maximum number of attempts to send a request to a replica before the client receives the first byte.
+    /// Maximum number of attempts to send a request to a replica before the client receives the first byte. Attempts
+    /// that fail to connect do not count.
     #[schemars(range(min = 1, max = 16))]
     pub attempts: u32,
-    /// Maximum number of retries as a percentage of the requests.
+    /// Maximum number of retries as a percentage of the requests. Retries after a failed connection or after the status
+    /// 429 or 503 do not count. 0 disables all other retries.
     #[schemars(range(min = 0, max = 100))]
     pub budget_percent: u32,
 }

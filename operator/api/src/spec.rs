@@ -44,7 +44,7 @@ use crate::{
         name = "KV %",
         type_ = "integer",
         json_path = ".status.kvCachePercent",
-        description = "Percentage of the KV cache blocks of all replicas that running requests use."
+        description = "Percentage of the KV cache blocks that running requests use, across all replicas."
     ),
     printcolumn(name = "Phase", type_ = "string", json_path = ".status.phase"),
     printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp"),
@@ -52,7 +52,7 @@ use crate::{
     printcolumn(name = "Updated", type_ = "integer", json_path = ".status.updatedReplicas", priority = 1),
     printcolumn(name = "Endpoint", type_ = "string", json_path = ".status.endpoint", priority = 1),
     validation = Rule::new("self.metadata.name.matches('^[a-z]([-a-z0-9]*[a-z0-9])?$')").message(
-        "the name must begin with a letter and contain only lowercase letters, digits and '-', because a Service has the same name"
+        "the name must begin with a letter, end with a letter or digit, and contain only lowercase letters, digits and '-', because a Service has the same name"
     ),
     validation = Rule::new("self.metadata.name.size() <= 40").message(
         "the name must have at most 40 characters, because the names of the created objects begin with it"
@@ -63,7 +63,7 @@ use crate::{
 !has(self.resources.limits) || !('memory' in self.resources.limits) || \
 quantity(string(self.engine.kvCache.size)).isLessThan(quantity(string(self.resources.limits['memory'])))", "engine.kvCache.size must be less than resources.limits.memory, which must also cover the weights"), ("!self.placement.cpuPinning || (has(self.resources.limits) && \
 'cpu' in self.resources.limits && 'memory' in self.resources.limits && \
-quantity(string(self.resources.limits['cpu'])).isInteger())", "placement.cpuPinning requires whole CPUs and memory in resources.limits, such as cpu: \"8\", memory: 32Gi"), ("!self.placement.cpuPinning || !has(self.resources.limits) || \
+quantity(string(self.resources.limits['cpu'])).isInteger())", "placement.cpuPinning requires memory and a whole number of CPUs in resources.limits, such as cpu: \"8\", memory: 32Gi"), ("!self.placement.cpuPinning || !has(self.resources.limits) || \
 !has(self.resources.requests) || self.resources.requests.all(name, name in self.resources.limits && \
 quantity(string(self.resources.requests[name])).compareTo(quantity(string(self.resources.limits[name]))) == 0)", "placement.cpuPinning requires resources.requests equal to resources.limits, or no requests")])))]
 pub struct LlmDeploymentSpec {
@@ -100,7 +100,7 @@ pub struct LlmDeploymentSpec {
     #[serde(default)]
     pub upgrade_policy: UpgradePolicy,
 
-    /// The settings for draining a replica before it stops.
+    /// The settings for draining replicas and routers before they stop.
     #[serde(default)]
     pub drain: Drain,
 
@@ -125,8 +125,8 @@ pub struct LlmDeploymentSpec {
     #[serde(default)]
     pub security: Security,
 
-    /// Whether replicas and routers are scaled to zero. Nothing is deleted: the Service, volumes and fetched files
-    /// remain.
+    /// Whether replicas and routers are scaled to zero. The Service and, with `model.cache.mode: shared`, the fetched
+    /// files remain.
     #[serde(default)]
     pub suspend: bool,
 
@@ -176,7 +176,8 @@ pub struct KeysReference {
     /// Name of the Secret.
     #[schemars(length(min = 1, max = 253), extend("x-kubernetes-validations" = formats::object_name()))]
     pub name: String,
-    /// Key of the Secret whose value is the file of API keys.
+    /// Key of the Secret whose value contains the API keys: one per line, each optionally followed by a space and a
+    /// name for logs and for `router.keyIsolation: name`. A `#` begins a comment.
     #[serde(default = "keys")]
     #[schemars(length(min = 1, max = 253), extend("x-kubernetes-validations" = formats::data_key()))]
     pub key: String,
@@ -239,7 +240,7 @@ pub struct Metrics {
     /// Whether a ServiceMonitor is created for the Prometheus operator. If the cluster does not have this kind, no
     /// ServiceMonitor is created, and the condition `Accepted` reports that.
     pub service_monitor: bool,
-    /// Interval at which metrics are scraped.
+    /// Scrape interval of the ServiceMonitor.
     pub interval: Period,
     /// Labels of the ServiceMonitor, for a Prometheus that selects ServiceMonitors by label, such as
     /// `release: kube-prometheus-stack`.
@@ -272,13 +273,14 @@ pub struct Tracing {
 #[serde(rename_all = "camelCase", default)]
 pub struct Security {
     /// Whether NetworkPolicies are created. The API of a replica is then reachable only from the routers of the same
-    /// resource; the ports that serve only metrics and probes are reachable from anywhere.
+    /// resource; the ports that serve only metrics and probes are reachable from anywhere. Outgoing connections of
+    /// replicas are blocked, unless replicas fetch their model or images.
     pub network_policy: bool,
-    /// User ID that pods run as. Default: 65532, or on OpenShift the user that the platform assigns.
+    /// User ID and group ID that pods run as. Default: 65532, or on OpenShift the IDs that the platform assigns.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 2_147_483_647))]
     pub run_as_user: Option<i64>,
-    /// Secrets for pulling images.
+    /// Secrets for pulling the images of the pods, in the same namespace.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 16))]
     #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["name"]))]

@@ -10,7 +10,8 @@ use serde::{Deserialize, Serialize};
 pub struct LlmDeploymentStatus {
     /// Generation of the resource that this status describes.
     pub observed_generation: i64,
-    /// Human-readable summary of the state. Programs should read the conditions.
+    /// Human-readable summary of the state. `Refused`: the resource is invalid. `Degraded`: a problem requires
+    /// intervention. The conditions contain the reason. Programs should read the conditions instead of the phase.
     pub phase: Phase,
     /// Number of replicas that exist, including those that are starting and excluding those that are being deleted.
     pub replicas: i32,
@@ -26,7 +27,7 @@ pub struct LlmDeploymentStatus {
     pub ready: String,
     /// Label selector of the replicas' pods.
     pub selector: String,
-    /// URL to which clients in the cluster send requests.
+    /// Base URL of the API for clients in the cluster.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub endpoint: Option<String>,
     /// Name under which the model is served.
@@ -34,8 +35,8 @@ pub struct LlmDeploymentStatus {
     /// Digest of the model's files, as `sha256:…`, if known.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub model_digest: Option<String>,
-    /// Percentage of the KV cache blocks of all replicas that running requests use, sampled at intervals and rounded
-    /// to a multiple of 5.
+    /// Percentage of the KV cache blocks that running requests use, across all replicas. It is sampled at intervals and
+    /// rounded to a multiple of 5.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub kv_cache_percent: Option<i32>,
     /// Commit of the repository that replicas fetch (`model.source.hf`). It is the commit to which `revision` pointed
@@ -48,7 +49,8 @@ pub struct LlmDeploymentStatus {
     /// Release whose images and pod templates are applied.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub release: Option<ReleaseStatus>,
-    /// Conditions of the resource.
+    /// Conditions of the resource: `Accepted`, `ModelAvailable`, `ReplicasReady`, `RouterReady`, `Available`,
+    /// `Progressing`, `Degraded` and `Ready`.
     #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["type"]))]
     pub conditions: Vec<Condition>,
 }
@@ -178,7 +180,7 @@ pub enum CacheState {
     Pending,
     /// The files are being fetched.
     Fetching,
-    /// The files have been fetched and verified.
+    /// The files have been fetched.
     Ready,
     /// The files could not be fetched.
     Failed,

@@ -88,7 +88,7 @@ async fn run(args: &Args) -> anyhow::Result<()> {
             figures.with_context(|| operator.output())?
         }
         Some(ended) = tasks.join_next() => match ended? {
-            Ok(()) => bail!("a task of the benchmark has ended"),
+            Ok(()) => bail!("a background task of the benchmark has ended unexpectedly"),
             Err(error) => return Err(error),
         },
     };
@@ -125,7 +125,7 @@ fn start(cluster: &ControlPlane) -> anyhow::Result<Process> {
 /// The operator under measurement.
 struct Target<'a> {
     operator: &'a Process,
-    /// The address of its metrics.
+    /// The address at which the operator serves its metrics.
     address: &'a str,
 }
 
@@ -152,7 +152,7 @@ async fn measure(args: &Args, client: &Client, node: &Node, target: &Target<'_>)
     eprintln!("{} resources created in {created:.1?}", args.resources);
     tokio::time::timeout(LIMIT, node.all_ready(&resources))
         .await
-        .context("not all resources have become ready")??;
+        .with_context(|| format!("not all resources became ready within {LIMIT:?}"))??;
     let converged = started.elapsed();
     eprintln!("all resources ready after {converged:.1?}");
     let after = sample().await?;

@@ -1,6 +1,6 @@
 //! Simulates a kubelet, which writes the status of pods, and the routers of each resource, which report their
-//! replicas. The routers of each resource have their own address of the loopback interface, to which the operator
-//! connects as in a cluster.
+//! replicas. The routers of each resource have a loopback address of their own, to which the operator connects as in a
+//! cluster.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::Ipv4Addr;
@@ -109,7 +109,7 @@ impl Node {
         Ok(())
     }
 
-    /// Returns the number of objects that all resources own, without pods.
+    /// Returns the number of objects that all resources own, excluding pods.
     pub(crate) async fn owned(&self, client: &Client) -> anyhow::Result<usize> {
         let mut count = 0;
         for kind in Kind::BUILT_IN {

@@ -1,4 +1,4 @@
-//! Samples the resource usage of the operator from the kernel, and its work from its metrics.
+//! Reads the resource usage of the operator from the kernel, and the amount of its work from its metrics.
 
 use anyhow::Context as _;
 use tests::http;
@@ -6,7 +6,7 @@ use tests::http;
 /// Number of clock ticks per second. Linux reports processor time in clock ticks.
 const TICKS: f64 = 100.0;
 
-/// The resource usage and the work of the operator up to a point in time.
+/// The resource usage and the amount of work of the operator up to a point in time.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Sample {
     /// Processor time in seconds.

@@ -8,14 +8,15 @@ use crate::process::Sample;
 #[derive(Debug)]
 pub(crate) struct Figures {
     pub(crate) resources: usize,
-    /// The number of objects that all resources own, without pods.
+    /// The number of objects that all resources own, excluding pods.
     pub(crate) objects: usize,
     /// The time until all resources were created.
     pub(crate) created: Duration,
     /// The time until all resources were ready.
     pub(crate) converged: Duration,
     pub(crate) idle: Duration,
-    /// Samples before the first resource was created, when all were ready, and at the start and the end of the idle time.
+    /// Samples from before the first resource was created, from when all resources were ready, and from the start and
+    /// the end of the idle time.
     pub(crate) samples: [Sample; 4],
 }
 

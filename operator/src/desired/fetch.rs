@@ -52,7 +52,7 @@ pub(super) fn model_mount(valid: &ValidDeployment) -> ModelMount {
             path_of(path),
             json!({"name": "model", "persistentVolumeClaim": {"claimName": claim, "readOnly": true}}),
         ),
-        // The configured pull policy applies to the images of the operator, not to this image.
+        // The configured pull policy applies to the images of servers and routers, not to this image.
         ModelFiles::Mounted(MountedModel::Image { image, path }) => {
             mounted(path_of(path), json!({"name": "model", "image": {"reference": image}}))
         }

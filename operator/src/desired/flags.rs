@@ -205,7 +205,7 @@ pub fn router_config(router: &RouterSettings, replicas: Map<String, Value>) -> S
     if router.key_isolation != KeyIsolation::default() {
         set("key-isolation", json!(router.key_isolation.name()));
     }
-    serde_yaml::to_string(&options).expect("invariant: texts and numbers are YAML")
+    serde_yaml::to_string(&options).expect("invariant: strings and numbers can be serialized as YAML")
 }
 
 /// Returns a duration in the format of flags.

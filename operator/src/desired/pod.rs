@@ -50,7 +50,7 @@ pub(super) fn ports() -> Value {
     json!([port("http", HTTP_PORT), port("grpc", GRPC_PORT), port("admin", ADMIN_PORT)])
 }
 
-/// Returns a probe of a health endpoint, without its timing.
+/// Returns the `httpGet` action of a probe that requests a health endpoint.
 pub(super) fn health(path: &str) -> Value {
     json!({"path": format!("/v2/health/{path}"), "port": "admin"})
 }

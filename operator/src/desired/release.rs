@@ -1,5 +1,5 @@
 //! Decides whether a Deployment changes to the pod template that this version of the operator renders, or retains its
-//! current one. Pure.
+//! current one. This module is pure.
 //!
 //! A pod template changes for one of two reasons. If the user has changed the resource, the Deployment changes to the
 //! new template immediately. If only the operator has changed, because it has another default image or renders the same
@@ -52,7 +52,7 @@ pub enum UpgradeStep {
     /// No upgrade is needed: the templates are those of this version of the operator.
     #[default]
     None,
-    /// The Deployments keep their former templates.
+    /// The Deployments retain their former templates.
     Wait(UpgradePermission),
     /// The templates of this version of the operator are applied.
     Start,
@@ -117,8 +117,8 @@ pub(super) fn plan_upgrade(
         }
         plan.add(server, live_server, permission);
     } else {
-        // Everything except for the template follows the resource, so that scaling, suspending and rollout settings
-        // take effect during the fetch.
+        // Everything except the template follows the resource, so that scaling, suspending and rollout settings take
+        // effect during the fetch.
         plan.manifests.extend(with_live_inputs(server.manifest, live_server));
     }
     let live_router = live(&router, observed);
@@ -176,7 +176,7 @@ fn template_hash(deployment: &DynamicObject) -> Option<&str> {
 }
 
 /// Whether the template of `rendered` differs from that of `live` although the user has not changed anything, and the
-/// Deployment can keep its template until the upgrade starts.
+/// Deployment can retain its template until the upgrade starts.
 fn is_upgrade(rendered: &RenderedDeployment, live: Option<&DynamicObject>) -> bool {
     let Some(live) = live else { return false };
     if template_hash(live) == Some(&rendered.template_hash) {

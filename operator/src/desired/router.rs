@@ -19,7 +19,7 @@ const CONFIG_PATH: &str = "/etc/ovfleet";
 const API_KEYS_PATH: &str = "/etc/ovfleet-keys";
 /// The name of the configuration file.
 const CONFIG_FILE: &str = "router.yaml";
-/// Time in seconds that a router still accepts requests while its removal from the endpoints propagates.
+/// Time in seconds for which a router still accepts requests while its removal from the endpoints propagates.
 const ENDPOINT_REMOVAL_SECONDS: u64 = 5;
 /// Time in seconds that the pod of a router has to exit, in addition to `drain.timeout` and the 5 s in which its
 /// removal from the endpoints propagates.

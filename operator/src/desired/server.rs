@@ -23,7 +23,7 @@ use crate::valid_deployment::{ServerSettings, ValidDeployment};
 ///
 /// If exceeded: Kubernetes kills the pod.
 const EXIT_TIME: Duration = Duration::from_secs(15);
-/// Time within which a server must start, in addition to the time for reading its model.
+/// Time that a server has to start, in addition to the time for reading its model.
 const START_TIME_MIN: Duration = Duration::from_secs(120);
 /// The maximum time within which a server must start. The time is computed from the memory limit, which may be any
 /// quantity, and Kubernetes counts seconds in 32 bits.

@@ -134,7 +134,7 @@ impl Child {
     /// Checks whether the process has exited, and restarts it after a pause.
     ///
     /// # Errors
-    /// The process has failed before it ever worked, so a restart would fail again.
+    /// The process failed before it served any requests, so it would probably fail again after a restart.
     pub(super) async fn check(&mut self) -> anyhow::Result<()> {
         if let Some(process) = &mut self.process
             && let Some(status) = process.try_wait().context("failed to read the status of a process")?

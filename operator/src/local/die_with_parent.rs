@@ -9,7 +9,7 @@ use rustix::process::{Signal, getppid, set_parent_process_death_signal};
 
 use crate::args::DieWithParentArgs;
 
-/// Replaces this process with the program. It returns only if that fails.
+/// Replaces this process with the program. Returns only if that fails.
 ///
 /// # Errors
 /// The program does not exist, or the parent process has already exited.

@@ -61,7 +61,10 @@ impl Installation {
         match (&self.args.credentials, &fetched.credentials) {
             (Some(credentials), _) => flags.push(format!("--credentials={}", credentials.display())),
             (None, Some(secret)) => {
-                bail!("fetching the model requires the Secret {secret}: pass a directory with --credentials");
+                bail!(
+                    "fetching the model requires the Secret {secret}: set --credentials to a directory with \
+                     one file for each key of the Secret"
+                );
             }
             (None, None) => {}
         }
@@ -76,7 +79,7 @@ impl Installation {
     /// Returns the directory for fetched and compiled models.
     ///
     /// # Errors
-    /// The user has no cache directory.
+    /// `--cache` is not set, and neither `XDG_CACHE_HOME` nor `HOME` is an absolute path.
     pub(super) fn cache(&self) -> anyhow::Result<PathBuf> {
         if let Some(cache) = &self.args.cache {
             return Ok(cache.clone());
@@ -95,7 +98,7 @@ fn program(given: Option<&Path>, name: &str) -> anyhow::Result<PathBuf> {
         ensure!(given.is_file(), "the program {} is not a file", given.display());
         return Ok(given.to_owned());
     }
-    let own = std::env::current_exe().context("failed to find the path of this program")?;
+    let own = std::env::current_exe().context("failed to determine the path of this program")?;
     let beside = own.with_file_name(name);
     Ok(if beside.is_file() { beside } else { PathBuf::from(name) })
 }

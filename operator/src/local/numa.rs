@@ -17,7 +17,8 @@ pub(super) fn nodes() -> Vec<u32> {
     numbers(&online).filter(is_usable).collect()
 }
 
-/// Returns the flag for a replica, counted from 0. `None` if the machine has one node, or if `flags` contain the flag.
+/// Returns the flag that assigns a replica, numbered from 0, to a node. `None` if the machine has only one node, or if
+/// `flags` contain the flag.
 pub(super) fn flag(nodes: &[u32], replica: usize, flags: &[String]) -> Option<String> {
     const FLAG: &str = "--numa-node";
     if nodes.len() < 2 || flags.iter().any(|flag| flag.starts_with(FLAG)) {

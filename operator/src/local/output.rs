@@ -11,7 +11,7 @@ use tokio::sync::watch;
 ///
 /// If exceeded: the line is split.
 const LINE_BYTES_MAX: usize = 64 << 10;
-/// Maximum number of bytes that are stored of an error.
+/// Maximum number of bytes of an error that are stored.
 const ERROR_BYTES_MAX: usize = 4 << 10;
 /// The prefix of the line in which a program reports the error that ends it.
 const ERROR: &str = "error: ";

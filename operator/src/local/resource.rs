@@ -1,5 +1,5 @@
 //! Reads a resource from a file and overrides fields from the command line. It rejects the same mistakes as the API
-//! server: unknown fields, and values that violate a rule. Pure.
+//! server: unknown fields, and values that violate a rule. This module is pure.
 
 use anyhow::{Context as _, bail, ensure};
 use operator_api::LlmDeployment;
@@ -39,7 +39,7 @@ pub(super) fn read(text: &str, settings: &[String]) -> anyhow::Result<LlmDeploym
     Ok(object)
 }
 
-/// Sets a field with a setting in the form `PATH=VALUE`, with the value in YAML. An empty value removes the field.
+/// Applies a setting of the form `FIELD=VALUE`, with the value in YAML. An empty value removes the field.
 fn set(spec: &mut Value, setting: &str) -> anyhow::Result<()> {
     let (path, value) = setting.split_once('=').context("a setting must have the form FIELD=VALUE")?;
     let value: Value = serde_yaml::from_str(value).context("the value is not valid YAML")?;

@@ -1,4 +1,4 @@
-//! The statuses of the containers of a pod. Pure.
+//! The statuses of the containers of a pod. This module is pure.
 
 use k8s_openapi::api::core::v1::{ContainerStateTerminated, ContainerStatus, PodStatus};
 

@@ -1,5 +1,5 @@
 //! Finds the reason why a process has exited in its last output: the line with the error, which is rarely the last
-//! line. Pure.
+//! line. This module is pure.
 
 use serde_json::Value;
 
@@ -10,12 +10,13 @@ const PANIC: &str = "panicked at ";
 /// The prefixes of lines that only refer to further help.
 const HINTS: [&str; 2] = ["note:", "For more information"];
 
-/// Returns the reason why a process that wrote `output` has exited; an empty text if the output contains none. It
-/// omits everything that differs between two exits for the same reason, such as timestamps and thread IDs.
+/// Returns the reason why a process that wrote `output` has exited; an empty string if the output contains none. The
+/// returned text omits everything that differs between two exits for the same reason, such as timestamps and thread
+/// IDs.
 pub(crate) fn exit_reason(output: &str) -> String {
     let lines: Vec<&str> = output.lines().map(str::trim).collect();
     if let Some(at) = lines.iter().rposition(|line| line.starts_with(ERROR)) {
-        // The usage follows after an empty line and is not part of the error.
+        // The usage message follows an empty line and is not part of the error.
         let paragraph = lines[at..].iter().take_while(|line| !line.is_empty()).copied();
         let words = paragraph.collect::<Vec<_>>().join(" ");
         return words[ERROR.len()..].trim().to_owned();

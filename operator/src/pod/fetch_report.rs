@@ -1,4 +1,4 @@
-//! The report of the container that fetches a model. Pure.
+//! The report of the container that fetches a model. This module is pure.
 
 use k8s_openapi::api::core::v1::ContainerStatus;
 use serde::{Deserialize, Serialize};

@@ -1,5 +1,5 @@
 //! The problems that prevent pods from working. Kubernetes reports some of them with alternating reasons, such as
-//! `ErrImagePull` and `ImagePullBackOff`; here each of them has a single reason and message. Pure.
+//! `ErrImagePull` and `ImagePullBackOff`; here each of them has a single reason and message. This module is pure.
 
 use k8s_openapi::api::core::v1::{ContainerStatus, Pod, PodCondition, PodStatus};
 
@@ -82,10 +82,10 @@ fn container_problem(pod: &Pod, container: &ContainerStatus) -> Option<Problem> 
     if container.ready {
         return None;
     }
-    // The container has failed and has not been ready since. It may be running again or wait for its restart.
+    // The container has failed and has not been ready since. It may be running again or waiting for its restart.
     let exit = last_exit(container)?;
     if exit.reason.as_deref() == Some("OOMKilled") {
-        let message = format!("{name} was killed because it needs more memory than its limit");
+        let message = format!("{name} was killed because it exceeded its memory limit");
         return Some(Problem { reason: "OOMKilled".to_owned(), message });
     }
     if exit.exit_code == 0 {

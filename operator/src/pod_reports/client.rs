@@ -55,8 +55,8 @@ impl CacheUsage {
     /// Returns the percentage of blocks that requests use, rounded to a multiple of 5. `None` if there are no blocks.
     #[must_use]
     pub fn percent(self) -> Option<i32> {
-        /// The step in percent. With a smaller step, the value would change, and be written to the API server, all the
-        /// time.
+        /// The step in percent. With a smaller step, the value would change constantly, and the operator would write
+        /// each change to the API server.
         const STEP: f64 = 5.0;
         let fraction = self.blocks_active as f64 / self.blocks_total as f64;
         (self.blocks_total > 0).then(|| ((fraction * 100.0 / STEP).round() * STEP) as i32)
@@ -94,7 +94,7 @@ pub trait PodClient: Send + Sync {
         address: &'a str,
     ) -> BoxFuture<'a, Option<BoxStream<'static, RouterReport>>>;
 
-    /// Returns the progress of the fetch at `address`. `None` if it does not respond.
+    /// Returns the progress of the fetch in the pod at `address`. `None` if the pod does not respond.
     fn progress<'a>(&'a self, address: &'a str) -> BoxFuture<'a, Option<FetchProgress>>;
 }
 
@@ -191,7 +191,7 @@ mod tests {
 
     use super::*;
 
-    /// Starts a pod that returns the same answer to every request, and returns its address.
+    /// Starts a simulated pod that sends the same response to every request. Returns the address of the pod.
     fn pod(answer: String) -> String {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap().to_string();

@@ -57,12 +57,16 @@ fn accepted(applied: &ApplyResult) -> ConditionState {
 
 fn model(applied: &ApplyResult, summary: &Summary) -> ConditionState {
     if let ModelFiles::Mounted(_) = &applied.valid.files {
-        return ConditionState::new(true, "Mounted", "the model is mounted from a volume or an image");
+        return ConditionState::new(
+            true,
+            "Mounted",
+            "the model is not fetched: replicas mount it from a volume or an image",
+        );
     }
     let observed = &applied.observed;
     let state = summary.cache.as_ref().map_or(CacheState::Pending, |cache| cache.state);
     match state {
-        CacheState::Ready => ConditionState::new(true, "Fetched", "the model has been fetched and verified"),
+        CacheState::Ready => ConditionState::new(true, "Fetched", "the model has been fetched"),
         CacheState::Failed => {
             let mut failed = observed.pods.iter().filter_map(|pod| pod.fetched.as_ref());
             match failed.rfind(|report| !report.is_complete()) {
@@ -104,7 +108,8 @@ fn replicas(summary: &Summary) -> ConditionState {
         return ConditionState::new(false, &problem.reason, problem.message.clone());
     }
     if summary.not_admitted > 0 {
-        let message = format!("replicas that wait to be admitted by the routers: {}", summary.not_admitted);
+        let message =
+            format!("the routers have not admitted {} of {present} replicas yet", summary.not_admitted);
         return ConditionState::new(false, "NotAdmitted", message);
     }
     let outdated = routable - updated_routable;
@@ -246,7 +251,8 @@ pub(super) fn degraded(applied: &ApplyResult, summary: &Summary, basic: &BasicCo
         && let Some(pod) = pods_with_other_revision(applied, pinned).next()
     {
         let message = format!(
-            "{} has fetched a commit other than {pinned}: delete the pod, so that its replacement fetches that commit",
+            "the pod {} has fetched a commit other than {pinned}: delete the pod, so that its replacement \
+             fetches {pinned}",
             pod.name
         );
         return ConditionState::new(true, "RevisionMismatch", message);

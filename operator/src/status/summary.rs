@@ -223,7 +223,7 @@ fn cache_status(state: CacheState, bytes: Option<i64>, bytes_total: Option<i64>)
     CacheStatus { state, bytes, bytes_total, progress }
 }
 
-/// Returns a number of bytes with a unit.
+/// Formats a number of bytes with a unit.
 fn size(bytes: i64) -> String {
     const UNITS: [(&str, i64); 3] = [("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)];
     match UNITS.iter().find(|(_, unit)| bytes >= *unit) {

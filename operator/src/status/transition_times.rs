@@ -1,4 +1,4 @@
-//! Adds transition times to conditions. Pure.
+//! Adds transition times to conditions. This module is pure.
 
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
@@ -13,7 +13,7 @@ pub(super) fn with_transition_times(
     previous: Option<&LlmDeploymentStatus>,
     now: Timestamp,
 ) -> Vec<Condition> {
-    /// Length of the message of a condition, in characters, so that the API server accepts it.
+    /// Length of the message of a condition, in characters.
     ///
     /// If exceeded: the message is truncated.
     const MESSAGE_MAX: usize = 2000;

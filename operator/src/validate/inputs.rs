@@ -1,5 +1,5 @@
 //! Digests of the user's settings. They change if and only if the user requests different pods, regardless of how the
-//! operator renders them. Pure.
+//! operator renders them. This module is pure.
 
 use operator_api::{CacheMode, Fetch, KeyIsolation, LlmDeploymentSpec, Model};
 use serde::Serialize;
@@ -54,7 +54,7 @@ pub(super) fn input_digests(spec: &LlmDeploymentSpec) -> InputDigests {
 }
 
 /// Returns `model` with only the settings that affect the pod template of the replicas. With a shared cache, the
-/// settings of its volume and of the Job that fetches the model do not.
+/// settings of its volume and of the Job that fetches the model do not affect it.
 fn rendered_settings(model: &Model) -> Model {
     let mut model = model.clone();
     if let Some(fetch) = &mut model.fetch {

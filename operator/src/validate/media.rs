@@ -1,5 +1,5 @@
 //! Checks the sources of images as the server does when it starts: pods with an entry that the server refuses would
-//! never become ready, and a pattern in the schema cannot express all rules. Pure.
+//! never become ready, and a pattern in the schema cannot express all rules. This module is pure.
 //!
 //! `tests/fixtures/media-sources.yaml` contains examples. A test of the operator and a test of the server read it, so
 //! that both programs accept the same entries.
@@ -16,8 +16,9 @@ pub(super) fn check_domain(text: &str) -> Result<(), String> {
         return Ok(());
     }
     Err(format!(
-        "{text:?} is not a host: use a name or address, with a port from 1 to 65535 unless it is 80 or 443, such as \
-         images.example.com, minio.storage.svc:9000 or [2001:db8::1]; {ALL:?} allows all hosts"
+        "{text:?} is not a host: use a name or address, optionally followed by a port from 1 to 65535 \
+         (default: 80 and 443), such as images.example.com, minio.storage.svc:9000 or [2001:db8::1]; {ALL:?} \
+         allows all hosts"
     ))
 }
 
@@ -34,7 +35,7 @@ fn is_domain(text: &str) -> bool {
     if port.is_some_and(|port| !is_port(port)) {
         return false;
     }
-    // A wildcard would be a host that no URL has.
+    // Wildcards are not supported: a host that contains `*` would match no URL.
     if name.contains(['/', '\\', '@', '?', '#', '*', '%']) || name.contains(char::is_whitespace) {
         return false;
     }

@@ -142,7 +142,7 @@ impl Stores {
         let mut caches = self.caches();
         let (owner, uid) = match owner(object) {
             Some(found) => found,
-            // A user may remove the owner reference of an object, and `kubectl delete --cascade=orphan` does.
+            // A user or `kubectl delete --cascade=orphan` may have removed the owner reference of the object.
             None => caches.former_owner(kind, object)?,
         };
         let owned = caches.owned.get_mut(&uid)?;

@@ -290,7 +290,7 @@ async fn a_shared_cache_is_not_deleted_while_replicas_mount_it() {
     let claims = stage.objects(Kind::PersistentVolumeClaim);
     let uid = claims.get("chat-model").await.unwrap().uid();
 
-    // The replicas of a mistaken change do not become ready, so those of the former model remain.
+    // The replicas of the new template do not become ready, so those of the former model remain.
     stage.kubelet.routers().close(true);
     stage.apply("chat", smallest()).await.unwrap();
     let jobs = stage.objects(Kind::Job);

@@ -1,4 +1,4 @@
-//! Tests every rule of the schema against a real API server, with valid and invalid values and the message.
+//! Tests every rule of the schema against a real API server, with valid and invalid values, and checks the messages.
 
 use futures_util::{StreamExt as _, stream};
 use kube::api::{Api, PostParams};
@@ -253,13 +253,13 @@ fn invalid() -> Vec<(Vec<(&'static str, Value)>, &'static str)> {
         ),
         (vec![("engine.extraArgs", json!(["fetch"]))], "must be one flag, with its value after ="),
         (vec![("engine.maxNumSeqs", json!(0))], "should be greater than or equal to 1"),
-        (vec![("placement", pinned.clone())], "requires whole CPUs and memory"),
+        (vec![("placement", pinned.clone())], "requires memory and a whole number of CPUs"),
         (
             vec![
                 ("placement", pinned.clone()),
                 ("resources", json!({"limits": {"cpu": "1500m", "memory": "1Gi"}})),
             ],
-            "requires whole CPUs and memory",
+            "requires memory and a whole number of CPUs",
         ),
         (
             vec![
@@ -325,7 +325,7 @@ fn invalid() -> Vec<(Vec<(&'static str, Value)>, &'static str)> {
             "requires the type NodePort or LoadBalancer",
         ),
         (vec![("access", json!({"requestsPerMinute": 1}))], "require access.apiKeysSecretRef, because"),
-        // The routers would not start.
+        // With this endpoint, the routers would not start.
         (
             vec![("observability", json!({"tracing": {"endpoint": "https://collector:4317"}}))],
             "must be a URL that begins with http://, because",

@@ -1,4 +1,4 @@
-//! Tests of resources that cannot be decoded, because they were stored under a schema without today's rules.
+//! Tests of resources that cannot be decoded, because they were stored under a schema without the current rules.
 
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::ResourceExt as _;

@@ -146,7 +146,7 @@ async fn a_resource_that_served_no_requests_before_the_upgrade_does_not_stop_the
 
     let mut operator = releases.start("ovfleet/server:2").await;
     releases.until_current("broken", "ovfleet/server:2").await;
-    // A new process knows only the statuses.
+    // After a restart, the operator knows of the upgrade only from the statuses.
     operator.shutdown().await;
     let _operator = releases.start("ovfleet/server:2").await;
     let waits = async || (releases.state("working").await.0 == UpgradeState::Waiting).then_some(());

@@ -28,19 +28,20 @@ pub(crate) const ROUTER: u64 = 7;
 
 /// Decides to which replica each request goes.
 pub(crate) trait Router {
-    /// The replica for a request and the number of the dispatch, or `None` if the request has to wait for a change.
+    /// Picks the replica for a request. Returns the replica and the number of the dispatch, or `None` if the request
+    /// has to wait for a change.
     fn pick(&mut self, id: usize, request: &Request, world: &World) -> Option<(usize, u64)>;
-    /// The first token of a request has arrived at the router.
+    /// Called when the first token of a request arrives at the router.
     fn first_token(&mut self, _id: usize) {}
-    /// The last token of a request has arrived at the router.
+    /// Called when the last token of a request arrives at the router.
     fn finished(&mut self, _id: usize, _request: &Request) {}
-    /// A report of a replica has arrived.
+    /// Called when a report of a replica arrives.
     fn report(&mut self, _replica: usize, _report: &wire::Load, _now: Nanos) {}
     /// The interval at which the router polls the load of all replicas, or `None` if it does not poll.
     fn poll_every(&self) -> Option<Nanos> {
         None
     }
-    /// The loads that a poll has returned.
+    /// Called with the loads that a poll has returned.
     fn polled(&mut self, _loads: &[wire::Load], _now: Nanos) {}
 }
 

@@ -112,7 +112,7 @@ impl Table {
     }
 
     fn index(&self, name: &str) -> usize {
-        self.competitors.iter().position(|other| other.name() == name).expect("it is a competitor")
+        self.competitors.iter().position(|other| other.name() == name).expect("a competitor has this name")
     }
 
     fn is_best(&self, kind: usize, index: usize) -> bool {

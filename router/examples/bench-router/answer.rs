@@ -25,13 +25,13 @@ pub(crate) struct Answer {
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum ParseState {
     Head,
-    /// The reader is before the size of a chunk.
+    /// The parser expects the size of a chunk.
     Size,
-    /// The reader is within a body or a chunk with this number of remaining bytes.
+    /// The parser is within a body or a chunk with this number of remaining bytes.
     Body(usize),
-    /// The reader is before the line end after a chunk.
+    /// The parser expects the line end after a chunk.
     ChunkEnd,
-    /// The reader is before the blank line after the last chunk.
+    /// The parser expects the blank line after the last chunk.
     Trailer,
     Done,
 }

@@ -1,4 +1,4 @@
-//! The forwarder: it copies bytes without parsing them, which is the lower bound of the cost of a router.
+//! The forwarder, which copies bytes without parsing them. Its cost is the lower bound of the cost of a router.
 //!
 //! It runs as a separate process with one thread, and opens one connection to a replica for each client. No router can
 //! work with fewer wake-ups and copies.

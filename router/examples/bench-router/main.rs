@@ -7,7 +7,7 @@
 //! Every case runs against each contender in turn, in an order that rotates from round to round. The figures are
 //! medians of the rounds. The processor time is that of the router, according to the kernel. The added latency is the
 //! latency of the load through the router minus its latency without a router, in the same round. `make bench-router`
-//! runs it; `--update` writes the tables into `docs/performance/results.md`.
+//! runs the benchmark; `--update` writes the tables into `docs/performance/results.md`.
 #![expect(clippy::print_stdout, clippy::print_stderr, reason = "a program that prints tables")]
 
 use std::net::SocketAddr;
@@ -45,7 +45,7 @@ struct Args {
     /// The number of replicas behind the router.
     #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..))]
     replicas: u32,
-    /// The cases to run, by the beginnings of their names. Default: all.
+    /// Prefixes of the names of the cases to run. Default: all cases.
     #[arg(long, value_delimiter = ',')]
     cases: Vec<String>,
     /// The routers to run, in addition to the run without a router.

@@ -15,7 +15,8 @@ pub enum PlacementError {
         /// The time after which a replica is expected to have room.
         retry_after: Duration,
     },
-    /// No replica of the model accepts requests, and either none did in time or too many requests wait for one.
+    /// No replica of the model accepts requests. Either none became available in time, or too many requests are already
+    /// waiting for one.
     NoReplica,
     /// No replica became available within the time that the client has set.
     ClientTimeout(WaitTarget),

@@ -1,6 +1,6 @@
 //! Picks a replica for a request and books the request there: builds the candidates from ledgers, health and prefixes,
-//! lets the policy choose, and books the choice. If another thread has booked the same replica in the meantime, it
-//! picks again. The module neither waits nor sends anything.
+//! lets the policy choose, and books the choice. If another thread has booked the same replica in the meantime, the
+//! module picks again. It neither waits nor sends anything.
 
 use std::cell::RefCell;
 use std::hash::{BuildHasher as _, RandomState};
@@ -93,8 +93,8 @@ fn least(demand: &Demand) -> Demand {
     Demand { prompt_tokens: 1, output_tokens: 1, output_tokens_max: Some(1), sequences: 1, ..*demand }
 }
 
-/// The load to book for a request. A request that can never fit the replica is booked with the smallest demand: the
-/// replica rejects it, so it takes no room from others.
+/// The load to book for a request. A request that can never fit the replica is booked with the smallest demand, because
+/// the replica will reject it: until then, it must take no room from other requests.
 fn cost_of(candidate: &Candidate, demand: &Demand) -> Cost {
     match candidate.capacity(demand) {
         Capacity::Never => candidate.cost(&least(demand)),

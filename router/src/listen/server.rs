@@ -76,7 +76,7 @@ impl ConnectionServer {
     /// Creates a server of the API that runs until `stop` is canceled.
     ///
     /// # Panics
-    /// The call is outside of a runtime. The runtime must belong to this thread alone.
+    /// If called outside of a Tokio runtime. The runtime must belong to this thread alone.
     #[must_use]
     pub fn new(app: &App, stop: CancellationToken) -> Self {
         Self::start(app.clone(), ListenerKind::Api, ShutdownSignals { stop, pressure: Arc::default() })

@@ -18,7 +18,7 @@ pub struct Demand {
     pub images_end: u32,
     /// The expected number of output tokens of each sequence.
     pub output_tokens: u32,
-    /// The largest number of output tokens per sequence that the client accepts, if the client has set one.
+    /// The largest number of output tokens per sequence that the client accepts, if the client has set a limit.
     pub output_tokens_max: Option<u32>,
     /// The number of sequences, which is the number of choices that the client requests.
     pub sequences: u32,
@@ -91,7 +91,7 @@ pub struct Terms {
     pub cached_tokens: u32,
 }
 
-/// The best capacity of all candidates; [`Capacity::Never`] without candidates. With [`Capacity::Later`] the request
+/// The best capacity of all candidates; [`Capacity::Never`] without candidates. With [`Capacity::Later`], the request
 /// should wait in the queue of the router.
 #[must_use]
 pub fn capacity(demand: &Demand, candidates: &[Candidate]) -> Capacity {
@@ -99,7 +99,7 @@ pub fn capacity(demand: &Demand, candidates: &[Candidate]) -> Capacity {
 }
 
 impl Candidate {
-    /// Whether the replica has room for the request. Without a report the result is [`Capacity::Now`], so that a fleet
+    /// Whether the replica has room for the request. Without a report, the result is [`Capacity::Now`], so that a fleet
     /// whose reports are late continues to serve; a full replica rejects the request itself. For a reserved replica,
     /// the result is [`Capacity::Later`] at best. A replica that other tenants have filled has room for a tenant that
     /// uses little of it, because the replica serves its tenants in turn.
@@ -156,8 +156,8 @@ impl Candidate {
         }
     }
 
-    /// The number of tokens of the request's images that are not expected to be cached, if the images are spread evenly from
-    /// the first to the last.
+    /// The number of tokens of the request's images that are not expected to be cached, if the images are spread evenly
+    /// from the first to the last.
     fn uncached_image_tokens(&self, demand: &Demand) -> u32 {
         let length = demand.images_end.saturating_sub(demand.images_start);
         let cached = self.cached_tokens.saturating_sub(demand.images_start).min(length);

@@ -123,8 +123,8 @@ fn is_recent(age: Option<Duration>) -> bool {
     age.is_some_and(|age| age <= SPEED_AGE_MAX)
 }
 
-/// The speed that a replica is assumed to have: the measured speed only if it is recent and differs clearly from the typical
-/// speed.
+/// The speed that a replica is assumed to have: the measured speed only if it is recent and differs clearly from the
+/// typical speed.
 fn assumed(measured: f32, age: Option<Duration>, typical: f64) -> f64 {
     let measured = f64::from(measured);
     let differs = measured * SPEED_FACTOR < typical || measured > typical * SPEED_FACTOR;
@@ -158,7 +158,7 @@ fn estimate(config: &KvConfig, demand: &Demand, candidate: &Candidate, speeds: &
         + booked.image_tokens_unreported as f64;
     let all_images = (queued_images + f64::from(cost.image_tokens)) / image_speed;
     // A request without images overtakes those that wait for the encoder. Encoding only slows down the computation of
-    // the prompts up to its own, by at most the duration of that computation.
+    // the prompts up to and including that of the request, by at most the duration of that computation.
     let image_encoding =
         if cost.image_tokens > 0 { all_images } else { all_images.min(queued_prefill + prefill) };
     let steps = 1.0 + (queued_tokens + prompt_tokens) / f64::from(config.step_tokens.max(1.0));

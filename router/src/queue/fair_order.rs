@@ -1,5 +1,5 @@
-//! The order in which the waiting requests of several tenants are served: start-time fair queueing (Goyal, Vin and Cheng,
-//! 1996), with the tokens of the prompts as the cost.
+//! The order in which the waiting requests of several tenants are served: start-time fair queueing (Goyal, Vin and
+//! Cheng, 1996), with the tokens of the prompts as the cost.
 //!
 //! Each tenant with waiting requests has a virtual clock that advances by the tokens of its requests that are served.
 //! The tenant with the earliest clock is served next, so a tenant with a backlog does not delay the requests of
@@ -135,8 +135,8 @@ impl FairOrder {
         self.turns.extend(queue.turn(tenant));
     }
 
-    /// Removes the clocks of tenants without requests. As long as any tenant waits, a clock that is ahead of the tenant
-    /// that was served last must be retained, because its own tenant might return.
+    /// Removes the clocks of tenants without requests. As long as any tenant waits, a clock that is ahead of `now` must
+    /// be retained, because its tenant might return.
     fn remove_idle_clocks(&mut self) {
         if self.turns.is_empty() {
             *self = Self::default();

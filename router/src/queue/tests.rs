@@ -93,7 +93,7 @@ fn a_tenant_leaves_a_part_of_the_queue_to_others() {
     assert!(queue.push(of_tenant(2, now), now).is_err(), "the queue is full");
 }
 
-/// Two tenants whose requests are always waiting are served the same number of tokens.
+/// Two tenants whose requests are always waiting are served the same number of tokens, except for at most one request.
 #[test]
 fn tenants_get_equal_parts_at_random() {
     for seed in 0..50 {

@@ -179,12 +179,12 @@ pub(crate) fn event(data: &str) -> String {
     format!("{:x}\r\n{event}\r\n", event.len())
 }
 
-/// Sends `text`. Returns whether that succeeded, as the result of a closure.
+/// Sends `text`. Returns whether that succeeded, so that a closure can return the result to keep the connection open.
 pub(crate) fn send(stream: &mut TcpStream, text: &str) -> bool {
     stream.write_all(text.as_bytes()).is_ok()
 }
 
-/// Sends `text` and closes the connection, as the result of a closure.
+/// Sends `text`. Returns `false`, so that a closure can return the result to close the connection.
 pub(crate) fn send_and_close(stream: &mut TcpStream, text: &str) -> bool {
     // The other side may have closed the connection already.
     let _ = stream.write_all(text.as_bytes());

@@ -7,7 +7,7 @@ use std::net::Shutdown;
 use crate::access::file;
 use crate::harness::*;
 
-/// The tokens of each prompt, as the replica counts them. The router estimates a single token, because most prompts of
+/// The tokens of each prompt, as the replica counts them. The router estimates a single token, because most prompts in
 /// these tests are empty.
 const PROMPT_TOKENS: u32 = 300;
 
@@ -179,7 +179,7 @@ fn a_client_that_leaves_is_charged_for_the_tokens_it_received() {
         for number in 0..EVENTS {
             send(stream, &event(&format!("{{\"number\":{number}}}")));
         }
-        // No more data arrives, so the router closes the connection.
+        // Wait until the router closes the connection, because the client has disconnected.
         let _ = std::io::Read::read(stream, &mut [0; 1]);
         false
     });
@@ -193,7 +193,8 @@ fn a_client_that_leaves_is_charged_for_the_tokens_it_received() {
         let metrics = router.get("/metrics").body;
         metrics.contains("outcome=\"cancelled\"").then_some(())
     });
-    // On arrival, this request is charged for about 130 tokens, and the previous request was charged for about 10.
+    // On arrival, this request is charged for about 130 tokens, and the previous request was charged for about 10. The
+    // quota is exceeded only because the previous request was also charged for its events.
     let answer = router.request("POST", "/v1/embeddings", KEY, r#"{"model":"m","input":"x"}"#);
     assert_eq!(answer.status, 429, "{answer:?}");
 }

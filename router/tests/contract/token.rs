@@ -36,7 +36,7 @@ struct SeenRequest {
     token: Option<String>,
 }
 
-/// A replica that serves the model `m` only to clients that send one of its tokens, like the server.
+/// A replica that, like the real server, serves the model `m` only to clients that send one of its tokens.
 #[derive(Clone)]
 struct GuardedReplica {
     address: SocketAddr,

@@ -1,4 +1,4 @@
-//! Traces that a client has started continue through the router, which sends spans if it is configured to do so.
+//! The router propagates the trace context of a request to the replica, and exports spans if it is configured to do so.
 
 use std::sync::{Arc, Mutex};
 

@@ -1,5 +1,6 @@
-//! Sends arbitrary bytes on a client's connection. The router must answer or close the connection, free all its
-//! resources, and continue to serve other clients. `server/fuzz` runs `check` for hours, and `main.rs` for seconds.
+//! Sends arbitrary bytes on a client's connection. The router must answer or close the connection, free all resources
+//! of the connection, and continue to serve other clients. `server/fuzz` runs `check` for hours, and `main.rs` for
+//! seconds.
 
 use std::cell::OnceCell;
 use std::mem::ManuallyDrop;
@@ -65,12 +66,12 @@ async fn answer(body: Bytes) -> axum::response::Response {
 
 impl FuzzTarget {
     fn new() -> Self {
-        let runtime = Builder::new_current_thread().enable_all().build().expect("a runtime");
+        let runtime = Builder::new_current_thread().enable_all().build().expect("the runtime starts");
         let (app, server, tasks, found) = runtime.block_on(async {
             let args =
                 Args::try_parse_from(["router", "--max-body-bytes=1KiB", "--max-buffered-body-bytes=1MiB"]);
-            let app = App::new(args.expect("these options exist"), None);
-            let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+            let app = App::new(args.expect("the options are valid"), None);
+            let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port is free");
             let http = listener.local_addr().expect("the listener is bound");
             let models = r#"{"object":"list","data":[{"id":"m"}]}"#;
             let models = get(move || async move { ([(header::CONTENT_TYPE, "application/json")], models) });
@@ -111,7 +112,7 @@ impl FuzzTarget {
         let mut served = JoinSet::new();
         served.spawn(Arc::clone(&self.server).serve(CLIENT, connection));
         let answer = talk(client, input, silence_max).await;
-        served.join_next().await.expect("one is served").expect("the router does not panic");
+        served.join_next().await.expect("one connection is served").expect("the router does not panic");
         assert_sound(&answer, input);
         // The resources of an aborted request are freed only when its tasks notice the abort.
         let end = Instant::now() + LIMIT;

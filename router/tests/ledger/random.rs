@@ -1,5 +1,5 @@
 //! A random simulation of a replica, a network that delays, reorders and loses messages, and the ledger of a router.
-//! After each step the ledger is compared with an omniscient model.
+//! After each step, the ledger is compared with an omniscient model.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};

@@ -27,7 +27,7 @@ impl Aborts {
         self.has_new.store(true, Ordering::Release);
     }
 
-    /// Returns all aborted sequences if there are new ones among them.
+    /// Returns all aborted sequences if any of them was aborted since the last call.
     pub(crate) fn drain(&self) -> Option<impl Iterator<Item = u32>> {
         let has_new = self.has_new.load(Ordering::Relaxed) && self.has_new.swap(false, Ordering::Acquire);
         let aborted = || (0..).zip(&self.sequences).filter(|(_, aborted)| aborted.load(Ordering::Relaxed));

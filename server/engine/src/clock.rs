@@ -33,7 +33,7 @@ impl Clock {
         }
     }
 
-    /// Advances the clock by `duration`. A simulated clock advances immediately, and with a real clock, the thread
+    /// Advances the clock by `duration`. A simulated clock advances immediately; with a real clock, the calling thread
     /// sleeps.
     pub fn spend(&self, duration: Duration) {
         match &self.0 {

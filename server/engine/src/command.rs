@@ -16,8 +16,8 @@ use crate::sampler::History;
 use crate::search::BeamSearch;
 use crate::sleep::{SleepError, SleepLevel};
 
-/// Maximum number of commands in the channel besides submissions: one each to drain, to stop, to change the sleep level
-/// and to wake the thread.
+/// Maximum number of commands in the channel in addition to submissions: one each to drain, to stop, to change the
+/// sleep level and to wake the thread.
 pub(crate) const CONTROL_COMMANDS_MAX: usize = 4;
 
 #[derive(Debug)]
@@ -30,8 +30,8 @@ pub(crate) enum Command {
     Sleep(SleepCommand),
     /// End the thread after the current step.
     Stop,
-    /// Check the results of other threads (blocks that have been read, images that are encoded, and guides that are
-    /// ready) and whether clients have disconnected.
+    /// Check for results of other threads (restored blocks, encoded images and ready guides) and for disconnected
+    /// clients.
     Wake,
 }
 

@@ -8,15 +8,15 @@ use std::fmt;
 
 use server_scheduler::TokenId;
 
-/// Returns the number of threads that compute allowed tokens: a quarter of the processors, at most 8, because the model
-/// needs the others and does not wait for these threads.
+/// Returns the number of threads that compute allowed tokens: a quarter of the processors, rounded up, at most 8. The
+/// model needs the remaining processors and does not wait for these threads.
 pub fn guide_threads() -> usize {
     const MAX: usize = 8;
     std::thread::available_parallelism().map_or(1, usize::from).div_ceil(4).min(MAX)
 }
 
 /// A form to which sequences can be restricted. The sequences of a request share one guide, and several requests can
-/// share one as well.
+/// share the same guide.
 pub trait Guide: fmt::Debug + Send + Sync {
     /// Returns the state of a sequence without generated tokens. This method is called on one of the threads that call
     /// [`GuideState::allow`].
@@ -45,9 +45,9 @@ pub trait GuideState: fmt::Debug + Send {
     /// [`GuideError`], which fails the request.
     fn commit(&mut self, token: TokenId) -> Result<Progress, GuideError>;
 
-    /// Locks the data that this state shares with other states, without waiting, so that commits of the calling thread
-    /// do not wait either. `None` while another thread uses the data. A thread that holds the lock can acquire it
-    /// again.
+    /// Tries to lock the data that this state shares with other states. While the lock is held, commits on the calling
+    /// thread do not wait. Returns `None` if another thread is using the data. A thread that holds the lock can acquire
+    /// it again.
     fn try_lock_commit(&self) -> Option<CommitLock> {
         Some(Box::new(()))
     }
@@ -70,7 +70,7 @@ pub enum Progress {
 /// The reason why a guide cannot continue. Only its request fails.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum GuideError {
-    /// Because of the request, the guide needs more time or memory than a limit allows.
+    /// The form in the request needs more time or memory than a limit allows.
     #[error("the form of the answer is too complex: {0}")]
     TooComplex(String),
     /// The guide failed for a reason that does not depend on the request.

@@ -1,9 +1,9 @@
 //! The guides of the sequences: threads compute the allowed next tokens while the model runs.
 //!
-//! The state of a guide is either in its slot or in a job of a thread. The threads are started by the first request
-//! with a guide. After the model has run, the engine waits only a few milliseconds for guides. A sequence whose guide
-//! is not ready is suspended with its logits, and sampled when the guide is ready. A slow guide therefore delays only
-//! its own sequence, and changes no token.
+//! The state of a guide is either in its slot or in a job of a thread. The first request with a guide starts the
+//! threads. After the model has run, the engine waits only a few milliseconds for guides. A sequence whose guide is not
+//! ready is suspended with its logits, and sampled when the guide is ready. A slow guide therefore delays only its own
+//! sequence, and changes no token.
 
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
@@ -91,7 +91,7 @@ impl GuideDispatcher {
                 return 0;
             }
         };
-        // A stop token is not part of the form, so the guide does not check the first stop token and the drafts after
+        // A stop token is not part of the form, so the guide does not check the first stop token or the drafts after
         // it.
         let is_text = |token: &TokenId| !active.stop.stop_token_ids.contains(token);
         let drafts = drafts.iter().copied().take_while(is_text).collect();

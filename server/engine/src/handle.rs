@@ -55,7 +55,7 @@ pub struct EngineLimits {
     pub requests: RequestLimits,
     /// Number of tokens in the vocabulary.
     pub vocabulary: u32,
-    /// Number of adapters. Their numbers begin with 1.
+    /// Number of adapters. Adapters are numbered from 1.
     pub adapters: u32,
     /// Whether the engine has an image encoder.
     pub reads_images: bool,
@@ -115,7 +115,8 @@ impl EngineHandle {
     /// Sends a request to the engine, which receives it before its next step.
     ///
     /// # Errors
-    /// [`SubmitError`], immediately. [`Rejection::TooLong`] applies to the prompt and `stop.max_tokens` together,
+    /// [`SubmitError`] if the request is invalid or exceeds a limit, or if the engine is draining or has ended. The
+    /// method never waits. [`Rejection::TooLong`] applies to the sum of the prompt tokens and `stop.max_tokens`, and
     /// [`Rejection::QueueFull`] to the number of waiting sequences.
     pub fn submit(&self, request: Request) -> Result<TokenStream, SubmitError> {
         let SharedState { limits, waiting, .. } = &*self.shared;
@@ -154,8 +155,8 @@ impl EngineHandle {
             permit,
             submitted: self.shared.clock.now(),
         };
-        // Count the request before sending it, so that requests are counted in the order in which the engine receives
-        // them.
+        // Count the request before sending it, so that this count is never less than the number of requests that the
+        // engine has received.
         self.shared.submissions.fetch_add(1, Ordering::AcqRel);
         let sent = self.shared.commands.try_send(Command::Submit(Box::new(submission)));
         if sent.is_err() {
@@ -210,8 +211,8 @@ impl EngineHandle {
         self.error()
     }
 
-    /// Puts the engine to sleep, and waits until it has released the memory that `level` names. An engine that already
-    /// sleeps releases the rest of this memory.
+    /// Puts the engine to sleep, and waits until it has released the memory that `level` specifies. An engine that is
+    /// already asleep releases the part that it has not released yet.
     ///
     /// # Errors
     /// [`SleepError`] if the engine is not idle, is draining or has ended.

@@ -1,6 +1,6 @@
 //! A hash of integers that generates reproducible pseudorandom numbers.
 
-/// Returns one step and the finalizer of SplitMix64 (Steele, Lea and Flood, 2014).
+/// Applies one step and the finalizer of SplitMix64 (Steele, Lea and Flood, 2014) to `value`.
 #[must_use]
 pub fn mix(value: u64) -> u64 {
     let value = value.wrapping_add(0x9e37_79b9_7f4a_7c15);

@@ -62,7 +62,8 @@ pub struct RequestImages {
     pub positions: Option<Arc<PromptPositions>>,
 }
 
-/// The positions of the tokens of a sequence for models with M-RoPE: a temporal, a vertical and a horizontal one.
+/// The positions of the tokens of a sequence for models with M-RoPE. Each token has a temporal, a vertical and a
+/// horizontal position.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PromptPositions {
     /// The positions of each token of the prompt.
@@ -146,8 +147,8 @@ impl StepImages {
         self.positions.clear();
     }
 
-    /// Adds the images of a sequence of the step, which has the index `index`. `features` returns the output of the
-    /// encoder for an image.
+    /// Adds the images of the sequence with this index in the step. `features` returns the output of the encoder for an
+    /// image.
     pub(crate) fn add(
         &mut self,
         index: usize,

@@ -14,7 +14,7 @@ pub struct TokenLogprobs {
 /// The log probabilities of a prompt token.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ScoredToken {
-    /// The log probability of the token and the most probable ones.
+    /// The log probabilities of the token and of the most probable tokens.
     pub logprobs: TokenLogprobs,
     /// The rank of the token among all tokens by probability, from 1.
     pub rank: u32,

@@ -8,13 +8,14 @@ use server_scheduler::TokenId;
 
 use crate::hash::mix;
 
-/// The longest match in tokens. Longer matches do not predict better.
+/// Maximum length of a match, in tokens. Longer matches do not predict better.
 pub(crate) const MATCH_MAX: usize = 8;
 
 /// The parameters of prompt lookup for a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PromptLookup {
-    /// The largest number of last tokens that must match. Values above eight are treated as eight.
+    /// The maximum number of tokens at the end of the text that must match. Values are clamped to the range from 1 to
+    /// 8.
     pub max_ngram_size: u32,
     /// The largest number of draft tokens in a step.
     pub num_draft_tokens: u32,
@@ -55,7 +56,7 @@ impl PromptIndex {
     }
 }
 
-/// The output of a sequence, and the last occurrence of each n-gram before its tokens.
+/// The output of a sequence, and the last position at which each n-gram precedes a token of the output.
 #[derive(Clone, Debug)]
 pub(crate) struct LookupOutput {
     tokens: Vec<TokenId>,
@@ -112,7 +113,7 @@ fn token_at(prompt: &[TokenId], output: &[TokenId], position: usize) -> TokenId 
     prompt.get(position).copied().unwrap_or_else(|| output[position - prompt.len()])
 }
 
-/// The last tokens before the position `end`.
+/// The `length` tokens before the position `end`.
 #[derive(Clone, Copy)]
 struct Ngram {
     length: usize,
@@ -120,8 +121,8 @@ struct Ngram {
     hash: u64,
 }
 
-/// The last occurrence of each n-gram. A table stores only positions of four bytes, because the n-grams can be read
-/// from the text before these positions.
+/// The last occurrence of each n-gram. A table stores only four-byte positions, because the n-grams can be read from
+/// the text before these positions.
 #[derive(Clone, Debug)]
 struct NgramIndex {
     /// The tables by the length of the n-gram minus one.

@@ -68,8 +68,8 @@ pub(crate) struct PromptScores {
 impl Requests {
     /// Submits a request to the scheduler, unless its client has disconnected. Returns its number.
     pub(crate) fn submit(&mut self, submission: Submission, scheduler: &mut Scheduler) -> Option<u64> {
-        // Dropped submissions are counted as well, because the handle compares this number with that of all
-        // submissions.
+        // Count dropped submissions as well: callers compare this number with [`EngineHandle::submissions`], which
+        // includes them.
         let number = self.submissions;
         self.submissions += 1;
         let Submission { prompt, images, sampling, stop, histories, events, .. } = submission;

@@ -61,15 +61,15 @@ pub trait ModelRunner: Send {
         Err(RunError { message: "the runner cannot write blocks".to_owned(), fatal: false })
     }
 
-    /// Releases the memory that `level` names, or the rest of it if the runner is already asleep. The content of the
-    /// cache is lost. The runner is not used until [`Self::wake`] has succeeded. The default implementation releases no
-    /// memory.
+    /// Releases the memory that `level` specifies, or the rest of it if the runner is already asleep. The content of
+    /// the cache is lost. The runner is not used until [`Self::wake`] has succeeded. The default implementation
+    /// releases no memory.
     fn sleep(&mut self, _level: SleepLevel) {}
 
     /// Prepares the runner to run again, with the same layout and an empty cache.
     ///
     /// # Errors
-    /// [`RunError`] if the memory does not suffice, or the model cannot be read. The runner remains asleep and can be
+    /// [`RunError`] if there is not enough memory, or the model cannot be read. The runner remains asleep and can be
     /// woken later, unless the error is [fatal](RunError::fatal).
     fn wake(&mut self) -> Result<(), RunError> {
         Ok(())
@@ -78,7 +78,7 @@ pub trait ModelRunner: Send {
 
 /// A model that proposes draft tokens for another model.
 pub struct DraftRunner {
-    /// The runner. Its cache has blocks of the same size as that of the target model, and at least as many.
+    /// The runner. Its cache must have blocks of the same size as the target model's cache, and at least as many.
     pub runner: Box<dyn ModelRunner>,
     /// Number of tokens of the longest text for which the model proposes drafts.
     pub max_model_len: u32,
@@ -118,7 +118,7 @@ pub struct Logits<'a> {
 }
 
 impl<'a> Logits<'a> {
-    /// Splits `values` into rows of `vocabulary` each.
+    /// Splits `values` into rows of `vocabulary` logits.
     ///
     /// # Panics
     /// Panics if `values` does not consist of whole rows.

@@ -30,7 +30,7 @@ use crate::request::{Failure, Sampling};
 use scan::{Blocks, Peak};
 use select::{Candidate, Cutoff};
 
-/// The inputs that determine the sampled token besides the logits.
+/// The inputs that, together with the logits, determine the sampled token.
 #[derive(Clone, Copy, Debug)]
 pub struct SamplingContext<'a> {
     /// The sampling parameters of the request.
@@ -135,7 +135,7 @@ impl Sampler {
     }
 
     /// Returns the log probability of `chosen` and those of the `count` most probable tokens, in the model's own
-    /// distribution. There are fewer of these if fewer tokens have a probability above zero.
+    /// distribution. Returns fewer than `count` if fewer tokens have a probability above zero.
     ///
     /// # Panics
     /// Panics if `chosen` is not in the vocabulary.
@@ -153,8 +153,8 @@ impl Sampler {
         }
     }
 
-    /// The logarithm of the sum of the exponentials of `logits`. The greatest logits of their blocks must be in
-    /// `maxima`.
+    /// The logarithm of the sum of the exponentials of `logits`. `self.maxima` must contain the greatest logit of each
+    /// block.
     fn log_sum(&mut self, logits: &[f32]) -> f64 {
         let max = self.maxima.iter().copied().fold(f32::NEG_INFINITY, f32::max);
         let blocks = Blocks { logits, maxima: &self.maxima };

@@ -4,8 +4,8 @@
 //! The search is that of openvino_genai, so that the same model produces the same results. It is the search of
 //! `transformers` (Wolf et al., 2020) with the groups of Diverse Beam Search (Vijayakumar et al., 2016):
 //!
-//! - A beam's score is the sum of its tokens' log probabilities. Of the continuations of a group's `B` beams, best
-//!   first, those that end become results if they are among the first `B`. The first `B` others continue.
+//! - A beam's score is the sum of its tokens' log probabilities. The continuations of a group's `B` beams are ranked by
+//!   score. Those that end become results if they are among the first `B`. The first `B` that do not end continue.
 //! - A result's score is divided by the number of its tokens to the power of `length_penalty`. A group has at most `B`
 //!   results.
 //! - A group ends according to [`EarlyStopping`], judged by the best beam *before* the step. All groups end at the
@@ -16,7 +16,7 @@
 //! ```
 //!
 //! A beam occupies one of the request's sequences, its *slot*. A slot without a beam computes the same tokens as the
-//! best beam, so that it has the same length when it is needed.
+//! best beam, so that the slot has the same length when a beam needs it.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -32,7 +32,7 @@ mod merge;
 #[cfg(test)]
 mod tests;
 
-/// The parameters of a beam search. The width is the number of the sequences of the request.
+/// The parameters of a beam search. The width is the number of sequences of the request.
 #[derive(Clone, Debug)]
 pub struct BeamSearch {
     /// The number of results that the client receives, best first, at most the width.
@@ -63,7 +63,7 @@ pub enum EarlyStopping {
 
 /// Decides from the text of beams whether they end, because the engine has no access to texts.
 pub trait TextStop: fmt::Debug + Send + Sync {
-    /// Whether a beam ends with `token`. `before` are the previous tokens of the beam, last first.
+    /// Whether a beam ends with `token`. `before` yields the previous tokens of the beam, last first.
     fn ends(&self, token: TokenId, before: &mut dyn Iterator<Item = TokenId>) -> bool;
 }
 
@@ -286,7 +286,7 @@ impl Search {
         self.candidates.len() as u32 / self.params.num_groups
     }
 
-    /// Advances a group. `used` are the tokens of the beams of earlier groups in this step.
+    /// Advances a group. `used` contains the tokens of the beams of earlier groups in this step.
     fn advance_group(&mut self, index: usize, used: &mut Vec<TokenId>) {
         let size = self.group_size() as usize;
         let best = self.groups[index].ongoing[0];

@@ -1,7 +1,7 @@
-//! The sleep levels of an idle engine, and the errors of changing them.
+//! The sleep levels of an idle engine, and the errors that a change of the level can cause.
 //!
-//! A sleeping engine still accepts requests, and the first one wakes it. The runner decides how memory is released
-//! ([`ModelRunner::sleep`](crate::ModelRunner::sleep)). The engine clears the scheduler's prefix cache.
+//! A sleeping engine still accepts requests, and the first request wakes the engine. The runner decides how memory is
+//! released ([`ModelRunner::sleep`](crate::ModelRunner::sleep)). The engine clears the scheduler's prefix cache.
 
 /// The memory that an engine releases while it sleeps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -18,10 +18,10 @@ pub enum SleepError {
     /// The engine has requests to compute.
     #[error("requests are in progress: only an idle engine can sleep")]
     Busy,
-    /// The engine is still asleep. The next request or call tries again.
+    /// The engine could not be woken and is still asleep. The next request or call tries again.
     #[error("failed to wake the model: {0}")]
     Wake(String),
     /// The engine is draining or has ended.
-    #[error("the engine has stopped")]
+    #[error("the engine is draining or has stopped")]
     Stopped,
 }

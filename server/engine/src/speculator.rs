@@ -36,7 +36,7 @@ pub(crate) struct Speculator {
     costs: CostModel,
     rates: AcceptanceRates,
     model: Option<DraftModel>,
-    /// The drafters of requests by request number, including some of requests that have ended since the last step.
+    /// The drafters by request number, including some whose requests have ended since the last step.
     requests: BTreeMap<u64, RequestDrafter>,
     /// Whether any request ever had a drafter.
     is_used: bool,
@@ -66,7 +66,7 @@ const PROBE_DRAFTS: usize = 2;
 /// The highest cost of reading a text, as a fraction of the time that drafts are expected to save until the sequence
 /// has the maximum number of tokens. The fraction is less than 1, because the sequence may end earlier.
 const READING_COST_MAX: f64 = 0.5;
-/// The highest cost of a probe, as a fraction of the time of the remaining tokens.
+/// The highest cost of a probe, as a fraction of the time that the remaining tokens take.
 const PROBE_COST_MAX: f64 = 0.02;
 
 impl Speculator {
@@ -84,7 +84,7 @@ impl Speculator {
         }
     }
 
-    /// Wakes the draft model. If that fails, it is no longer used.
+    /// Wakes the draft model. If that fails, the model is no longer used.
     pub(crate) fn wake(&mut self) {
         if let Some(model) = &mut self.model {
             model.wake();

@@ -48,14 +48,16 @@ const RESTORED_MAX: usize = 16;
 const WAIT_MIN: Duration = Duration::from_millis(200);
 /// The assumed number of prompt tokens computed per second before this rate is measured.
 const INITIAL_RATE: f32 = 500.0;
-/// Time that a request waits for the next block from `--kv-spill-dir`, if computing its blocks would take that long.
+/// Time that a request waits for the next block from `--kv-spill-dir`, unless computing its blocks is expected to take
+/// less time.
 ///
-/// If exceeded: the request computes the remaining blocks; if no block was read in the meantime, none is read for 10 s.
+/// If exceeded: the request computes the remaining blocks; if the disk delivers no blocks for any request, no blocks
+/// are read for the next 10 s.
 const WAIT_MAX: Duration = Duration::from_secs(10);
 /// The time for which restores are paused after a block was overdue.
 const PAUSE: Duration = Duration::from_secs(10);
-/// Time to write the cached blocks to `--kv-spill-dir` before the server sleeps, and to write the queued blocks before
-/// it exits.
+/// Time to write the cached blocks to `--kv-spill-dir` before the server sleeps or exits. Before it exits, the same
+/// time is available again for the blocks that are still queued.
 ///
 /// If exceeded: the remaining blocks are lost.
 const FLUSH_MAX: Duration = Duration::from_secs(5);
@@ -199,8 +201,8 @@ impl Spill {
     /// per second.
     pub(crate) fn start_restores(&mut self, scheduler: &mut Scheduler, now: Duration, rate: f32) {
         for restore in scheduler.drain_restores() {
-            // Mark the blocks as used, so that they are not removed before they are read. In reverse order, later
-            // blocks are removed first.
+            // Mark the blocks as used, so that they are not removed before they are read. The reverse order makes later
+            // blocks the first candidates for removal.
             for &key in restore.keys.iter().rev() {
                 self.stored.touch(key);
             }
@@ -251,8 +253,8 @@ impl Spill {
     /// restores, because the disk is too slow.
     pub(crate) fn end_overdue(&mut self, scheduler: &mut Scheduler, now: Duration) {
         while let Some(index) = self.restores.iter().position(|restore| restore.deadline <= now) {
-            // The reader processes restores in order, so the other ones may only have waited for the first one. If the
-            // latest poll received blocks, the reader may have waited for the engine instead of the disk.
+            // The reader processes restores in order, so the other restores may only have waited for the first one. If
+            // the latest poll received blocks, the reader may have waited for the engine instead of the disk.
             if index == 0 && self.restores[0].is_requested && !self.has_read {
                 tracing::warn!(
                     seconds = PAUSE.as_secs(),

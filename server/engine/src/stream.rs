@@ -69,8 +69,8 @@ impl TokenStream {
         None
     }
 
-    /// Aborts one sequence of the request: no step that begins later computes it, and its blocks are released. It has
-    /// no further events, not even `Finished`. Does nothing if the sequence has ended.
+    /// Aborts one sequence of the request: no step that begins later computes it, and its blocks are released. The
+    /// stream yields no further events of the sequence, not even `Finished`. Does nothing if the sequence has ended.
     ///
     /// # Panics
     /// Panics if the request has no such sequence.

@@ -12,19 +12,19 @@ use crate::sampler::Sampler;
 
 /// The highest number of threads that sample by default. With more threads, the memory bandwidth would limit the speed.
 const THREADS_MAX: usize = 16;
-/// The number of logits that justify another thread. Waking a thread takes about as long as reading that many.
+/// The number of logits that justify another thread. Waking a thread takes about as long as reading that many logits.
 const LOGITS_PER_THREAD: usize = 1 << 18;
 
 /// The threads that sample, each with its own sampler.
 pub(crate) struct Workers {
-    /// One sampler for each thread. The first one is that of the calling thread.
+    /// One sampler for each thread. The first one belongs to the calling thread.
     samplers: Vec<Sampler>,
     /// The helpers. `None` before the first call that needs them, and if they could not be started.
     pool: Option<ThreadPool>,
 }
 
 impl Workers {
-    /// Creates the samplers of `threads` threads, or of one thread for each processor. No thread is
+    /// Creates the samplers of `threads` threads, or of one thread per processor, up to [`THREADS_MAX`]. No thread is
     /// started yet.
     pub(crate) fn new(threads: Option<usize>) -> Self {
         let threads =
@@ -32,8 +32,8 @@ impl Workers {
         Self { samplers: (0..threads.max(1)).map(|_| Sampler::new()).collect(), pool: None }
     }
 
-    /// Calls `run` for each of `jobs`, which together read `num_logits` logits. The calling thread takes part, and
-    /// returns when all jobs are done.
+    /// Calls `run` for each of `jobs`, which together read `num_logits` logits. The calling thread also runs jobs, and
+    /// the method returns when all jobs are done.
     pub(crate) fn for_each<J: Send>(
         &mut self,
         jobs: &mut [J],

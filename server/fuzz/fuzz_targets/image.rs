@@ -1,4 +1,4 @@
-//! Runs the checks of `server-images` on arbitrary bytes as the file of an image.
+//! Runs the checks of `server-images` on arbitrary bytes as an image file.
 
 #![no_main]
 

@@ -43,7 +43,7 @@ impl Affine {
 /// Decodes quantized values without loss.
 ///
 /// # Errors
-/// `kind` is not a supported quantized type, or `bytes` does not consist of whole blocks.
+/// [`Error`] if `kind` is not a supported quantized type or `bytes` does not consist of whole blocks.
 pub fn decode(kind: TensorType, bytes: &[u8]) -> Result<Affine, Error> {
     let layout = kind.quant_layout().ok_or(Error::Undecodable(kind))?;
     let values = bytes.len() / kind.block_bytes() * kind.block_values();
@@ -73,7 +73,7 @@ pub fn decode(kind: TensorType, bytes: &[u8]) -> Result<Affine, Error> {
 /// Decodes `bytes` into `values`, bit-exact with ggml's reference implementation.
 ///
 /// # Errors
-/// `kind` is not supported, or `bytes` does not contain exactly `values.len()` values.
+/// [`Error`] if `kind` is not supported or `bytes` does not contain exactly `values.len()` values.
 pub fn dequantize(kind: TensorType, bytes: &[u8], values: &mut [f32]) -> Result<(), Error> {
     if !kind.is_decodable() {
         return Err(Error::Undecodable(kind));

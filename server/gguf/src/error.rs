@@ -1,4 +1,4 @@
-//! The errors of reading GGUF files.
+//! The errors that reading a GGUF file can return.
 
 use std::{io, path::PathBuf};
 
@@ -34,7 +34,7 @@ pub enum Error {
         name: String,
     },
     /// Some of the requested rows do not exist in the tensor.
-    #[error("rows {start}..{end} of tensor {name:?} do not exist: it has {rows} rows")]
+    #[error("rows {start}..{end} of tensor {name:?} do not exist: the tensor has {rows} rows")]
     NoRows {
         /// The name of the tensor.
         name: String,
@@ -122,12 +122,14 @@ pub enum FormatError {
     #[error("metadata {0:?} appears twice")]
     DuplicateKey(String),
     /// A metadata value that the format itself defines has the wrong type or value.
-    #[error("metadata {key:?} has an invalid value: {value}")]
+    #[error("metadata {key:?} has an invalid value: {value} (expected: {expected})")]
     BadValue {
         /// The key of the metadata value.
         key: String,
         /// A description of the invalid value.
         value: String,
+        /// A description of the valid values.
+        expected: String,
     },
     /// The file is a part of a split model, but not its first part, from which the model is loaded.
     #[error(

@@ -40,9 +40,9 @@ impl GgufFile {
     /// of its first part, without the keys about the split.
     ///
     /// # Errors
-    /// A file cannot be read ([`Error::Read`]) or is invalid ([`Error::Format`]). Both errors name the file. A split
-    /// model is invalid if `path` is a later part, a part belongs to another model, or tensors are missing or appear
-    /// twice.
+    /// [`Error::Read`] if a file cannot be read, and [`Error::Format`] if a file is invalid. Both errors name the file.
+    /// A split model is invalid if `path` is a later part, a part belongs to another model, or tensors are missing or
+    /// appear twice.
     pub fn open(path: impl AsRef<Path>) -> Result<Self, Error> {
         let (first, header) = OpenFile::open(path.as_ref())?;
         let Header { split, metadata, tensors } = header;
@@ -141,7 +141,8 @@ impl GgufFile {
     /// Replaces the content of `bytes` with the stored bytes of a tensor.
     ///
     /// # Errors
-    /// The file has no such tensor, or cannot be read. After an error, the content of `bytes` is unspecified.
+    /// [`Error`] if the file has no such tensor or cannot be read. After an error, the content of `bytes` is
+    /// unspecified.
     pub fn read_tensor(&self, name: &str, bytes: &mut Vec<u8>) -> Result<(), Error> {
         let tensor = self.require_tensor(name)?;
         self.parts[tensor.part].read_range(tensor.offset, tensor.bytes, bytes)
@@ -150,8 +151,8 @@ impl GgufFile {
     /// Replaces the content of `bytes` with the stored bytes of some rows of a tensor.
     ///
     /// # Errors
-    /// The file has no such tensor, the tensor has fewer rows, or the file cannot be read. After an error, the content
-    /// of `bytes` is unspecified.
+    /// [`Error`] if the file has no such tensor, the tensor has fewer rows, or the file cannot be read. After an error,
+    /// the content of `bytes` is unspecified.
     pub fn read_tensor_rows(&self, name: &str, rows: Range<u64>, bytes: &mut Vec<u8>) -> Result<(), Error> {
         let tensor = self.require_tensor(name)?;
         if rows.start > rows.end || rows.end > tensor.rows() {

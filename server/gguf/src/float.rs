@@ -13,7 +13,7 @@ pub fn f16_to_f32(bits: u16) -> f32 {
     }
 }
 
-/// Converts `value` to the nearest IEEE binary16 value, as bits; values beyond its range become infinite.
+/// Converts `value` to the nearest IEEE binary16 value, as bits; values beyond the range of the format become infinite.
 pub fn f32_to_f16(value: f32) -> u16 {
     let bits = value.to_bits();
     let sign = (bits >> 16) as u16 & 0x8000;

@@ -76,7 +76,10 @@ fn alignment(metadata: &[(String, Value)]) -> Result<u64> {
         Value::U32(bytes) if bytes.is_power_of_two() && u64::from(*bytes) <= limits::ALIGNMENT_MAX => {
             Ok(u64::from(*bytes))
         }
-        other => Err(bad_value(KEY, other).into()),
+        other => {
+            let expected = format!("a power of two up to {}, stored as u32", limits::ALIGNMENT_MAX);
+            Err(bad_value(KEY, other, &expected).into())
+        }
     }
 }
 
@@ -124,8 +127,8 @@ fn boolean(key: &str, value: u8) -> Result<bool> {
 
 fn read_array<R: BufRead>(input: &mut Input<R>, key: &str) -> Result<Array> {
     let kind = input.u32(key)?;
-    let length =
-        limited(&format!("the length of {key:?}"), input.u64(key)?, limits::ARRAY_ELEMENTS_MAX)? as usize;
+    let what = format!("the number of elements of metadata {key:?}");
+    let length = limited(&what, input.u64(key)?, limits::ARRAY_ELEMENTS_MAX)? as usize;
     Ok(match kind {
         0 => Array::U8(numbers(input, key, length, u8::from_le_bytes)?),
         1 => Array::I8(numbers(input, key, length, i8::from_le_bytes)?),
@@ -248,7 +251,7 @@ impl<R: BufRead> Input<R> {
             let (offset, size) = (self.offset, self.size);
             return Err(FormatError::Truncated { what: what.to_owned(), needed, offset, size }.into());
         }
-        limited("the size of the header", self.offset + needed, limits::HEADER_BYTES_MAX)?;
+        limited("the size of the header in bytes", self.offset + needed, limits::HEADER_BYTES_MAX)?;
         Ok(())
     }
 
@@ -283,7 +286,7 @@ impl<R: BufRead> Input<R> {
     fn string(&mut self, what: &str, limit: u64) -> Result<String> {
         let length = self.u64(what)?;
         self.require_bytes(what, length)?;
-        limited(&format!("the length of {what}"), length, limit)?;
+        limited(&format!("the length of {what} in bytes"), length, limit)?;
         String::from_utf8(self.bytes(what, length)?)
             .map_err(|_| FormatError::Utf8(format!("{what} (before offset {})", self.offset)).into())
     }

@@ -40,7 +40,7 @@ pub enum Array {
 }
 
 impl Value {
-    /// The string, if the value is one.
+    /// The string, if the value is a string.
     pub fn str(&self) -> Option<&str> {
         match self {
             Self::Str(text) => Some(text),
@@ -48,7 +48,7 @@ impl Value {
         }
     }
 
-    /// The boolean, if the value is one.
+    /// The boolean, if the value is a boolean.
     pub fn bool(&self) -> Option<bool> {
         match self {
             Self::Bool(value) => Some(*value),
@@ -186,14 +186,15 @@ pub(crate) fn find<'a>(metadata: &'a [(String, Value)], key: &str) -> Option<&'a
 
 /// The integer at a metadata key, if the key exists.
 pub(crate) fn integer(metadata: &[(String, Value)], key: &str) -> Result<Option<u64>, FormatError> {
-    find(metadata, key).map(|value| value.u64().ok_or_else(|| bad_value(key, value))).transpose()
+    let number = |value: &Value| value.u64().ok_or_else(|| bad_value(key, value, "an integer of at least 0"));
+    find(metadata, key).map(number).transpose()
 }
 
-/// The error for a value that is invalid for its key.
-pub(crate) fn bad_value(key: &str, value: &Value) -> FormatError {
+/// The error for a value that is invalid for its key. `expected` describes the valid values.
+pub(crate) fn bad_value(key: &str, value: &Value, expected: &str) -> FormatError {
     // Of the integers, negative ones do not fit into a `u64`, and the largest ones do not fit into an `i64`.
     let integer =
         value.i64().map(|value| value.to_string()).or_else(|| value.u64().map(|value| value.to_string()));
     let value = integer.unwrap_or_else(|| "not an integer".to_owned());
-    FormatError::BadValue { key: key.to_owned(), value }
+    FormatError::BadValue { key: key.to_owned(), value, expected: expected.to_owned() }
 }

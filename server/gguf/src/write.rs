@@ -83,7 +83,7 @@ impl GgufWriter {
     /// Writes the file to `path`.
     ///
     /// # Errors
-    /// The operating system cannot write the file.
+    /// The error of the operating system if it cannot write the file.
     pub fn write(&self, path: impl AsRef<Path>) -> io::Result<()> {
         fs::write(path, self.to_bytes())
     }
@@ -129,7 +129,7 @@ pub fn header(metadata: &[(&str, &Value)], tensors: &[TensorHeader<'_>]) -> Vec<
 /// path of the first part.
 ///
 /// # Errors
-/// A tensor cannot be read, or a part cannot be written.
+/// An error if a tensor cannot be read or a part cannot be written.
 pub fn write_parts(file: &GgufFile, directory: &Path, name: &str, parts: u16) -> io::Result<PathBuf> {
     let tensors = file.tensors();
     let name = PartName { prefix: name, part: 1, parts: parts.into() };

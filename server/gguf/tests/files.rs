@@ -257,8 +257,9 @@ fn errors_name_invalid_metadata() {
     ] {
         let problem =
             fixture.problem(&GgufWriter::new("a").metadata("general.alignment", alignment).to_bytes());
-        let key = "general.alignment".to_owned();
-        assert_eq!(problem, FormatError::BadValue { key, value: value.to_owned() });
+        let (key, value) = ("general.alignment".to_owned(), value.to_owned());
+        let expected = "a power of two up to 1048576, stored as u32".to_owned();
+        assert_eq!(problem, FormatError::BadValue { key, value, expected });
     }
 }
 

@@ -11,7 +11,7 @@ fn bytes(hex: &str) -> Vec<u8> {
 }
 
 fn golden() -> Vec<(TensorType, Vec<u8>, Vec<u32>)> {
-    // The variable can name a larger file in the same format.
+    // `GGUF_GOLDEN_BLOCKS` can name a larger file in the same format.
     let text = match std::env::var("GGUF_GOLDEN_BLOCKS") {
         Ok(path) => std::fs::read_to_string(path).unwrap(),
         Err(_) => include_str!("blocks.txt").to_owned(),

@@ -26,10 +26,10 @@ pub struct Compiler {
     /// The token that represents the end of the output in masks.
     end: u32,
     forms: Arc<CompiledForms<Guide>>,
-    /// Tries costly grammars before they are compiled. Without it, they are compiled regardless of their cost.
+    /// Tries costly grammars before they are compiled. If it is `None`, they are compiled regardless of their cost.
     trial: Option<Box<dyn Trial>>,
-    /// Held while a costly grammar is tried and compiled, so that the memory limit of one trial is the limit for all
-    /// costly grammars together.
+    /// This lock is held while a costly grammar is tried and compiled, so that the memory limit of one trial is the
+    /// limit for all costly grammars together.
     costly: Mutex<()>,
 }
 
@@ -99,8 +99,8 @@ impl Compiler {
     /// large schemas.
     ///
     /// # Errors
-    /// The form is invalid or too expensive, and the error has the path of the part; or a trial could not be run
-    /// ([`FormError::is_internal`]).
+    /// The form is invalid or too expensive, and the error contains the path of the invalid part; or a trial could not
+    /// be run ([`FormError::is_internal`]).
     pub fn compile(&self, form: &Form) -> Result<Guide, FormError> {
         let key = format!("{form:?}");
         if let Some(guide) = self.forms.cache().get(&key) {
@@ -109,15 +109,15 @@ impl Compiler {
         let grammar = grammar::grammar(form, &self.vocabulary)?;
         let guide = self.build(grammar).map_err(|error| self.located(form, error))?;
         if guide.is_too_large() {
-            let problem = "the compiled form needs more memory than is left for compiled forms";
+            let problem = "the compiled form needs more memory than remains for compiled forms";
             return Err(FormError::new(path(form), problem));
         }
         self.forms.cache().put(key, guide.clone(), &self.forms);
         Ok(guide)
     }
 
-    /// Whether a form can be compiled without a trial. This does not locate errors, so it rejects a form in a fraction
-    /// of the time that [`Self::compile`] takes. The result is not cached.
+    /// Whether a form can be compiled without a trial. Because the check does not locate errors, it rejects a form in a
+    /// fraction of the time that [`Self::compile`] takes. The result is not cached.
     pub fn accepts(&self, form: &Form) -> bool {
         let is_accepted = |grammar| !self.needs_trial(&grammar) && self.build(grammar).is_ok();
         grammar::grammar(form, &self.vocabulary).is_ok_and(is_accepted)
@@ -223,7 +223,8 @@ impl Compiler {
     }
 }
 
-/// Compiles the grammar of a [`Trial`] for a vocabulary of the same size whose tokens are single bytes.
+/// Compiles the grammar of a [`Trial`] for a substitute vocabulary: the 256 single bytes, followed by empty tokens up
+/// to the size of the real vocabulary.
 ///
 /// # Errors
 /// The request is malformed, or the grammar cannot be compiled.

@@ -11,7 +11,7 @@ pub struct FormError {
     pub at: String,
     /// The problem, as a phrase that follows the path.
     pub problem: String,
-    /// Whether the form itself may be valid, because something else failed.
+    /// Whether compiling failed for a reason unrelated to the form, which may be valid.
     pub is_internal: bool,
 }
 
@@ -22,7 +22,8 @@ impl FormError {
     }
 }
 
-/// Translates an error of llguidance for the author of a form: without the state of the parser and the backtrace of a panic.
+/// Converts an error of llguidance to a message for the author of a form, without the parser state and the backtrace of
+/// a panic.
 pub(crate) fn readable(error: impl fmt::Display) -> String {
     let text = format!("{error:#}");
     let end = ["\n<state>", "\n<backtrace>"].iter().filter_map(|part| text.find(part)).min();

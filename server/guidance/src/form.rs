@@ -89,7 +89,7 @@ pub struct TriggeredTags {
     pub at_least_one: bool,
     /// Whether the output must end after the first tag.
     pub stop_after_first: bool,
-    /// The texts that the text between tags must not contain. A form that excludes any text cannot be compiled.
+    /// The texts that must not occur between tags. Compilation fails unless the list is empty.
     pub excludes: Vec<String>,
     /// The path of this form in the request.
     pub at: String,
@@ -100,7 +100,7 @@ pub struct TriggeredTags {
 pub struct Tag {
     /// The text that the tag begins with.
     pub begin: String,
-    /// The form of what follows.
+    /// The form of the text after `begin`.
     pub rest: Form,
 }
 

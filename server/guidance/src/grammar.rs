@@ -27,7 +27,7 @@ pub(crate) fn grammar(form: &Form, vocabulary: &Vocabulary) -> Result<TopLevelGr
     }
 }
 
-/// Translates the grammar of a user to Lark.
+/// Converts a user's grammar to Lark, and checks its limits.
 fn to_lark(text: &str, at: &str) -> Result<String, FormError> {
     if text.len() > GRAMMAR_BYTES_MAX {
         return Err(FormError::new(at, format!("has more than {GRAMMAR_BYTES_MAX} bytes")));
@@ -124,7 +124,7 @@ fn triggered_tags(writer: &mut Writer<'_>, form: &TriggeredTags, depth: usize) -
     })
 }
 
-/// Groups tags by the first trigger that they begin with, without triggers that have no tags.
+/// Groups tags by the first trigger that they begin with, and omits triggers without tags.
 fn by_trigger<'t>(
     triggers: &'t [String],
     tags: &'t [Tag],

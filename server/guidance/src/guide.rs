@@ -72,7 +72,7 @@ impl Guide {
         Self { compiled: Arc::new(compiled), preface: None }
     }
 
-    /// Whether the memory for compiled forms does not suffice for this one.
+    /// Whether the compiled form needs more memory than the limit allows.
     pub(crate) fn is_too_large(&self) -> bool {
         self.compiled.is_too_large(&self.compiled.grammar)
             || self.compiled.is_too_large(self.compiled.unused_lexer.memory())
@@ -96,7 +96,7 @@ impl CompiledForm {
     /// [`LEXER_SEQUENCES_MAX`] sequences is replaced.
     fn next_lexer(&self) -> Arc<SharedLexer> {
         let bytes_max = self.forms.upgrade().map_or(0, |forms| forms.limits.lexer_bytes_max);
-        // Ignore the poisoning: a thread that panics with this lock leaves every copy valid.
+        // Ignore the poisoning: a thread that panics while it holds this lock leaves every copy valid.
         let mut lexers = self.lexers.lock().unwrap_or_else(PoisonError::into_inner);
         let index = (lexers.last + 1) % lexers.copies.len();
         lexers.last = index;

@@ -9,8 +9,8 @@
 //! ```
 //!
 //! The crate is independent of HTTP and of models: a vocabulary is the bytes of its tokens. It reads no file, no clock
-//! and no environment. It starts a thread only to compile a form on a large stack. The error about a form has the path
-//! of the invalid part in the request.
+//! and no environment. It starts a thread only to compile a form on a large stack. An error about a form contains the
+//! path of the invalid part in the request.
 
 mod cache;
 mod compiler;

@@ -9,19 +9,19 @@ pub const SCHEMA_BYTES_MAX: usize = 1 << 20;
 ///
 /// If exceeded: 400, `invalid_value`.
 pub const SCHEMA_DEPTH_MAX: usize = 100;
-/// Number of properties of a JSON schema and its subschemas: names in `properties` and `required`, and keys of the objects
-/// in `enum` and `const`.
+/// Number of properties of a JSON schema and its subschemas: names in `properties` and `required`, and keys of the
+/// objects in `enum` and `const`.
 ///
 /// If exceeded: 400, `invalid_value`.
 pub const PROPERTIES_MAX: usize = 5000;
-/// Number of `patternProperties` of a JSON schema and its subschemas. The time to compare them grows with the third power
-/// of their number, and 64 of them take about a second.
+/// Number of `patternProperties` of a JSON schema and its subschemas. The time to compare them grows with the third
+/// power of their number, and 64 of them take about a second.
 ///
 /// If exceeded: 400, `invalid_value`.
 pub const PATTERN_PROPERTIES_MAX: usize = 64;
-/// Number of different values of `pattern` in a JSON schema that combines schemas: with `allOf`, or with `$ref`, `anyOf` or
-/// `oneOf` together with other constraints. The memory to follow a text grows exponentially with the patterns that it
-/// must match at the same time.
+/// Number of different values of `pattern` in a JSON schema that combines schemas: with `allOf`, or with `$ref`,
+/// `anyOf` or `oneOf` together with other constraints. The memory to follow a text grows exponentially with the number
+/// of patterns that the text must match at the same time.
 ///
 /// If exceeded: 400, `invalid_value`.
 pub const COMBINED_PATTERNS_MAX: usize = 2;
@@ -45,7 +45,8 @@ pub const GRAMMAR_GROUPS_MAX: usize = 16_384;
 ///
 /// If exceeded: 400, `invalid_value`.
 pub const REGEX_BYTES_MAX: usize = 32 << 10;
-/// Number of elements in one list of a form: alternatives of a choice, parts of a sequence, tags or triggers.
+/// Number of elements in one list of a form: the alternatives of a choice, the parts of a sequence, or the triggers and
+/// tags together.
 ///
 /// If exceeded: 400, `invalid_value`.
 pub const ELEMENTS_MAX: usize = 8192;
@@ -57,7 +58,7 @@ pub const FORM_DEPTH_MAX: usize = 64;
 ///
 /// If exceeded: 400, `invalid_value`.
 pub const FORM_BYTES_MAX: usize = 4 << 20;
-/// Maximum count of a repetition in a grammar.
+/// Maximum count of a repetition in an EBNF grammar or a structural tag.
 ///
 /// If exceeded: 400, `invalid_value`.
 pub const REPEAT_MAX: u32 = 1 << 16;
@@ -66,18 +67,20 @@ pub const REPEAT_MAX: u32 = 1 << 16;
 ///
 /// If exceeded: 400, `invalid_value`.
 pub const COMPILE_FUEL: u64 = 1_000_000;
-/// Work units for matching regular expressions while the allowed next tokens are computed once. About 14,000 units take
-/// a millisecond.
-///
-/// If exceeded: 400, `form_too_complex`; a stream ends with this error.
-pub const STEP_FUEL: u64 = 400_000;
-/// Number of parser items that are created while the allowed next tokens are computed once. About 20,000 items take a
+/// Work units for matching regular expressions in one computation of the allowed next tokens. About 14,000 units take a
 /// millisecond.
 ///
-/// If exceeded: 400, `form_too_complex`; a stream ends with this error.
+/// If exceeded: 400, `invalid_value`, if this happens at the beginning of the output; otherwise 400,
+/// `form_too_complex`; a stream ends with this error.
+pub const STEP_FUEL: u64 = 400_000;
+/// Number of parser items that are created in one computation of the allowed next tokens. About 20,000 items take a
+/// millisecond.
+///
+/// If exceeded: 400, `invalid_value`, if this happens at the beginning of the output; otherwise 400,
+/// `form_too_complex`; a stream ends with this error.
 pub const STEP_ITEMS_MAX: usize = 200_000;
-/// Number of parser items up to which the engine's thread consumes a token of a form itself. The time grows with the
-/// square of the number of items in a row, and 1000 items take about 0.2 ms.
+/// Number of parser items per token up to which the engine's thread consumes the tokens of a form. The time grows with
+/// the square of the number of items in a row, and 1000 items take about 0.2 ms.
 ///
 /// If exceeded: the threads that compute the allowed next tokens consume the tokens of the form.
 pub const COMMIT_ITEMS_MAX: usize = 1000;
@@ -90,13 +93,15 @@ pub const UNOPTIMIZED_SYMBOLS_MAX: usize = 250_000;
 /// If exceeded: 400, `invalid_value`.
 pub const SYMBOLS_MAX: usize = 65_000;
 /// Number of parser items at one position of the output, which is about the number of alternatives there. A choice of
-/// [`ELEMENTS_MAX`] has slightly more items than elements.
+/// [`ELEMENTS_MAX`] alternatives has slightly more items than alternatives.
 ///
-/// If exceeded: 400, `form_too_complex`; a stream ends with this error.
+/// If exceeded: 400, `invalid_value`, if this happens at the beginning of the output; otherwise 400,
+/// `form_too_complex`; a stream ends with this error.
 pub const ROW_ITEMS_MAX: usize = 4 * ELEMENTS_MAX;
 /// Number of states of the lexer of a form. A state takes one or two kilobytes.
 ///
-/// If exceeded: 400, `form_too_complex`; a stream ends with this error.
+/// If exceeded: 400, `invalid_value`, if this happens at the beginning of the output; otherwise 400,
+/// `form_too_complex`; a stream ends with this error.
 pub const LEXER_STATES_MAX: usize = 60_000;
 /// Maximum size in bytes of a lexer with which new sequences start. Only the sequences that already use a larger lexer
 /// continue to use it.
@@ -112,7 +117,7 @@ pub const SEQUENCE_BYTES_MAX: usize = 64 << 20;
 /// the memory fail with 400: `invalid_value` if the grammar needs it, or `form_too_complex` if a growing lexer or
 /// parser needs it.
 pub const MEMORY_BYTES_MAX: usize = 512 << 20;
-/// Total memory of compiled forms above which idle ones are not cached, in bytes.
+/// Total memory of compiled forms above which idle forms are evicted from the cache, in bytes.
 pub const CACHED_MEMORY_BYTES_MAX: usize = 256 << 20;
 
 /// Number of compiled forms in the cache.

@@ -52,7 +52,8 @@ impl TotalMemory {
     }
 }
 
-/// The memory of one owner: a grammar, a lexer or the parser of a sequence. It is part of the total until it is dropped.
+/// The memory of one owner: a grammar, a lexer or the parser of a sequence. It is part of the total until it is
+/// dropped.
 #[derive(Debug)]
 pub(crate) struct OwnedMemory {
     bytes: AtomicUsize,
@@ -127,8 +128,8 @@ pub(crate) fn grammar_bytes(parser: &TokenParser, symbol_count: usize) -> usize 
     bytes + symbol_count.saturating_sub(used.len()) * UNUSED_SYMBOL_BYTES
 }
 
-/// The bytes of the lexer of a parser with all its states; `None` if it panicked. Call this only while no other thread uses
-/// the lexer.
+/// The bytes of the lexer of a parser with all its states; `None` if it panicked. Call this only while no other thread
+/// uses the lexer.
 pub(crate) fn lexer_bytes(parser: &TokenParser) -> Option<usize> {
     let stats = catch_unwind(AssertUnwindSafe(|| parser.parser.lexer_stats())).ok()?;
     let counted = stats.num_bytes.saturating_sub(stats.num_derivatives * EXCESS_DERIVATIVE_BYTES);

@@ -55,7 +55,7 @@ pub(crate) fn check_schema(schema: &Value, at: &str) -> Result<(), FormError> {
 
 /// Rejects a grammar in Lark with too many rules and groups, or with a schema that [`check_schema`] rejects.
 pub(crate) fn check_grammar(lark: &str, at: &str) -> Result<(), FormError> {
-    // The characters are also counted in literals, because only llguidance knows where these are.
+    // The characters are also counted in literals, because only llguidance knows where literals begin and end.
     let groups = lark.bytes().filter(|byte| b":([~".contains(byte)).count();
     if groups > GRAMMAR_GROUPS_MAX {
         return Err(FormError::new(

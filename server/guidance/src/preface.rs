@@ -62,7 +62,7 @@ impl Preface {
     }
 }
 
-/// Whether nothing but layout follows the mark in the bytes of a token.
+/// Whether the bytes of a token do not contain the mark, or only layout follows it.
 fn ends_with_mark_at_most(bytes: &[u8], close: &[u8]) -> bool {
     let found = bytes.windows(close.len()).position(|window| window == close);
     found.is_none_or(|at| is_layout(&bytes[at + close.len()..]))
@@ -86,11 +86,11 @@ pub(crate) struct PrefacedState<S> {
 enum Phase {
     /// No token has been committed.
     Lead,
-    /// The answer is in the text; `tail` is the end of the text.
+    /// The sequence is in the free text; `tail` is the end of that text.
     Free { tail: Vec<u8> },
-    /// The answer has reached the end of the mark.
+    /// The sequence is at the end of the mark.
     Marked,
-    /// The answer is in the form after the preface.
+    /// The sequence is in the form after the preface.
     Form,
 }
 

@@ -1,5 +1,4 @@
-//! Checks and prepares JSON schemas before they are compiled: whether they are valid schemas, and how the JSON
-//! is laid out.
+//! Checks that JSON schemas are valid before they are compiled, and sets the layout of the JSON.
 //!
 //! llguidance interprets the keywords and rejects those it does not support.
 
@@ -210,8 +209,9 @@ fn check(schema: &mut Value, at: &str, depth: usize) -> Result<(), FormError> {
 
 /// Excludes the character NUL from the classes of a pattern.
 ///
-/// In JSON, llguidance (1.9) writes a class that contains all control characters as if it also contained the
-/// quotation mark and the backslash: `[^"]` then matches `\"`. Classes without NUL are not affected.
+/// When llguidance (1.9) applies a pattern to a JSON string, it treats a class that contains all control characters as
+/// if the class also contained the quotation mark and the backslash: `[^"]` then matches `\"`. Classes without NUL are
+/// not affected.
 fn quotable(pattern: &str) -> String {
     let mut quotable = String::with_capacity(pattern.len());
     let mut rest = pattern;
@@ -325,7 +325,7 @@ pub(crate) fn subschemas(schema: &Value) -> Vec<(String, &Value)> {
     found
 }
 
-/// Makes a schema within `root` independent of it, by adding the definitions that it may refer to.
+/// Makes a schema within `root` self-contained by adding the definitions that the schema may refer to.
 pub(crate) fn with_definitions(schema: &Value, root: &Value) -> Value {
     let (Value::Object(schema), Value::Object(root)) = (schema, root) else { return schema.clone() };
     let mut whole: Map<String, Value> = schema.clone();

@@ -160,7 +160,9 @@ fn marker(marker: &Value, at: &str) -> Result<String, FormError> {
         }
         _ => None,
     };
-    text.ok_or_else(|| FormError::new(at, "must be a string or a token named by its text"))
+    text.ok_or_else(|| {
+        FormError::new(at, "must be a string or an object with the type \"token\" and the text of a token")
+    })
 }
 
 fn tags(part: &Part<'_>, depth: usize) -> Result<Vec<Tag>, FormError> {
@@ -199,7 +201,7 @@ fn separated(part: &Part<'_>, depth: usize) -> Result<Form, FormError> {
     Ok(if part.flag("at_least_one", false)? { some } else { some.optional() })
 }
 
-/// Converts rules, each of which is a text and the format of what follows it.
+/// Converts the rules of a dispatch format, each of which is a trigger and the format that follows it.
 fn dispatch(part: &Part<'_>, depth: usize) -> Result<Form, FormError> {
     part.reject("excludes", &[Value::Array(Vec::new())])?;
     let (mut triggers, mut tags) = (Vec::new(), Vec::new());

@@ -1,6 +1,7 @@
-//! Trials of grammars. llguidance cannot stop compiling a grammar, and a small one can take gigabytes: the work grows
-//! with the square of the properties of an object with `minProperties`, and with the product of several `multipleOf`. A
-//! grammar that could be that expensive is first compiled in a process that can be stopped.
+//! Trials of grammars. llguidance cannot stop compiling a grammar, and even a small grammar can take gigabytes: the
+//! work grows with the square of the number of properties of an object with `minProperties`, and with the product of
+//! several `multipleOf` values. A grammar that could be that expensive is first compiled in a process that can be
+//! stopped.
 
 use llguidance::api::{GrammarWithLexer, TopLevelGrammar};
 use serde_json::{Value, json};
@@ -81,7 +82,7 @@ struct GrammarSize {
     patterns: usize,
     /// The product of all `multipleOf`.
     multiples: f64,
-    /// Whether there is a keyword whose cost grows with the square of the properties, or is not known.
+    /// Whether the grammar has a keyword whose cost grows with the square of the number of properties, or is unknown.
     has_costly_keyword: bool,
 }
 

@@ -144,7 +144,10 @@ impl JsonFile {
 
     /// The field as a string.
     pub(crate) fn optional_str(&self, field: &str) -> Result<Option<&str>, LoadError> {
-        let string = |value| Value::as_str(value).ok_or_else(|| self.fault(field, "is not a string"));
+        let string = |value| {
+            let problem = || format!("is {value}; a string is expected");
+            Value::as_str(value).ok_or_else(|| self.fault(field, problem()))
+        };
         self.get(field).map(string).transpose()
     }
 

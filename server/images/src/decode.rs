@@ -33,7 +33,7 @@ impl DecodeLimits {
     ///
     /// # Errors
     ///
-    /// The image exceeds a limit, its format is not supported, or its header is invalid.
+    /// [`ImageError`] if the image exceeds a limit, its format is not supported, or its header is invalid.
     pub fn check(&self, bytes: &[u8]) -> Result<ImageHeader, ImageError> {
         if bytes.len() > self.file_bytes_max {
             return Err(ImageError::Bytes { bytes: bytes.len(), limit: self.file_bytes_max });
@@ -58,7 +58,7 @@ impl DecodeLimits {
 ///
 /// # Errors
 ///
-/// The image exceeds a limit, its format is not supported, or it is invalid or truncated.
+/// [`ImageError`] if the image exceeds a limit, its format is not supported, or it is invalid or truncated.
 pub fn decode(bytes: &[u8], limits: &DecodeLimits) -> Result<RgbImage, ImageError> {
     let header = limits.check(bytes)?;
     let format = match header.format {

@@ -1,4 +1,4 @@
-//! The errors of reading images, and of loading the configuration of an image processor.
+//! The errors that reading an image or loading the configuration of an image processor can return.
 
 use std::{io, path::PathBuf};
 

@@ -8,7 +8,7 @@ use crate::{
     raster::{RgbImage, Size},
 };
 
-/// The format of the file of an image.
+/// The file format of an image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ImageFormat {
     /// Portable Network Graphics, including the first picture of animated files.
@@ -70,7 +70,7 @@ impl ImageHeader {
     ///
     /// # Errors
     ///
-    /// The format is not supported, or the bytes do not contain a valid size.
+    /// [`ImageError`] if the format is not supported or the bytes do not contain a valid size.
     pub fn read(bytes: &[u8]) -> Result<Self, ImageError> {
         let format = ImageFormat::of(bytes).ok_or(ImageError::Format)?;
         let (size, exif) = match format {

@@ -2,19 +2,19 @@
 
 /// Size of the file of an image.
 ///
-/// If exceeded: 400
+/// If exceeded: 400, `invalid_value`.
 pub const FILE_BYTES_MAX: usize = 20 << 20;
 /// Number of pixels of an image. It is checked before any pixel is decoded.
 ///
-/// If exceeded: 400
+/// If exceeded: 400, `invalid_value`.
 pub const IMAGE_PIXELS_MAX: u64 = 50_000_000;
-/// Number of pixels of a row or column of an image. The weights of resampling need memory for each of them.
+/// Width or height of an image in pixels. The weights of resampling need memory for each row and column.
 ///
-/// If exceeded: 400
+/// If exceeded: 400, `invalid_value`.
 pub const IMAGE_SIDE_MAX: u32 = 1 << 15;
-/// Number of pixels that an image with `detail: low` keeps, for families with a pixel budget.
+/// Number of pixels of an image with `detail: low`, for families with a pixel budget.
 ///
-/// If exceeded: the image is resized to this number of pixels.
+/// If exceeded: the image is scaled down to about this number of pixels.
 pub const LOW_DETAIL_PIXELS_MAX: u64 = 512 * 512;
 /// Size of a JSON file that configures an image processor.
 ///

@@ -61,7 +61,7 @@ impl ImageProcessor {
     ///
     /// # Errors
     ///
-    /// The family of the model does not support images, or a file is missing or invalid.
+    /// [`LoadError`] if the family of the model does not support images, or a file is missing or invalid.
     pub fn load(directory: &Path) -> Result<Self, LoadError> {
         Self::new(&ModelConfig::read(directory)?)
     }
@@ -70,7 +70,7 @@ impl ImageProcessor {
     ///
     /// # Errors
     ///
-    /// The family of the model does not support images, or a field is missing or invalid.
+    /// [`LoadError`] if the family of the model does not support images, or a field is missing or invalid.
     pub fn from_values(config: Value, preprocessor_config: Value) -> Result<Self, LoadError> {
         Self::new(&ModelConfig::new(config, preprocessor_config))
     }
@@ -159,7 +159,7 @@ impl ImageProcessor {
     ///
     /// # Errors
     ///
-    /// The model cannot process an image with these proportions.
+    /// [`ImageError`] if the model cannot process an image with these proportions.
     pub fn layout(&self, size: Size, detail: Detail) -> Result<ImageLayout, ImageError> {
         self.preprocess.layout(size, detail)
     }
@@ -169,7 +169,7 @@ impl ImageProcessor {
     ///
     /// # Errors
     ///
-    /// The model cannot process an image with these proportions.
+    /// [`ImageError`] if the model cannot process an image with these proportions.
     pub fn preprocess(&self, image: &RgbImage, detail: Detail) -> Result<EncoderInputs, ImageError> {
         self.preprocess.inputs(image, detail)
     }

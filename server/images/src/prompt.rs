@@ -2,7 +2,7 @@
 
 use crate::layout::{ImageLayout, ImageMarker, ImageSpan};
 
-/// The images of a request and its prompt do not match.
+/// The reason why the images of a request do not match its prompt.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PromptError {
     /// The rendered prompt has more or fewer markers than the request has images.
@@ -31,7 +31,7 @@ pub enum PromptError {
 ///
 /// # Errors
 ///
-/// The number of markers is not the number of images.
+/// [`PromptError::Markers`] if the number of markers differs from the number of images.
 pub fn expand_prompt(
     prompt: &str,
     markers: &[ImageMarker],
@@ -64,7 +64,8 @@ fn next_marker(text: &str, markers: &[ImageMarker]) -> Option<std::ops::Range<us
 ///
 /// # Errors
 ///
-/// The number of tokens with the ID `image_token` is not the number that the images need.
+/// [`PromptError::Tokens`] if the number of tokens with the ID `image_token` differs from the number that the images
+/// need.
 pub fn image_spans(
     tokens: &[u32],
     image_token: u32,

@@ -143,7 +143,7 @@ fn resize_with(
         |from, to, start, length| Axis::new(filter, precision, Scale { from, to }, start..start + length);
     let columns = axis(from.width, size.width, region.left, region.size.width);
     let rows = axis(from.height, size.height, region.top, region.size.height);
-    // Only these input pixels affect the part.
+    // Only these input pixels affect the region.
     let (needed_rows, needed_columns) = (rows.inputs(), columns.inputs());
     let bytes = needed_columns.start * 3..needed_columns.end * 3;
     let needed = needed_rows.clone().map(|y| &image.row(y as u32)[bytes.clone()]);
@@ -178,7 +178,7 @@ struct Window {
 enum Axis {
     /// The scale is 1, so these input pixels are copied.
     Copy(Range<usize>),
-    /// Each output pixel has its window.
+    /// Each output pixel has its own window.
     Windows(Taps),
 }
 

@@ -180,7 +180,7 @@ fn check_layout(processor: &ImageProcessor, layout: &ImageLayout, case: &Value, 
     }
 }
 
-/// Compares the positions of a prompt with text, the image twice, and text.
+/// Checks the positions of a prompt that consists of text, the image twice, and text.
 fn check_positions(layout: &ImageLayout, expected: &Value, place: &str) {
     let image = vec![7; layout.num_tokens];
     let span = [&[9], image.as_slice(), &[10]].concat();

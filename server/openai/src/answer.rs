@@ -124,7 +124,7 @@ pub struct ChatMessage {
     pub function_call: Option<FunctionCall>,
 }
 
-/// A call of a tool.
+/// A tool call.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct ToolCall {
     /// The identifier of the call, which the message with the result refers to.
@@ -157,9 +157,9 @@ pub struct ChatChunk {
     pub model: String,
     /// At most one choice; none in the chunk with the usage.
     pub choices: Vec<ChatChunkChoice>,
-    /// The numbers of tokens used. Absent unless the request sets `include_usage`. Then, the last chunk contains the
-    /// total usage, and all other chunks contain `null` or, if the request sets `continuous_usage_stats`, the usage up
-    /// to that point.
+    /// The numbers of tokens used. Absent unless the request sets `include_usage`. If it does, the last chunk contains
+    /// the total usage, and all other chunks contain `null` or, if the request sets `continuous_usage_stats`, the usage
+    /// up to that point.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub usage: Option<Option<Usage>>,
     /// A fingerprint as in [`ChatCompletion`].

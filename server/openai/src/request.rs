@@ -25,7 +25,7 @@ pub struct ChatRequest {
     pub top_logprobs: Option<u32>,
     /// The tools that the model may call.
     pub tools: Option<Vec<Map<String, Value>>>,
-    /// The tools that the model may or must call.
+    /// Whether the model may, must or must not call tools, or which tool it must call.
     pub tool_choice: Option<Value>,
     /// The deprecated form of `tools`: a list of the objects that the elements of `tools` contain as `function`.
     pub functions: Option<Vec<Map<String, Value>>>,
@@ -41,8 +41,7 @@ pub struct ChatRequest {
     pub documents: Option<Vec<Map<String, Value>>>,
     /// Additional variables for the chat template.
     pub chat_template_kwargs: Option<Map<String, Value>>,
-    /// Whether the template opens the turn of the assistant; true by default, unless the model continues the last
-    /// message.
+    /// Whether the template opens the assistant's turn; true by default, unless the model continues the last message.
     pub add_generation_prompt: Option<bool>,
     /// Whether the model continues the last message instead of answering it.
     pub continue_final_message: Option<bool>,

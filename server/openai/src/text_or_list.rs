@@ -20,7 +20,7 @@ impl<'de, T: Deserialize<'de>> Deserialize<'de> for TextOrList<T> {
     }
 }
 
-/// Deserializes a string or a list. Error messages contain `expected` as the description of both.
+/// Deserializes a string or a list. Error messages contain `expected` as the description of the allowed values.
 pub(crate) fn text_or_list<'de, T: Deserialize<'de>, D: Deserializer<'de>>(
     deserializer: D,
     expected: &'static str,

@@ -28,7 +28,7 @@ fn main() {
     }
 }
 
-/// The seconds in which one thread reads its memory, in each round.
+/// The time in seconds that one thread needs to read its memory, for each round.
 fn read(barrier: &Barrier) -> [f64; ROUNDS] {
     // The thread that reads the memory also writes it first, so that the system allocates it on the thread's NUMA node.
     let memory: Vec<u64> = (0..BYTES_PER_THREAD as u64 / 8).collect();

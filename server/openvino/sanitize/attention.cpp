@@ -1,6 +1,6 @@
-// Runs the attention kernels under sanitizers, and compares their results with softmax attention in f64. The cases cover
-// various head sizes, groups and numbers of tokens, and every tail of a block. They run with every instruction set of this
-// machine. The AMX kernels also run on the software model of the tiles, on any machine.
+// Runs the attention kernels under sanitizers, and compares their results with softmax attention in f64. The cases
+// cover various head sizes, groups and numbers of tokens, and last blocks with every number of tokens. They run with
+// every instruction set of this machine. The AMX kernels also run on the software model of the tiles, on any machine.
 #include "check.hpp"
 
 #include <algorithm>
@@ -29,7 +29,7 @@ constexpr size_t PRECISION_COUNT = sizeof(PRECISIONS) / sizeof(*PRECISIONS);
 // The approximate number of multiplications of a case. The context is longer if each of its tokens needs fewer multiplications.
 constexpr size_t CASE_PRODUCTS = 2 << 20;
 constexpr size_t LONG_CONTEXT = 33'000;
-// The approximate number of multiplications of a sequence that is computed in several divisions.
+// The approximate number of multiplications of a sequence that is divided into chunks in several ways.
 constexpr double DIVIDED_PRODUCTS = 1.5e7;
 
 struct TestedKernels {
@@ -264,7 +264,8 @@ private:
 // Whether the steps of a sequence also have tokens of other sequences.
 enum class OtherSequences { absent, present };
 
-// A sequence whose output is computed in different chunks and with other sequences: all bits must be equal.
+// Computes the output of a sequence in different chunks, alone and together with other sequences. All outputs must be
+// bitwise identical.
 class DividedSequence {
 public:
     DividedSequence(const Case& c, Random& random)
@@ -418,7 +419,7 @@ size_t check_divisions(const TestedKernels& tested) {
         const auto any = [&](size_t) { return random.below(3) ? 1 + random.below(90) : 1 + random.below(400); };
         sequence.expect_equal(sequence.output(random, 2, OtherSequences::absent, any), whole, "in chunks, 2 threads");
         sequence.expect_equal(sequence.output(random, 3, OtherSequences::present, any), whole,
-                              "in chunks, beside others, 3 threads");
+                              "in chunks, with other sequences, 3 threads");
         // Most steps compute one token, like decodes, and some compute several, like steps with drafts. The last 40 tokens are
         // computed one by one.
         const auto decodes = [&](size_t past) { return past + 40 > c.tokens || random.below(16) ? 1 : 1 + random.below(100); };
@@ -451,7 +452,7 @@ size_t check_attention() {
             c.window = i % 11 == 4 ? 1 + random.below(300) : 0;
             const size_t per_token = c.tokens * c.kv_heads * c.group * (c.sizes.key + c.sizes.value);
             const size_t tokens = std::max<size_t>(CASE_PRODUCTS / per_token, 40);
-            // The cases include every tail of a block and of a chunk of blocks.
+            // The cases include every number of tokens in the last block, and in the last chunk of blocks.
             c.past = std::min(tokens / 128 * 128, LONG_CONTEXT / 128 * 128) + (i * 29) % 128;
             if (c.past + c.tokens > LONG_CONTEXT) c.past = LONG_CONTEXT - c.tokens;
             c.attention_mass = i % 13 == 5 && c.tokens * c.group >= 16 ? 0.9f : 0.0f;

@@ -66,7 +66,7 @@ inline float from_bf16(uint16_t bits) {
     return value;
 }
 
-// The conversion is exact for the numbers of `Random::number`, whose lower bits are 0.
+// The conversion is exact for the values that `Random::number` returns, because their lower 16 bits are 0.
 inline uint16_t to_bf16(float value) {
     uint32_t bits;
     std::memcpy(&bits, &value, sizeof(bits));
@@ -85,5 +85,5 @@ inline uint16_t to_bf16(float value) {
 size_t check_attention();
 size_t check_projections();
 size_t check_experts();
-// This check runs for a number of seconds, but checks at least a fixed number of cases.
+// Runs for at least `seconds` seconds, and checks at least a fixed number of cases.
 size_t check_operations(double seconds);

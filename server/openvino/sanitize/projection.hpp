@@ -4,7 +4,7 @@
 #include "check.hpp"
 #include "projection/pack.hpp"
 
-// A weight in the form of a graph, and its values.
+// A random weight as a graph stores it, and its dequantized values.
 struct RandomWeight {
     RandomWeight(Random& random, size_t N, size_t K, size_t group, size_t bits, bool is_signed) : values(N * K) {
         const size_t groups = K / group;

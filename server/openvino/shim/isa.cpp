@@ -1,4 +1,5 @@
-// Determines whether this process may use AMX. This file is compiled for any processor.
+// Determines whether this process may use AMX. This file is compiled without flags for an instruction set, so it runs
+// on any processor.
 #include "isa.hpp"
 
 #include "shim.h"

@@ -19,12 +19,12 @@ enum class TileSupport {
     granted,
 };
 
-// The first call requests the permission from the operating system, for all threads of the process. `reason` receives the
-// reason for a denial, a string that remains valid.
+// The first call requests the permission from the operating system, for all threads of the process. `reason` receives
+// the reason for a denial or an empty string, either of which remains valid.
 TileSupport tile_support(const char** reason = nullptr);
 
-// Whether this processor runs kernels of an instruction set. Callers check this before each use of kernels, because a file may
-// name any instruction set.
+// Whether this processor can run the kernels for an instruction set. Callers check this before each use of kernels,
+// because a file may name any instruction set.
 inline bool has_isa(Isa isa) {
     if (isa == Isa::portable) return true;
 #if defined(__x86_64__)

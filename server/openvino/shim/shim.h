@@ -105,9 +105,9 @@ int ovfleet_scale_rotary(ov_model_t* model, float factor, size_t count, size_t* 
 int ovfleet_rewrite_rotary(ov_model_t* model, void (*permuted)(void* context, const char* tensor, size_t head_size),
                            void* context);
 
-// Replaces rotary embeddings that rotate adjacent pairs with embeddings that rotate halves, in the form that plugins fuse. It
-// is for files whose weights need rotated halves, but whose graph rotates pairs. `rotated` receives the number of replaced
-// embeddings.
+// Replaces rotary embeddings that rotate adjacent pairs with embeddings that rotate halves, in the form that plugins
+// fuse. This function is for files whose weights need rotated halves, but whose graph rotates pairs. `rotated` receives
+// the number of replaced embeddings.
 int ovfleet_rotate_halves(ov_model_t* model, size_t* rotated);
 
 // Changes the shape of the experts' output to that of their input: the front end assumes a single sequence, but with paged
@@ -165,18 +165,19 @@ int ovfleet_merge_projections(ov_model_t* model, size_t* merged);
 // `replaced` receives the number of replaced attention operations: 0 if the graph has another form and was not changed.
 int ovfleet_remove_attention_masks(ov_model_t* model, size_t* replaced);
 
-// Replaces each convolution whose kernel covers its whole input with a matrix multiplication. `replaced` receives their number.
+// Replaces each convolution whose kernel covers its whole input with a matrix multiplication. `replaced` receives the
+// number of replaced convolutions.
 int ovfleet_replace_patch_convolutions(ov_model_t* model, size_t* replaced);
 
 // Replaces each attention without a mask in an encoder with the native attention for the instruction set `isa` (an
-// ovfleet_isa), which multiplies in bf16 with OVFLEET_AVX512_BF16 and OVFLEET_AMX, and in f32 with all others. `replaced`
-// receives their number. The plugin computes all other attention (with OVFLEET_PLUGIN, all attention), in blocks of queries
-// where possible.
+// ovfleet_isa), which multiplies in bf16 with OVFLEET_AVX512_BF16 and OVFLEET_AMX, and in f32 with all others.
+// `replaced` receives the number of replaced operations. The plugin computes all other attention (with OVFLEET_PLUGIN,
+// all attention), in blocks of queries where possible.
 int ovfleet_replace_encoder_attention(ov_model_t* model, uint32_t isa, size_t* replaced);
 
-// Replaces the multiplications by integer weights in an encoder with native projections for the instruction set `isa` (an
-// ovfleet_isa), which read and return f32 and multiply activations in `terms` terms of 8 bits. `replaced` receives their
-// number. The plugin computes all other multiplications.
+// Replaces the multiplications by integer weights in an encoder with native projections for the instruction set `isa`
+// (an ovfleet_isa), which read and return f32 and multiply activations in `terms` terms of 8 bits. `replaced` receives
+// the number of replaced multiplications. The plugin computes all other multiplications.
 int ovfleet_replace_encoder_projections(ov_model_t* model, uint32_t isa, uint32_t terms, size_t* replaced);
 
 // ---- Paged attention and kernels ----
@@ -188,8 +189,8 @@ enum ovfleet_tile_support {
     OVFLEET_TILES_GRANTED = 2,
 };
 
-// Returns an ovfleet_tile_support. The first call requests the permission from the operating system, for all threads of the
-// process. `reason` receives the reason for a denial, a string that remains valid.
+// Returns an ovfleet_tile_support. The first call requests the permission from the operating system, for all threads of
+// the process. `reason` receives the reason for a denial or an empty string, either of which remains valid.
 int ovfleet_tile_support(const char** reason);
 
 // An instruction set for which native kernels are compiled. Compiled models contain these numbers.
@@ -232,10 +233,10 @@ int ovfleet_supports_native_projections(ov_model_t* model, int* supported, int* 
 // supports every attention layer.
 int ovfleet_make_paged(ov_model_t* model, int* supports_native_attention);
 
-// Some paged models contain conditions on the largest position of a step or on the length of its longest sequence. Replaces
-// them with their values for a sequence of `max_model_len` tokens (0: unknown), so that the result of a sequence does not
-// depend on other sequences in the step. `resolved` receives their number. The call fails if there is such a condition and
-// `max_model_len` is unknown, or if the condition has an unknown form.
+// Some paged models contain conditions on the largest position of a step or on the length of its longest sequence.
+// Replaces them with their values for a sequence of `max_model_len` tokens (0: unknown), so that the result of a
+// sequence does not depend on other sequences in the step. `resolved` receives the number of conditions. The call fails
+// if there is such a condition and `max_model_len` is unknown, or if the condition has an unknown form.
 int ovfleet_resolve_length_conditions(ov_model_t* model, uint32_t max_model_len, size_t* resolved);
 
 // Replaces operations of a paged model with native ones according to the plan, and limits the output to [rows, vocabulary]: the

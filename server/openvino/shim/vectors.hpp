@@ -179,8 +179,8 @@ inline void store_bytes(void* to, Ints values) {
 #endif
 }
 
-// Returns a vector with `value` in all lanes. For `Floats{} + value`, the compiler would have to generate an addition, because
-// it turns -0 into 0.
+// Returns a vector with `value` in all lanes. For `Floats{} + value`, the compiler would have to generate an addition,
+// because adding 0 turns -0 into 0.
 inline Floats broadcast(float value) {
 #if defined(__AVX512F__)
     return (Floats)_mm512_set1_ps(value);
@@ -244,9 +244,9 @@ inline Floats exponential(Floats x) {
 
 constexpr float LOG2_E = 1.44269504f;
 
-// Computes 2^x for x <= 126, with a relative error of up to 3e-6, for results that are rounded to 15 bits or less. It takes
-// half as many instructions as `exponential`. For x < -126, the result is 0 or a subnormal number. The polynomial has the
-// smallest maximum of the relative error over [-1/2, 1/2] (Remez).
+// Computes 2^x for x <= 126, with a relative error of up to 3e-6, for results that are rounded to 15 bits or less. It
+// takes half as many instructions as `exponential`. For x < -126, the result is 0 or a subnormal number. The polynomial
+// minimizes the maximum relative error over [-1/2, 1/2] (Remez).
 inline Floats power_of_two(Floats x) {
     // The difference of two infinities would be NaN.
     x = larger(x, broadcast(-200.0f));

@@ -129,7 +129,8 @@ fn projections(model: &mut Model, origin: GraphOrigin<'_>) -> Result<BTreeMap<St
         if unknown_rotations > 0 || architecture != INTERLEAVED && all.iter().any(|one| one.paired.is_some())
         {
             return unsupported(
-                "adapters are not supported, because the order of its rotated rows is unknown".to_owned(),
+                "adapters are not supported: the row order of its query and key projections is unknown"
+                    .to_owned(),
             );
         }
     }

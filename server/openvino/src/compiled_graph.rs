@@ -40,7 +40,8 @@ impl CompiledGraph {
         self.request.set(input, &tensor)
     }
 
-    /// Number of values in a row of the first output, which is its last dimension. `None` if it is dynamic.
+    /// Number of values in a row of the first output: the size of its last dimension. `None` if this size is dynamic or
+    /// 0.
     pub(crate) fn row_values(&self) -> Result<Option<usize>, Error> {
         let width = self.compiled.first_output()?.shape.last().copied().flatten();
         Ok(width.and_then(|width| usize::try_from(width).ok()).filter(|width| *width > 0))

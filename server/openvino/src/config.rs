@@ -29,11 +29,12 @@ pub struct Config {
     /// The adapters. Sequences refer to them by numbers from 1.
     pub adapters: Vec<AdapterSource>,
     /// The fraction of the attention mass that long prompts must cover with the keys that they read, from 0 to 1.
-    /// `None` reads all keys. The results of a sparse prompt are not exact. Only the native attention supports it.
+    /// `None` reads all keys. The results of a sparse prompt are not exact. Only the native attention supports sparse
+    /// attention.
     pub sparse_attention: Option<f32>,
     /// Whether decodes report the attention to each block
-    /// ([`ModelRunner::block_scores`](server_engine::ModelRunner::block_scores)). Only the native attention supports
-    /// it.
+    /// ([`ModelRunner::block_scores`](server_engine::ModelRunner::block_scores)). Only the native attention reports
+    /// these scores.
     pub block_scores: bool,
 }
 

@@ -55,9 +55,14 @@ impl Error {
 
     /// The message of this error followed by the messages of its causes.
     pub fn chain(&self) -> String {
-        let causes = successors(Some(self as &(dyn std::error::Error + 'static)), |error| error.source());
-        causes.map(ToString::to_string).collect::<Vec<_>>().join(": ")
+        chain(self)
     }
+}
+
+/// The message of an error followed by the messages of its causes.
+pub(crate) fn chain(error: &(dyn std::error::Error + 'static)) -> String {
+    let causes = successors(Some(error), |error| error.source());
+    causes.map(ToString::to_string).collect::<Vec<_>>().join(": ")
 }
 
 /// The lines of a runtime's message that describe the error, without those that name a location in the runtime's source

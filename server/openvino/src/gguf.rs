@@ -142,12 +142,12 @@ fn replace_weights<'a>(
             continue;
         }
         if tensor.head_size.is_some() {
-            let lacks = "the graph lacks a projection whose rows are permuted";
-            return Err(Error::runtime("write a weight", lacks).into());
+            let lacks = format!("the graph lacks the projection {name}, whose rows are permuted");
+            return Err(Error::runtime("write a weight", &lacks).into());
         }
         if entry.name.contains(FUSED) {
-            let lacks = "the graph lacks a part of a fused projection";
-            return Err(Error::runtime("write a weight", lacks).into());
+            let lacks = format!("the graph lacks {name}, a part of a fused projection");
+            return Err(Error::runtime("write a weight", &lacks).into());
         }
         // A missing node is not an error if the front end has read the weight, because the graph may use it under
         // another name. The front end may have rounded experts, however, so they must be replaced.
@@ -269,7 +269,7 @@ fn divide_frequencies(file: &GgufFile, model: &mut Model, max_model_len: Option<
     file.read_tensor(&entry.name, &mut bytes)?;
     let factors: Vec<f32> = bytes.as_chunks::<4>().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect();
     if entry.kind != TensorType::F32 || !factors.iter().all(|factor| factor.is_finite() && *factor > 0.0) {
-        return unsupported("are not positive numbers");
+        return unsupported("are not positive, finite f32 numbers");
     }
     if shim::divide_frequencies(model, None, &factors)? == 0 {
         return unsupported("match no frequencies in the graph");
@@ -314,12 +314,20 @@ fn correct_yarn(file: &GgufFile, model: &mut Model) -> Result<(), Error> {
         real("rope.scaling.factor"),
     );
     let (Some(dimensions), Some(context), Some(base), Some(factor)) = parameters else {
-        return Err(Error::Unsupported("it lacks hyperparameters of YaRN".to_owned()));
+        return Err(Error::Unsupported(
+            "it lacks YaRN hyperparameters (required: rope.dimension_count or attention.key_length, \
+             rope.scaling.original_context_length, rope.freq_base and rope.scaling.factor)"
+                .to_owned(),
+        ));
     };
-    let yarn = yarn::Yarn::new(dimensions, context, base, factor)
-        .ok_or_else(|| Error::Unsupported("its hyperparameters of YaRN are not supported".to_owned()))?;
+    let yarn = yarn::Yarn::new(dimensions, context, base, factor).ok_or_else(|| {
+        Error::Unsupported(format!(
+            "its YaRN hyperparameters are not supported: {dimensions} dimensions, a context of {context} tokens, \
+             base {base}, factor {factor}"
+        ))
+    })?;
     match shim::divide_frequencies(model, None, &yarn.divisors())? {
-        0 => Err(Error::Unsupported("its frequencies of YaRN match no frequencies in the graph".to_owned())),
+        0 => Err(Error::Unsupported("its YaRN frequencies match no frequencies in the graph".to_owned())),
         _ => Ok(()),
     }
 }
@@ -335,7 +343,8 @@ fn unscale_local_frequencies(file: &GgufFile, model: &mut Model) -> Result<(), E
         file.get_of_architecture("attention.key_length").and_then(|value| value.u64()).unwrap_or(0) / 2;
     match shim::divide_frequencies(model, Some(LOCAL_BASE), &vec![1.0 / scaling; pairs as usize])? {
         0 => Err(Error::Unsupported(
-            "the scaling of its positions matches no frequencies in the graph".to_owned(),
+            "its rope.scaling.factor must not apply to local layers, but the graph has no frequencies of local layers"
+                .to_owned(),
         )),
         _ => Ok(()),
     }

@@ -18,7 +18,7 @@ mod tests;
 /// The parts of the configuration that affect the choice of kernels.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct KernelOptions {
-    /// The attention mass that long prompts must cover. `None` computes the attention to all keys.
+    /// The fraction of the attention mass that long prompts must cover. `None` computes the attention to all keys.
     pub(crate) sparse_attention: Option<f32>,
     /// Whether decodes report the attention to each block.
     pub(crate) block_scores: bool,
@@ -187,7 +187,7 @@ pub(crate) struct NativeAttention {
     pub(crate) kv_cache: Precision,
     /// The precision of the queries, keys, values and outputs: f32 or bf16.
     pub(crate) activations: Precision,
-    /// The attention mass that long prompts must cover. `None` computes the attention to all keys.
+    /// The fraction of the attention mass that long prompts must cover. `None` computes the attention to all keys.
     pub(crate) attention_mass: Option<f32>,
     /// Whether decodes report the attention to each block.
     pub(crate) block_scores: bool,
@@ -257,7 +257,7 @@ pub(crate) const ATTENTION_ISAS: [Isa; 5] =
 pub(crate) const BF16_ATTENTION_ISAS: [Isa; 2] = [Isa::Amx, Isa::Avx512Bf16];
 
 impl CpuFeatures {
-    /// Whether the processor runs kernels of an instruction set.
+    /// Whether the processor can run the kernels for an instruction set.
     pub(crate) fn has(self, isa: Isa) -> bool {
         match isa {
             Isa::Portable => true,
@@ -308,9 +308,9 @@ pub(crate) struct EncoderPlan {
 /// Chooses the kernels of an image encoder. `precision` is that of the plugin's operations, which is f32 unless another
 /// one is configured. In any other precision, the plugin computes everything.
 ///
-/// Projections with AMX and attention multiply in bf16 if the device prefers bf16 and the processor has fast
-/// instructions for it, as for a language model. All other operations are computed in f32. In f32, the plugin's
-/// attention is faster than the native one.
+/// Projections with AMX and the native attention multiply in bf16. They are used only if the device prefers bf16 and
+/// the processor has fast instructions for it, as for a language model. All other operations read and return f32. In
+/// f32, the plugin's attention is faster than the native one.
 pub(crate) fn plan_encoder(
     options: &KernelOptions,
     device: &DeviceOptions,
@@ -367,8 +367,8 @@ pub(crate) fn plan_kernels(
     });
     if attention.is_none() && (options.sparse_attention.is_some() || options.block_scores) {
         return Err(Error::Unsupported(
-            "sparse attention and KV eviction need the native attention kernels, which do not support this device, KV \
-             cache precision or model"
+            "sparse attention and KV eviction need the native attention kernels, which do not support this device, \
+             model, inference precision or KV cache configuration"
                 .to_owned(),
         ));
     }
@@ -383,7 +383,7 @@ pub(crate) fn plan_kernels(
     if are_all_projections_native && projections.is_none() && options.has_adapters {
         return Err(Error::Unsupported(
             "with INFERENCE_PRECISION_HINT=f16, LoRA adapters need the native attention kernels, which do not support this \
-             KV cache precision or model; use bf16 or f32"
+             KV cache configuration or model; use bf16 or f32"
                 .to_owned(),
         ));
     }

@@ -66,9 +66,9 @@ const VERSION_1: ControllerFiles = ControllerFiles {
     page_cache: ["total_inactive_file", "total_active_file"],
 };
 
-/// Bytes that remain within the limits of the control groups of a process and of the groups that contain these. `None`
-/// if no group has a limit. In version 1, the kernel reports a limit that exceeds the memory of any machine for a group
-/// without a limit.
+/// Bytes that remain within the limits of the control groups of a process and of their ancestors. `None` if no group
+/// has a limit. In version 1, the kernel reports a limit that exceeds the memory of any machine for a group without a
+/// limit.
 ///
 /// `groups` is the content of `/proc/PID/cgroup`. Its paths can be those of the host, while only the process's own
 /// group is mounted, at the root.

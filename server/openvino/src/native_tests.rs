@@ -178,8 +178,8 @@ impl KernelVariant {
         matches!(self, Self::TileModel(_))
     }
 
-    /// Asserts that the shim has kernels for an instruction set exactly if the planner may choose them on this
-    /// processor, and for the tile model exactly if the processor has the instruction set of its vectors.
+    /// Asserts that the shim has kernels for an instruction set if and only if the planner may choose them on this
+    /// processor, and for the tile model if and only if the processor has the instruction set of its vectors.
     fn assert_agrees_with_plan(self, isas: &[Isa], was_run: bool) {
         let may_run = self.is_tile_model() || isas.contains(&self.isa());
         assert_eq!(was_run, may_run && CpuFeatures::detect().has(self.isa()), "{self:?}");

@@ -360,7 +360,7 @@ impl StepInputs {
             let to = &mut rows[image.tokens.start as usize * width..image.tokens.end as usize * width];
             if values.len() != to.len() * (1 + layers) {
                 let message =
-                    format!("the features of an image do not have {} columns", width * (1 + layers));
+                    format!("they have {} values instead of {}", values.len(), to.len() * (1 + layers));
                 return Err(Error::runtime("read the features of an image", &message));
             }
             for (row, values) in to.chunks_exact_mut(width).zip(values.chunks_exact(width * (1 + layers))) {

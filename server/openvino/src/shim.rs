@@ -133,7 +133,8 @@ pub(crate) fn rotate_halves(model: &mut Model) -> Result<usize, Error> {
 pub(crate) fn fix_experts(model: &mut Model) -> Result<usize, Error> {
     let mut layers = 0;
     // SAFETY: both pointers are valid for the call.
-    check(unsafe { ffi::ovfleet_fix_experts(model.as_mut_ptr(), &raw mut layers) }, "fix the experts")?;
+    let code = unsafe { ffi::ovfleet_fix_experts(model.as_mut_ptr(), &raw mut layers) };
+    check(code, "fix the graph of the experts")?;
     Ok(layers)
 }
 
@@ -179,8 +180,8 @@ pub(crate) fn list_projections(model: &mut Model) -> Result<Projections, Error> 
 pub(crate) enum AdapterMethod {
     /// The adapters become operations of the graph.
     Graph,
-    /// The adapters become parts of the native projections when [`apply_kernel_plan`] creates these. Native projections
-    /// must then replace all projections.
+    /// The adapters become parts of the native projections that [`apply_kernel_plan`] creates. Native projections must
+    /// then replace all projections.
     NativeProjections,
 }
 
@@ -249,7 +250,8 @@ pub(crate) fn remove_attention_masks(model: &mut Model) -> Result<usize, Error> 
     Ok(replaced)
 }
 
-/// Replaces each convolution whose kernel covers its whole input with a matrix multiplication. Returns their number.
+/// Replaces each convolution whose kernel covers its whole input with a matrix multiplication. Returns the number of
+/// replaced convolutions.
 pub(crate) fn replace_patch_convolutions(model: &mut Model) -> Result<usize, Error> {
     let mut replaced = 0;
     // SAFETY: both pointers are valid for the call.
@@ -258,8 +260,8 @@ pub(crate) fn replace_patch_convolutions(model: &mut Model) -> Result<usize, Err
     Ok(replaced)
 }
 
-/// Replaces each attention without a mask in an image encoder with the native attention for `isa`. Returns their
-/// number: 0 with `None`, which leaves them to the plugin.
+/// Replaces each attention without a mask in an image encoder with the native attention for `isa`. Returns the number
+/// of replaced operations: 0 with `None`, which leaves the attention to the plugin.
 pub(crate) fn replace_encoder_attention(model: &mut Model, isa: Option<Isa>) -> Result<usize, Error> {
     let mut replaced = 0;
     let isa = isa.map_or(PLUGIN, |isa| isa as u32);
@@ -269,7 +271,8 @@ pub(crate) fn replace_encoder_attention(model: &mut Model, isa: Option<Isa>) -> 
     Ok(replaced)
 }
 
-/// Replaces the multiplications by integer weights in an image encoder with native projections. Returns their number.
+/// Replaces the multiplications by integer weights in an image encoder with native projections. Returns the number of
+/// replaced multiplications.
 pub(crate) fn replace_encoder_projections(
     model: &mut Model,
     projections: NativeProjections,
@@ -305,8 +308,9 @@ pub(crate) fn projection_support(model: &mut Model) -> Result<ProjectionSupport,
         ffi::ovfleet_supports_native_projections(model.as_mut_ptr(), &raw mut supported, &raw mut experts)
     };
     check(code, "check the projections")?;
-    let experts = ExpertSupport::new(experts as u64)
-        .ok_or_else(|| Error::runtime("check the projections", "the support of experts is unknown"))?;
+    let experts = ExpertSupport::new(experts as u64).ok_or_else(|| {
+        Error::runtime("check the projections", &format!("the support of experts {experts} is unknown"))
+    })?;
     Ok(ProjectionSupport { supports_all: supported != 0, experts })
 }
 

@@ -3,7 +3,8 @@
 //!
 //! Every quantized type is affine in groups, `w = s q - m`. Runtimes compute `w = (q - z) s`, in which `z = m / s` is
 //! rarely an integer, so it is stored as f16. This format is exact up to the rounding of f16, and about as small as the
-//! file. The plugin multiplies 8-bit integers only if zero points are integers; the native kernels do not need that.
+//! file. The plugin multiplies 8-bit integers only if zero points are integers; the native kernels do not have this
+//! restriction.
 //!
 //! Types without a minimum have integer zero points.
 
@@ -110,8 +111,10 @@ impl Matrix {
         Self::new(kind, shape, &vec![0; kind.block_bytes()])
     }
 
+    /// Asserts that each vector has the length that follows from the sizes, because the shim relies on these lengths.
+    ///
     /// # Panics
-    /// Panics if a vector does not have the length that follows from the sizes. The shim relies on these lengths.
+    /// Panics if a vector has another length.
     pub(crate) fn assert_lengths(&self) {
         let values = self.rows * self.columns;
         let (quants, expected) = match &self.quants {
@@ -172,8 +175,8 @@ fn e2m1(affine: Affine) -> (Quants, Vec<f32>, Zeros) {
     (Quants::F4E2M1(packed_u4(&quants)), scale, Zeros::None)
 }
 
-/// Converts groups with integer zero points: 4-bit quants keep their zero point; wider quants become signed and need no
-/// zero point.
+/// Converts groups with integer zero points: 4-bit quants keep their zero point; all other quants become signed and
+/// need no zero point.
 fn symmetric(affine: Affine) -> (Quants, Vec<f32>, Zeros) {
     let Affine { bits, zero, mut quants, scale, .. } = affine;
     if bits == 4 {

@@ -159,8 +159,8 @@ fn block_scores_sum_up_to_the_number_of_heads_of_all_layers() {
 #[test]
 fn chunks_mixed_batches_and_copied_blocks_do_not_change_the_answer() {
     let mut runner = sample();
-    // The prompt is computed in chunks of 10 tokens, together with a shorter prompt, which decodes after two steps. A
-    // third sequence joins after four steps.
+    // The prompt is computed in chunks of 10 tokens, in the same steps as a shorter prompt, whose sequence begins to
+    // decode after two steps. A third sequence joins after four steps.
     let mut sequences = vec![Stepper::new(0, &QUESTION), Stepper::new(1, &QUESTION[..20])];
     for _ in 0..4 {
         step(&mut runner, &mut sequences, 10);
@@ -274,7 +274,7 @@ fn a_block_that_is_read_and_written_elsewhere_is_identical() {
     let [exact, quantized] = [config(), native("u4")].map(|config| load(&config, &mut |_| {}).unwrap().0);
     // A block in u4 has less than a fifth of the size of a block in f32.
     assert!(quantized.layout().block_bytes * 5 < exact.layout().block_bytes, "{:?}", quantized.layout());
-    // The two most likely tokens are so close that u4 may exchange them.
+    // The logits of the two most likely tokens are so close that rounding to u4 may change their order.
     assert_eq!(argmax(&expect_identical_copies(exact)), ANSWER[0]);
     expect_identical_copies(quantized);
 }

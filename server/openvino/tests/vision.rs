@@ -1,6 +1,6 @@
 //! Compares the answers of tiny vision-language models with those of transformers:
-//! `tests/conformance/images/make_models.py` creates the models and records the answers. `OVFLEET_VISION_MODELS` is
-//! their directory. The images pass through the image processor of this server.
+//! `tests/conformance/images/make_models.py` creates the models and records the answers. `OVFLEET_VISION_MODELS` is the
+//! path of their directory. The images pass through the image processor of this server.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -360,7 +360,7 @@ async fn check_family(family: &str) {
     let total: u32 = cases.iter().map(images).sum();
     check_features(&directory, &cases);
     check_batch(&directory, &cases);
-    // Each prompt alone: first computed, then taken from the prefix cache without the encoder.
+    // Submit each prompt alone, twice: the second time, it comes from the prefix cache, and the encoder does not run.
     let (engine, encoded) = start(&directory, 512);
     for case in &cases {
         check(&ask(&engine.handle(), case).await, case);
@@ -377,7 +377,7 @@ async fn check_family(family: &str) {
     }
     assert_eq!(encoded.load(Ordering::Relaxed), total);
     drop(engine);
-    // All prompts together, in steps that divide prompts.
+    // Submit all prompts together, with steps that are shorter than the prompts.
     let (engine, _) = start(&directory, 24);
     let handle = engine.handle();
     let streams: Vec<_> = cases.iter().map(|case| handle.submit(request(case)).unwrap()).collect();

@@ -146,7 +146,7 @@ impl Formats {
     /// Checks that the two formats can be parsed together.
     ///
     /// # Errors
-    /// Harmony frames the whole text, so it is compatible only with itself and with `none`.
+    /// One of the formats is Harmony, and the other is neither Harmony nor `none`. Harmony frames the whole text.
     pub fn check(self) -> Result<(), IncompatibleFormats> {
         let tool_fits = matches!(self.tool, ToolFormat::None | ToolFormat::Gptoss);
         let reasoning_fits = matches!(self.reasoning, ReasoningFormat::None | ReasoningFormat::Gptoss);

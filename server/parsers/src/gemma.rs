@@ -37,8 +37,8 @@ enum State {
     Next,
     Key,
     Word,
-    /// The parser is in a text that may be the marker that ends the calls. The text follows a value without quotes,
-    /// which is in `word`, another value, or a comma.
+    /// The parser is in a text that may be the marker that ends the calls. The text follows a value without quotes (in
+    /// `word`), another value, or a comma.
     End {
         read: String,
     },
@@ -85,7 +85,7 @@ impl GemmaObject {
         }
     }
 
-    /// Reads the next character, and appends the JSON that is certain to `to`. After [`ValueEffect::Completes`] or
+    /// Reads the next character, and appends to `to` the JSON that is certain. After [`ValueEffect::Completes`] or
     /// `Invalid`, no more characters may follow; the result is never `AlreadyComplete`.
     pub(crate) fn step(&mut self, letter: char, to: &mut String) -> ValueEffect {
         match &mut self.state {
@@ -128,7 +128,7 @@ impl GemmaObject {
         }
     }
 
-    /// Returns the amount of work on strings since the last call.
+    /// Returns the number of elementary steps in strings since the last call.
     pub(crate) fn take_work(&mut self) -> usize {
         self.scanner.take_work()
     }
@@ -138,8 +138,8 @@ impl GemmaObject {
         matches!(self.state, State::Item) && self.is_comma_due
     }
 
-    /// The number of bytes that were read as the beginning of a token, before the last character showed that it is not
-    /// one.
+    /// The number of bytes that were read as the beginning of a token, before the last character showed that they do
+    /// not begin one.
     pub(crate) fn token_bytes(&self) -> usize {
         if let State::End { read } = &self.state {
             return read.len() - read.chars().next_back().map_or(0, char::len_utf8);

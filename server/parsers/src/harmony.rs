@@ -26,7 +26,7 @@ pub(crate) struct Harmony {
     scanner: Scanner,
     /// The header that is being read or, until the arguments of a call begin, the text of its message.
     header: String,
-    /// Whether the channel of the message makes it reasoning if it turns out not to be a call.
+    /// Whether the message is reasoning, according to its channel, if the message turns out not to be a call.
     is_reasoned: bool,
     /// Whitespace outside of messages, which is content only if text follows.
     layout: String,

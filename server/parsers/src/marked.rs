@@ -255,7 +255,7 @@ impl MarkedText {
         }
     }
 
-    /// Leaves calls. The open text becomes content, except its last `again` bytes.
+    /// Ends the calls. The open text becomes content, except its last `again` bytes.
     fn leave_calls(&mut self, again: usize, out: &mut DeltaBuffer) {
         if let Mode::Calls { before } = self.mode
             && out.calls() > before
@@ -270,7 +270,7 @@ impl MarkedText {
         self.again.extend(rest.chars().rev());
     }
 
-    /// The tag that ends a response counts only if nothing but whitespace follows it.
+    /// The tag that ends a response is recognized only if nothing but whitespace follows it.
     fn answer_end(&mut self, letter: char, out: &mut DeltaBuffer) {
         out.read(letter);
         if is_space(letter) {

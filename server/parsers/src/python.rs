@@ -10,7 +10,7 @@ pub(crate) use value::{ClosingContext, PythonValue};
 use crate::json::{ValueEffect, quoted};
 use crate::schema::Types;
 
-/// Converts all of `text`, a literal, to JSON.
+/// Converts `text` to JSON; `None` if it is not exactly one Python literal.
 pub(crate) fn literal(text: &str) -> Option<String> {
     let mut value = PythonValue::new(Types::default(), |text, _| quoted(text));
     let mut json = String::new();

@@ -1,5 +1,5 @@
-//! Finds markers in text that arrives one character at a time. It holds back only the longest suffix of the text that
-//! may become a marker.
+//! Finds markers in text that arrives one character at a time. The scanner holds back only the longest suffix of the
+//! text that may become a marker.
 
 /// A recognized part of the text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

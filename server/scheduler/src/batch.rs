@@ -48,7 +48,7 @@ pub struct ScheduledSequence {
     /// range never includes the last token of a prompt, whose logits are used for sampling.
     pub scored_tokens: Range<u32>,
     /// The number of draft tokens at the end of `tokens`. The scheduler fills their positions with 0, and the caller
-    /// writes the drafts into [`Batch::tokens`] before it runs the batch. Their logits are needed as well.
+    /// writes the drafts into [`Batch::tokens`] before it runs the batch. The logits of the drafts are needed as well.
     pub num_draft_tokens: u32,
     /// The number of the LoRA adapter that computes the tokens, or 0 for the base model.
     pub adapter: u32,

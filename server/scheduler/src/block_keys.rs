@@ -21,7 +21,7 @@ pub type BlockKeyFn = fn(BlockKey, &[TokenId]) -> BlockKey;
 pub struct BlockKeyScheme {
     /// The function that derives the key of a block.
     pub block_key: BlockKeyFn,
-    /// The keys that identify the content of the adapters, indexed by the adapters' numbers. The first one is that of
+    /// The keys that identify the content of the adapters, indexed by the adapters' numbers. The first key is that of
     /// the base model.
     pub adapters: Vec<BlockKey>,
 }

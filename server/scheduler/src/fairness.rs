@@ -3,8 +3,8 @@
 //! 2024).
 //!
 //! Each tenant has a virtual clock that advances by the tokens it uses. A request is ordered by its tenant's clock at
-//! the time it arrives, so a tenant with many or long requests does not delay those of another tenant. The requests of
-//! a single tenant are served in the order in which they arrive.
+//! the time it arrives, so a tenant with many or long requests does not delay the requests of another tenant. The
+//! requests of a single tenant are served in the order in which they arrive.
 
 use std::collections::BTreeMap;
 
@@ -19,7 +19,7 @@ const IDLE_CLOCKS_MAX: usize = 1024;
 pub(crate) struct FairQueue {
     /// The largest start time of a request that has begun to run.
     now: u64,
-    /// The clocks that are ahead of `now` or have queued requests, and some others.
+    /// The clocks that are ahead of `now` or have queued requests, and possibly some idle clocks.
     clocks: BTreeMap<u128, TenantClock>,
     /// The number of clocks at which idle clocks are removed next.
     clocks_max: usize,
@@ -31,7 +31,7 @@ struct TenantClock {
     time: u64,
     /// Number of requests that have arrived and have neither begun to run nor ended.
     num_queued: u32,
-    /// The start time of the latest request that arrived. A refund can set the clock back behind it.
+    /// The start time of the latest request that arrived. A refund can set the clock back to an earlier time.
     last_start: u64,
 }
 
@@ -128,7 +128,7 @@ mod tests {
         queue.refund(7, 1000);
         let third = queue.arrive(7, 10);
         assert!(third >= second, "{third} < {second}");
-        // Without queued requests, there is none to overtake, so the refunds apply in full.
+        // Without queued requests, nothing can be overtaken, so the refunds apply in full.
         queue.refund(7, 10);
         queue.refund(7, 10);
         assert_eq!(queue.arrive(7, 10), queue.arrive(8, 10));

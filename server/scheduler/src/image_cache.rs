@@ -5,11 +5,12 @@
 //! until these tokens are computed. An output that no sequence holds remains cached until its space is needed; the
 //! least recently held output is evicted first.
 //!
-//! The images of a sequence that has not reserved any yet are expected. The cache only counts them, so that the load
+//! Until a sequence reserves its images, they are *expected* images. The cache only counts them, so that the load
 //! includes the work of the encoder for all waiting sequences.
 //!
 //! A reserved image is requested from the encoder only while the requested images have fewer tokens than the encoder's
-//! budget, so that the images of the foremost sequences are encoded next even if they arrive last.
+//! budget, so that the images of the first sequences in the queue are encoded next even if these sequences arrived
+//! last.
 
 use std::collections::BTreeMap;
 
@@ -121,7 +122,7 @@ impl ImageCache {
         self.evict();
     }
 
-    /// Counts the images of a sequence that has not reserved any yet, each of which is listed once.
+    /// Counts the images of a sequence that has not reserved any yet. `images` must not contain duplicates.
     pub(crate) fn add_expected(&mut self, images: &[NeededImage]) {
         for image in images {
             let expected = self.expected.entry(image.digest).or_insert_with(|| {
@@ -372,7 +373,7 @@ impl ImageCache {
         self.rows_expected -= self.expected_rows(image.digest);
     }
 
-    /// Removes the entry of an image. If the image is expected, it counts as such again.
+    /// Removes the entry of an image. If sequences expect the image, its rows count as expected again.
     fn remove(&mut self, digest: ImageDigest) {
         let entry = self.entries.remove(&digest).expect("invariant: the image has an entry");
         let rows = u64::from(entry.rows);
@@ -524,7 +525,7 @@ mod tests {
         cache.request(SEQUENCE, [digest(4), digest(3)].iter());
         assert_eq!(drained(&mut cache).0, [4], "the order is that of the call");
         assert!(cache.cancel(digest(2)));
-        assert!(!cache.cancel(digest(3)) && cache.is_held(digest(3)), "only requested images are cancelled");
+        assert!(!cache.cancel(digest(3)) && cache.is_held(digest(3)), "only requested images are canceled");
         cache.request(SEQUENCE, [digest(3)].iter());
         assert_eq!((drained(&mut cache).0, cache.can_request()), (vec![3], false));
         cache.check_invariants([1, 3, 4].map(digest).into_iter());

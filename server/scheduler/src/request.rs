@@ -103,7 +103,8 @@ pub struct StopCriteria {
     /// The tokens that end a sequence: those of the request, and the model's end tokens unless the request ignores
     /// them.
     pub stop_token_ids: Vec<TokenId>,
-    /// The number of generated tokens after which a sequence ends, including a stop token. At least one is generated.
+    /// The number of generated tokens after which a sequence ends, including a stop token. At least one token is
+    /// generated.
     pub max_tokens: u32,
     /// The number of generated tokens before a stop token can end the sequence. (The sampler makes sure that no stop
     /// token is sampled earlier.)

@@ -41,8 +41,8 @@ const RESERVED_SEQUENCES_MAX: u32 = 4096;
 /// # Guarantees
 /// - Between [`Self::schedule`] and the [`Self::commit`] or [`Self::fail`] of its batch, no block that the batch reads
 ///   or writes is allocated to another sequence, even if sequences are aborted in the meantime.
-/// - The next batch is not empty, unless [`Self::is_idle`], [`Self::is_restoring`], [`Self::has_suspended`] or
-///   [`Self::is_waiting_for_images`].
+/// - The next batch is not empty unless [`Self::is_idle`], [`Self::is_restoring`], [`Self::has_suspended`] or
+///   [`Self::is_waiting_for_images`] returns true.
 /// - A step that only decodes does not allocate memory.
 #[derive(Clone, Debug)]
 pub struct Scheduler {
@@ -303,8 +303,8 @@ impl Scheduler {
         self.suspended_sequences > 0
     }
 
-    /// Whether decodes may pause between steps: the time between two tokens has no target, and only one tenant has
-    /// sequences or had some recently, so that no tenant waits for the work of another.
+    /// Whether decodes may pause between steps: `max_itl` is not set, and at most one tenant has sequences or had some
+    /// recently, so that no tenant waits for the work of another.
     pub fn allows_pauses(&self) -> bool {
         self.config.max_itl.is_none() && !self.shares.is_shared()
     }

@@ -5,8 +5,8 @@
 //! than another one with work to do pauses until the other has caught up. Tenants that use little time therefore get
 //! short steps, and a tenant that is alone can use the whole machine.
 //!
-//! A pause cannot shorten a step that has begun. Therefore, while there are other tenants, only some sequences of a
-//! tenant with many generating ones take part in a step, and the next ones take part in the following step.
+//! A pause cannot shorten a step that has begun. Therefore, while other tenants are present, a tenant with many
+//! generating sequences may decode only some of them in a step, and the next ones in the following step.
 
 use std::collections::BTreeMap;
 
@@ -25,7 +25,7 @@ const PRESENCE_STEPS: u64 = 256;
 pub(crate) struct StepShares {
     tenants: BTreeMap<u128, Usage>,
     /// The least time that a tenant with sequences had used at the beginning of the latest step that began with such a
-    /// tenant. A tenant that arrives while no other has sequences starts from it.
+    /// tenant. A tenant that arrives while no other tenant has sequences starts from this value.
     floor: f64,
     /// Number of steps so far.
     steps: u64,

@@ -41,7 +41,7 @@ const REFERENCE_POSITION: u32 = 512;
 const INITIAL_DEVIATION: f64 = 1.0;
 /// Number of steps with prompts that must be recorded before the estimate is used.
 const PROMPT_STEPS_MIN: u32 = 8;
-/// Numbers of tokens and of attention pairs that cost about as much as a step without them.
+/// Numbers of tokens and of attention pairs that each cost about as much as a step without any token.
 const TOKENS_SCALE: f64 = 64.0;
 const PAIRS_SCALE: f64 = 65_536.0;
 

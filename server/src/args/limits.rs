@@ -24,7 +24,8 @@ pub struct LimitArgs {
 
     /// Maximum number of waiting sequences.
     ///
-    /// If exceeded: further requests are rejected with 429, `queue_full`, and `Retry-After`.
+    /// If exceeded: further requests are rejected with 429, `queue_full`, and `Retry-After`; a request that has more
+    /// sequences by itself is rejected with 400, `integer_above_max_value`.
     #[arg(
         long,
         value_name = "COUNT",
@@ -49,14 +50,15 @@ pub struct LimitArgs {
     #[arg(long, value_name = "SIZE", default_value = "256MiB")]
     pub max_buffered_body_bytes: ByteSize,
 
-    /// Memory for texts that are being tokenized. Tokenization takes up to 400 bytes of memory per byte of text.
+    /// Maximum memory for texts that are being tokenized. Tokenization takes up to 400 bytes of memory per byte of
+    /// text.
     ///
     /// If exceeded: further texts wait; a text that could need more than the limit is rejected with 400,
     /// `string_above_max_length`.
     #[arg(long, value_name = "SIZE", default_value = "512MiB")]
     pub max_tokenizer_memory: ByteSize,
 
-    /// Memory for preprocessed images, from the arrival of their requests until the responses are complete.
+    /// Maximum memory for preprocessed images, from the arrival of their requests until the responses are complete.
     ///
     /// If exceeded: further requests are rejected with 429, `image_memory_full`, and `Retry-After`; a request whose
     /// images alone need more is rejected with 400, `array_above_max_length`.
@@ -83,7 +85,7 @@ pub struct LimitArgs {
     #[arg(long, value_name = "TIME", default_value = "30s", value_parser = duration)]
     pub read_timeout: Duration,
 
-    /// Time within which a client must read at least 16 KiB of a response, or the rest if it is shorter, once the
+    /// Time within which a client must read at least 16 KiB of a response, or the rest if less remains, once the
     /// buffers of its connection are full.
     ///
     /// If exceeded: the connection is closed and the request is canceled.
@@ -91,7 +93,7 @@ pub struct LimitArgs {
     pub write_timeout: Duration,
 
     /// Time within which requests, including background responses, must finish after SIGTERM or SIGINT. If
-    /// `ovfleet-server drain` was called before, the time starts with that call.
+    /// `ovfleet-server drain` was run before the signal, the time counts from the start of that drain.
     ///
     /// If exceeded: the remaining requests are aborted.
     #[arg(long, value_name = "TIME", default_value = "30s", value_parser = duration)]

@@ -1,4 +1,4 @@
-//! The values of the flags for the parsers of answers.
+//! The values of `--tool-parser` and `--reasoning-parser`.
 
 use std::str::FromStr;
 

@@ -28,7 +28,7 @@ pub struct SimArgs {
     )]
     pub sim_decode_token_time: Duration,
 
-    /// Number of blocks in the KV cache.
+    /// Number of blocks in the KV cache. The simulator ignores --kv-cache-size.
     #[arg(
         long,
         value_name = "COUNT",
@@ -51,8 +51,9 @@ pub struct SimArgs {
     #[arg(long, value_name = "COUNT", value_parser = value_parser!(u64).range(1..))]
     pub sim_fatal_step: Option<u64>,
 
-    /// The answer of the simulated model in the first turn of a conversation. Further values are the answers in the
-    /// following turns; the last one is repeated. Repeatable. The text may contain special tokens. Default: gibberish.
+    /// The answer of the simulated model in the first turn of a conversation. Repeatable: further values are the
+    /// answers in the following turns, and the last value is the answer in all later turns. The text may contain
+    /// special tokens. Requires a model with a chat template. Default: gibberish.
     #[arg(long = "sim-answer", value_name = "TEXT")]
     pub sim_answers: Vec<String>,
 
@@ -60,7 +61,7 @@ pub struct SimArgs {
     #[arg(long)]
     pub sim_images: bool,
 
-    /// Context length in tokens, if the model files do not specify it.
+    /// Context length in tokens, if neither --max-model-len nor the model files specify it.
     #[arg(long, value_name = "COUNT", default_value_t = 8192, value_parser = value_parser!(u32).range(2..))]
     pub sim_model_len: u32,
 }

@@ -11,8 +11,7 @@ use process::units::ByteSize;
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Responses")]
 pub struct StoreArgs {
-    /// Maximum number of stored responses and conversations, to which later requests can refer. 0 stores
-    /// none.
+    /// Maximum number of stored responses and conversations, to which later requests can refer. 0 stores none.
     ///
     /// If exceeded: the least recently used objects are evicted.
     #[arg(

@@ -17,8 +17,8 @@ pub fn built_in_text() -> anyhow::Result<ModelText> {
     built_in_text_with(TEMPLATE, &[])
 }
 
-/// Returns the built-in tokenizer with the chat template `template`. `special_tokens` follow its own three special
-/// tokens.
+/// Returns the built-in tokenizer with the chat template `template`. `special_tokens` are added after the three
+/// built-in special tokens.
 ///
 /// # Errors
 /// The temporary files from which the tokenizer is loaded cannot be written, or the template is invalid.

@@ -17,9 +17,9 @@ pub(crate) struct BackendConfig {
     pub(crate) model: Option<PathBuf>,
     pub(crate) model_names: Vec<String>,
     pub(crate) adapters: Vec<NamedAdapter>,
-    /// The format of tool calls, or `None` to detect it in the chat template.
+    /// The format of tool calls, or `None` to detect it from the chat template.
     pub(crate) tool_parser: Option<ToolFormat>,
-    /// The format of reasoning, or `None` to detect it in the chat template.
+    /// The format of reasoning, or `None` to detect it from the chat template.
     pub(crate) reasoning_parser: Option<ReasoningFormat>,
     #[cfg_attr(not(feature = "openvino"), expect(dead_code, reason = "there is no runtime to configure"))]
     pub(crate) openvino: OpenVinoConfig,
@@ -44,7 +44,7 @@ pub(crate) struct BackendConfig {
     pub(crate) image_cache_size: u64,
 }
 
-/// The directory for evicted blocks.
+/// The directory for evicted blocks, and the maximum total size of the blocks in bytes.
 #[derive(Clone, Debug)]
 pub(crate) struct KvSpill {
     pub(crate) dir: PathBuf,
@@ -67,7 +67,7 @@ pub(crate) struct OpenVinoConfig {
 }
 
 impl BackendConfig {
-    /// Rejects configurations immediately that would otherwise fail only after the model is loaded.
+    /// Rejects configurations that would otherwise fail only after the model is loaded.
     ///
     /// # Errors
     /// No model is given, two flags contradict each other, there are too many adapters, or an adapter has the name of

@@ -1,12 +1,12 @@
-//! Checks that a draft model has the same vocabulary as the model.
+//! Loads the tokenizer of a draft model, and checks that the draft model has the same vocabulary as the model.
 
 use std::path::Path;
 
 use anyhow::{Context as _, bail};
 use server_text::{ModelText, Tokenizer};
 
-/// Loads the tokenizer of the draft model at `path`. The draft model's defaults for speculative decoding fill in those
-/// that the model lacks.
+/// Loads the tokenizer of the draft model at `path`. If the model has no default for a parameter of speculative
+/// decoding, the draft model's default applies.
 ///
 /// # Errors
 /// The tokenizer cannot be loaded, or its vocabulary differs from that of the model.

@@ -112,9 +112,9 @@ fn draft_config(
     })
 }
 
-/// Resolves symbolic links, because the runtime evaluates the suffix of the file name, and the link `current` that
-/// `fetch` creates has no suffix. A link with the suffix `.gguf` whose target lacks it is not resolved: the cache of
-/// the Hub names the targets by digests.
+/// Resolves symbolic links, because the runtime detects the format from the suffix of the file name, and the link
+/// `current` that `fetch` creates has no suffix. A link with the suffix `.gguf` is not resolved if its target lacks the
+/// suffix: in the cache of the Hugging Face Hub, the names of the targets are digests.
 fn resolved(path: &Path) -> PathBuf {
     let is_gguf = |path: &Path| path.extension().is_some_and(|suffix| suffix == "gguf");
     match path.canonicalize() {
@@ -123,7 +123,7 @@ fn resolved(path: &Path) -> PathBuf {
     }
 }
 
-/// Returns the properties for the plugin: those of `--plugin-config`, and the values of other flags that
+/// Returns the properties for the plugin: those of `--plugin-config`, and defaults for properties that
 /// `--plugin-config` does not set.
 fn properties(config: &OpenVinoConfig) -> anyhow::Result<Vec<(String, String)>> {
     let mut properties: Vec<(String, String)> =
@@ -140,8 +140,8 @@ fn properties(config: &OpenVinoConfig) -> anyhow::Result<Vec<(String, String)>> 
         set_default("KV_CACHE_PRECISION", precision);
     }
     if config.tensor_parallel_size > 1 && config.device == "CPU" {
-        // With one stream, the plugin uses the processors of all nodes. The thread groups bind the threads instead of
-        // the plugin.
+        // With one stream, the plugin uses the processors of all nodes. The thread groups, not the plugin, bind the
+        // threads.
         set_default("NUM_STREAMS", "1");
         set_default("ENABLE_CPU_PINNING", "NO");
     }
@@ -184,7 +184,11 @@ struct LoadedRunners {
 /// Loads the model of `config`, and its draft model.
 fn load_runners(config: &runtime::Config, draft: Option<runtime::Config>) -> anyhow::Result<LoadedRunners> {
     let mut progress = |stage: runtime::LoadStage| {
-        tracing::info!(stage = stage.name, ms = stage.duration.as_millis() as u64, "loading");
+        tracing::info!(
+            stage = stage.name,
+            ms = stage.duration.as_millis() as u64,
+            "finished a stage of loading"
+        );
     };
     let Some(draft_config) = draft else {
         let (runner, loaded) = runtime::load(config, &mut progress).context("failed to load the model")?;

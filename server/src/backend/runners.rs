@@ -11,13 +11,13 @@ pub(super) struct Runners {
     pub(super) draft: Option<Box<dyn ModelRunner>>,
     /// The backend and the precisions, for the fingerprint of the model.
     pub(super) description: String,
-    /// The identity of the blocks in the KV cache.
+    /// The inputs on which the content of the blocks in the KV cache depends, besides the tokens.
     pub(super) identity: SpillIdentity,
-    /// `None` if the model reads no images.
+    /// The image processor and the image encoder; `None` if the model does not accept images.
     pub(super) images: Option<ImageBackend>,
 }
 
-/// The image encoder of a model.
+/// The image processor and the image encoder of a model.
 pub(super) struct ImageBackend {
     pub(super) processor: ImageProcessor,
     pub(super) encoder: Box<dyn ImageEncoder>,

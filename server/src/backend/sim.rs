@@ -36,8 +36,8 @@ pub(super) fn load(config: &BackendConfig, text: &ModelText) -> anyhow::Result<R
     Ok(Runners { model, draft: draft.transpose()?, description: "sim".to_owned(), identity, images })
 }
 
-/// Returns the built-in model with these names, which reads images as with `--sim-images`, and the configuration of its
-/// encoder. The memory for images and the encoder's cache have `memory_bytes` each.
+/// Returns the built-in model with these names, which accepts images as with `--sim-images`, and the configuration of
+/// its encoder. The memory for images and the encoder's cache have `memory_bytes` bytes each.
 ///
 /// # Errors
 /// The built-in tokenizer or image processor cannot be created.
@@ -106,8 +106,8 @@ fn runner(sim: &SimArgs, adapters: usize, text: &ModelText) -> anyhow::Result<Bo
 /// Returns the script with which the simulated model generates these answers in its turns of a conversation.
 ///
 /// # Errors
-/// The model has no chat template, the template does not open the model's turn, or the model has no token that ends a
-/// turn.
+/// The model has no chat template, the template cannot be rendered or does not open the model's turn, or the model has
+/// no token that ends a turn.
 pub fn script(answers: &[String], text: &ModelText) -> anyhow::Result<SimScript> {
     let template =
         text.chat_template.as_ref().context("the model has no chat template, which --sim-answer requires")?;
@@ -118,8 +118,10 @@ pub fn script(answers: &[String], text: &ModelText) -> anyhow::Result<SimScript>
     };
     let (with, without) = (render(true)?, render(false)?);
     let opening = with.strip_prefix(&without).filter(|opening| !opening.is_empty());
-    let opening = opening.context("the chat template does not open the model's turn")?;
-    let end = *text.defaults.eos.first().context("the model has no token that ends a turn")?;
+    let opening =
+        opening.context("the chat template does not open the model's turn, which --sim-answer requires")?;
+    let end = text.defaults.eos.first();
+    let end = *end.context("the model has no token that ends a turn, which --sim-answer requires")?;
     let encode =
         |answer: &str| text.tokenizer.encode(answer, false, true).context("failed to tokenize an answer");
     let answer = |answer: &String| {

@@ -60,8 +60,8 @@ impl Admission {
     }
 
     /// Returns the time until half of the requests in progress will have ended, at the current completion rate. Clients
-    /// that return then find room for several requests instead of competing for the first free slot. The time is
-    /// between a second and [`RETRY_AFTER_MAX`] seconds.
+    /// that retry after this time find several free slots instead of competing for the first one. The time is between 1
+    /// and [`RETRY_AFTER_MAX`] seconds.
     pub(crate) fn retry_after(&self, now: Instant) -> Duration {
         let ahead = self.requests() as f64 / 2.0;
         let rate = lock(&self.completions).per_second(now);
@@ -76,7 +76,7 @@ impl AdmittedRequest {
         Self { image_memory, ..self }
     }
 
-    /// Records that the answer is complete. It may not have been sent yet.
+    /// Records that the answer is complete, although it may not have been sent yet, and frees the memory of the images.
     pub(crate) fn ended(&mut self, now: Instant) {
         drop(self.image_memory.take());
         lock(&self.completions).push(now);
@@ -102,7 +102,7 @@ impl CompletionTimes {
         self.0.push_back(now);
     }
 
-    /// Returns the number of completed requests per second, which is unknown until two requests are complete.
+    /// Returns the number of completed requests per second, or `None` until two requests are complete.
     fn per_second(&self, now: Instant) -> Option<f64> {
         let first = *self.0.front().filter(|_| self.0.len() > 1)?;
         let seconds = now.saturating_duration_since(first).as_secs_f64().max(1e-3);

@@ -9,7 +9,7 @@ use axum::body::Bytes;
 /// that clients with small requests, which are the majority, are served while others send as much as they can.
 const SMALL_RESERVATION_BYTES: usize = 64 << 10;
 
-/// The bytes that all requests together may use for a purpose.
+/// The bytes that all requests together may use for one purpose.
 #[derive(Debug)]
 pub(crate) struct ByteBudget {
     bytes_max: usize,
@@ -22,7 +22,7 @@ pub(crate) struct ByteBudget {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct BudgetExhausted;
 
-/// Bytes that one request has reserved. Dropping it returns them.
+/// Bytes that one request has reserved. Dropping this value returns them to the budget.
 #[derive(Debug)]
 pub(crate) struct ByteReservation {
     budget: Arc<ByteBudget>,
@@ -30,8 +30,8 @@ pub(crate) struct ByteReservation {
 }
 
 impl ByteBudget {
-    /// Creates a budget of `bytes_max`, of which up to an eighth is reserved for small reservations. A single
-    /// reservation of `reservation_bytes_max` always fits into the unused budget.
+    /// Creates a budget of `bytes_max` bytes, up to an eighth of which is set aside for small reservations. A single
+    /// reservation of `reservation_bytes_max` bytes always fits into the unused budget.
     pub(crate) fn new(bytes_max: usize, reservation_bytes_max: usize) -> Arc<Self> {
         let small_bytes = (bytes_max / 8).min(bytes_max.saturating_sub(reservation_bytes_max));
         Arc::new(Self { bytes_max, large_bytes_max: bytes_max - small_bytes, reserved: AtomicUsize::new(0) })
@@ -41,7 +41,7 @@ impl ByteBudget {
         self.bytes_max
     }
 
-    /// The bytes that reservations of more than [`SMALL_RESERVATION_BYTES`] may use.
+    /// Returns the number of bytes that reservations of more than [`SMALL_RESERVATION_BYTES`] may use.
     pub(crate) fn large_bytes_max(&self) -> usize {
         self.large_bytes_max
     }
@@ -53,7 +53,7 @@ impl ByteBudget {
 }
 
 impl ByteReservation {
-    /// Returns the size of the whole budget.
+    /// Returns the size of the whole budget in bytes.
     pub(crate) fn bytes_max(&self) -> usize {
         self.budget.bytes_max
     }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-/// The limits of the HTTP listeners. They have the names of the flags.
+/// The limits of the HTTP listeners. The fields have the names of the flags.
 #[derive(Clone, Copy, Debug)]
 pub struct HttpLimits {
     /// Size of a request body in bytes.
@@ -10,14 +10,14 @@ pub struct HttpLimits {
     /// Total size in bytes of the request bodies and of their values in memory, from their arrival until the requests
     /// are prepared.
     pub max_buffered_body_bytes: usize,
-    /// Number of concurrent requests, each from the arrival of its body until its answer fits into the buffers of its
-    /// connection.
+    /// Number of concurrent requests. A request counts from the arrival of its body until its answer fits into the
+    /// buffers of its connection.
     pub max_concurrent_requests: usize,
     /// Number of open connections. Further connections wait in the operating system's queue.
     pub max_connections: usize,
     /// Time within which a client must send the headers of a request, and the same time again for the body.
     pub read_timeout: Duration,
-    /// Time within which a client must read part of its answer, once the connection's buffers are full.
+    /// Time within which a client must read a part of its answer once the connection's buffers are full.
     pub write_timeout: Duration,
 }
 

@@ -1,5 +1,5 @@
-//! The slots in which requests are prepared. Preparation is bound by the processor, so more threads than cores would
-//! slow down the model and use more memory.
+//! The slots in which requests are prepared. Preparation is CPU-bound, so more threads than cores would slow down the
+//! model and use more memory.
 
 use std::time::Duration;
 
@@ -35,14 +35,14 @@ pub(crate) struct PreparationSlots {
     slots: FairSlots,
 }
 
-/// The slot of a request that is being prepared. Dropping it lets the next request begin.
+/// The slot of a request that is being prepared. Dropping this value passes the slot on to the next request.
 #[derive(Debug)]
 pub(crate) struct PreparationSlot {
     _slot: FairSlot,
 }
 
 impl PreparationSlots {
-    /// Creates [`preparation_slots`] slots.
+    /// Creates as many slots as [`preparation_slots`] returns.
     pub(crate) fn for_this_machine() -> Self {
         Self::new(preparation_slots())
     }
@@ -74,7 +74,7 @@ impl PreparationSlot {
             let _ = sender.send(work());
         });
         if let Err(error) = thread {
-            tracing::error!(error = &error as &dyn std::error::Error, "failed to start a thread");
+            tracing::error!(error = &error as &dyn std::error::Error, "failed to start a preparation thread");
             return None;
         }
         receiver.await.ok()

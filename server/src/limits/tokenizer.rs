@@ -17,17 +17,17 @@ pub(crate) struct TokenizerMemory {
 }
 
 impl TokenizerMemory {
-    /// Creates a budget of this many bytes. At least one text of [`UNRESERVED_BYTES_MAX`] fits.
+    /// Creates a budget of this many bytes, but with room for at least one text of [`UNRESERVED_BYTES_MAX`] bytes.
     pub(crate) fn new(bytes: usize) -> Self {
         let text_bytes_max = (bytes / ENCODE_MEMORY_PER_BYTE).max(UNRESERVED_BYTES_MAX);
         Self { text_bytes: WaitingBudget::new(text_bytes_max) }
     }
 
-    /// Reserves memory for a text of `bytes` bytes, but none if it has at most [`UNRESERVED_BYTES_MAX`]. Blocks the
-    /// thread until other texts have returned enough.
+    /// Reserves the memory for a text of `bytes` bytes; texts of up to [`UNRESERVED_BYTES_MAX`] bytes need none. Blocks
+    /// the thread until other texts have returned enough memory.
     ///
     /// # Errors
-    /// The text needs more than the limit. The error has the size of the longest text that can be tokenized.
+    /// The text needs more than the limit. The error contains the size of the longest text that can be tokenized.
     pub(crate) fn reserve(&self, bytes: usize) -> Result<WaitingReservation<'_>, AboveBudget> {
         self.text_bytes.reserve(if bytes <= UNRESERVED_BYTES_MAX { 0 } else { bytes })
     }

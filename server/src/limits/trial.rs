@@ -26,7 +26,7 @@ const WATCH_PERIOD: Duration = Duration::from_millis(2);
 
 /// The name of the subcommand.
 const SUBCOMMAND: &str = "try-grammar";
-/// The exit code for a grammar that cannot be compiled; standard output has the reason.
+/// The exit code for a grammar that cannot be compiled; standard output contains the reason.
 const INVALID: u8 = 10;
 /// The exit code for a trial that exceeded its limits.
 const EXCEEDED: u8 = 11;
@@ -72,8 +72,8 @@ fn run_process(request: &[u8]) -> anyhow::Result<Output> {
         .spawn()
         .context("failed to start the process")?;
     let mut input = child.stdin.take().context("the process has no standard input")?;
-    // The process writes only after it has read everything, so neither process waits for the other. If the process has
-    // already ended, writing fails, and its exit code says why.
+    // The child writes only after it has read everything, so the processes do not wait for each other. If the child has
+    // already ended, writing fails, and the child's exit code shows the reason.
     let _ = input.write_all(request);
     drop(input);
     child.wait_with_output().context("failed to wait for the process")
@@ -95,7 +95,7 @@ impl InvalidGrammar {
 /// Runs a trial in this process. The request is read from standard input. The process exits when it exceeds the limits.
 ///
 /// # Errors
-/// The grammar cannot be compiled ([`InvalidGrammar`]), or standard input or output fails.
+/// The grammar cannot be compiled ([`InvalidGrammar`]), or reading standard input or writing standard output fails.
 pub(crate) fn run_trial() -> anyhow::Result<()> {
     let mut request = Vec::new();
     io::stdin().lock().read_to_end(&mut request).context("failed to read standard input")?;
@@ -106,7 +106,7 @@ pub(crate) fn run_trial() -> anyhow::Result<()> {
 }
 
 /// Ends this process when it exceeds the limits of a trial.
-#[expect(clippy::disallowed_methods, reason = "nothing stops the compilation but the end of the process")]
+#[expect(clippy::disallowed_methods, reason = "only the end of the process stops the compilation")]
 fn watch() {
     let start = std::time::Instant::now();
     loop {

@@ -27,7 +27,7 @@ pub(crate) struct AboveBudget {
     pub(crate) max: usize,
 }
 
-/// A part of the budget. Dropping it returns the part.
+/// A part of the budget. Dropping this value returns the part to the budget.
 #[derive(Debug)]
 pub(crate) struct WaitingReservation<'a> {
     budget: &'a WaitingBudget,
@@ -39,9 +39,9 @@ impl WaitingBudget {
         Self { max, state: Mutex::default(), changed: Condvar::new() }
     }
 
-    /// Reserves an amount. If other reservations leave too little, this blocks the thread until enough has been
-    /// returned. Reservations are granted in the order of their arrival, so that a large one is not delayed by smaller
-    /// ones that arrive later.
+    /// Reserves an amount. If other reservations leave too little, this function blocks the thread until enough has
+    /// been returned. Reservations are granted in the order of their arrival, so that a large one is not delayed by
+    /// smaller ones that arrive later.
     ///
     /// # Errors
     /// The amount exceeds the whole budget.

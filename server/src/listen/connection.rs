@@ -1,5 +1,5 @@
-//! A client's connection: the client must read within the write timeout, and a body is added to error responses that
-//! `hyper` generates.
+//! A client's connection, which fails if the client does not read within the write timeout, and which adds a body to
+//! the error responses that `hyper` generates.
 
 use std::future::Future as _;
 use std::io;
@@ -24,7 +24,7 @@ pub(super) struct Connection {
     peer: Peer,
     write: OwnedWriteHalf,
     stall: StallTimer,
-    /// An answer that replaces one of `hyper`'s, until it is written completely.
+    /// The answer that replaces an answer of `hyper`, until the replacement is written completely.
     replacement: Option<Replacement>,
 }
 
@@ -32,7 +32,7 @@ pub(super) struct Connection {
 struct Replacement {
     bytes: Vec<u8>,
     written: usize,
-    /// The length of the replaced answer in bytes, which `hyper` expects to be written.
+    /// The length of the replaced answer in bytes, which is the number of written bytes that `hyper` expects.
     replaced: usize,
 }
 

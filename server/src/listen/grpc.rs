@@ -24,8 +24,8 @@ use tonic::service::Routes;
 /// reports, each of which has its own connection, so that a connection remains for `ovfleet-server drain` and health
 /// checks.
 ///
-/// If exceeded: further connections wait. To make room for them, connections are closed that have had no gRPC call for
-/// one second, not counting health checks.
+/// If exceeded: further connections wait. To make room for them, connections that have had no gRPC call other than
+/// health checks for one second are closed.
 const CONNECTIONS_MAX: usize = 320;
 /// Number of concurrent streams of a connection to the port given by `--grpc-port`.
 ///
@@ -33,7 +33,7 @@ const CONNECTIONS_MAX: usize = 320;
 const STREAMS_MAX: u32 = 16;
 /// Size of a gRPC request to the server.
 ///
-/// If exceeded: the gRPC call fails.
+/// If exceeded: the gRPC call fails with `OUT_OF_RANGE`.
 pub(crate) const GRPC_REQUEST_BYTES_MAX: usize = 4096;
 /// Time for which a connection to the port given by `--grpc-port` may have no gRPC call other than health checks.
 ///
@@ -48,7 +48,7 @@ const PING_TIMEOUT: Duration = Duration::from_secs(20);
 /// The path of health checks. Health checks need no token, so they do not count as activity that keeps a connection
 /// open.
 const HEALTH: &str = "/grpc.health.v1.Health/";
-/// The time for a graceful shutdown of a connection.
+/// The time that a connection has for a graceful shutdown, unless a call is open.
 const GRACE: Duration = Duration::from_secs(1);
 
 /// Serves gRPC services. Never returns.

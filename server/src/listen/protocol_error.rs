@@ -2,13 +2,13 @@
 
 use server_openai::{ErrorBody, ErrorObject};
 
-/// An upper bound for the size of `hyper`'s error responses, which have no body. The server's own answers with these
-/// statuses have one.
+/// An upper bound for the size of `hyper`'s error responses, which have no body, unlike the server's own answers with
+/// these statuses.
 const HEAD_BYTES_MAX: usize = 512;
 
 /// An error response that `hyper` generates.
 struct ProtocolError {
-    /// The first line of the head, without its end.
+    /// The first line of the head, without the line terminator.
     status_line: &'static str,
     code: &'static str,
     message: &'static str,

@@ -1,6 +1,6 @@
 //! Decides which addresses the server connects to on behalf of a client. This module is pure: it resolves no names.
 //!
-//! Only public addresses are allowed, so that no client can make the server send requests to the network behind it.
+//! Only public addresses are allowed, so that no client can make the server send requests to internal networks.
 //! `--allowed-media-networks` adds networks, but never the addresses of cloud metadata services.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -36,10 +36,10 @@ const RESERVED_V4: [IpNet; 15] = [
     v4([172, 16, 0, 0], 12),
     v4([192, 0, 0, 0], 24),
     v4([192, 0, 2, 0], 24),
-    // Relays of 6to4.
+    // 6to4 relays.
     v4([192, 88, 99, 0], 24),
     v4([192, 168, 0, 0], 16),
-    // Benchmarks.
+    // Benchmarking.
     v4([198, 18, 0, 0], 15),
     v4([198, 51, 100, 0], 24),
     v4([203, 0, 113, 0], 24),
@@ -55,7 +55,7 @@ const GLOBAL_UNICAST_V6: IpNet = v6([0x2000, 0, 0, 0, 0, 0, 0, 0], 3);
 
 /// The addresses within [`GLOBAL_UNICAST_V6`] that are not public.
 const RESERVED_V6: [IpNet; 4] = [
-    // Teredo, benchmarks and other protocols.
+    // Teredo, benchmarking and other protocol assignments.
     v6([0x2001, 0, 0, 0, 0, 0, 0, 0], 23),
     v6([0x2001, 0xdb8, 0, 0, 0, 0, 0, 0], 32),
     // 6to4, which embeds any IPv4 address.
@@ -133,7 +133,7 @@ const fn v6(segments: [u16; 8], prefix_bits: u8) -> IpNet {
     IpNet::V6(Ipv6Net::new_assert(Ipv6Addr::from_segments(segments), prefix_bits))
 }
 
-/// Reads a network in CIDR notation. The error describes what is wrong.
+/// Parses a network in CIDR notation. The error is the message for the user.
 pub(super) fn network(text: &str) -> Result<IpNet, String> {
     let network: IpNet = text.trim().parse().map_err(|_| {
         format!("{text:?} is not a network: use an address and a prefix length, e.g. 10.0.0.0/8 or fd00::/8")

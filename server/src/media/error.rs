@@ -1,5 +1,5 @@
-//! The reasons why an image was not fetched. They name the refused reference and the flag that would allow it, if one
-//! does. Of the answer of a host, they reveal only the status, and only if the host is allowed.
+//! The reasons why an image was not fetched. The messages name the host, address or path that was refused, and the flag
+//! that would allow it, if one exists. They reveal the status of a host's answer, but no other part of it.
 
 use std::io;
 use std::net::IpAddr;
@@ -56,7 +56,7 @@ pub(crate) enum MediaError {
     RedirectNotAllowed { host: String },
     #[error("the URL redirects more than {redirects_max} times")]
     TooManyRedirects { redirects_max: usize },
-    /// A redirect without a valid URL.
+    /// The host sent a redirect without a valid URL.
     #[error("the host {host:?} redirects to an invalid URL")]
     InvalidRedirect { host: String },
     /// The host answered with an error.

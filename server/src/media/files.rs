@@ -1,7 +1,7 @@
 //! Reads images from files below one directory.
 //!
 //! A path is resolved first, so that links within the directory work. The resolved path is then opened component by
-//! component from the open directory without following links, so that nobody can exchange a component after the check.
+//! component from the open directory without following links, so that no component can be replaced after the check.
 
 use std::fs::File;
 use std::io::{self, Read as _};
@@ -72,7 +72,7 @@ impl MediaDirectory {
 
 /// Opens a path below a directory without following links.
 fn open_below(directory: BorrowedFd<'_>, path: &Path) -> io::Result<File> {
-    // Without `NONBLOCK`, opening a named pipe would wait for its other end.
+    // Without `NONBLOCK`, opening a named pipe would block until another process opens it for writing.
     let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
     let mut current = directory.try_clone_to_owned()?;
     let mut components = path.components().peekable();

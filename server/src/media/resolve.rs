@@ -1,5 +1,5 @@
-//! Resolves the names of hosts to those of their addresses that the policy allows. The HTTP client connects to these
-//! addresses without resolving the name again, so a name server cannot exchange an address after the check.
+//! Resolves host names to the addresses that the policy allows. The HTTP client connects to these addresses without
+//! resolving the name again, so a name server cannot change an address after the check.
 
 use std::net::{SocketAddr, ToSocketAddrs as _};
 use std::sync::Arc;

@@ -1,5 +1,5 @@
-//! Fetches from web servers that each test runs, with names that each test resolves. Most tests pause the time, so that
-//! a time limit passes as soon as nothing else can happen.
+//! Fetches from web servers that each test runs, with host names that a fake resolver resolves. Most tests pause the
+//! clock, so that a timeout expires as soon as no task can make progress.
 
 use std::collections::VecDeque;
 use std::net::{IpAddr, SocketAddr};
@@ -45,7 +45,7 @@ impl Answer {
     }
 }
 
-/// A web server that gives each connection the next of its answers, and all further connections the last one.
+/// A web server that sends its answers in order, one per connection, and the last one to all further connections.
 struct WebServer {
     address: SocketAddr,
     /// The heads of the requests.
@@ -120,7 +120,7 @@ async fn read_head(connection: &mut TcpStream) -> Option<String> {
     Some(String::from_utf8(head).unwrap())
 }
 
-/// A resolver that returns its answers in order, and the last one to all further lookups.
+/// A resolver that returns its answers in order, and the last one for all further lookups.
 struct FakeResolver {
     answers: Mutex<VecDeque<Vec<IpAddr>>>,
     names: Mutex<Vec<String>>,
@@ -286,7 +286,7 @@ async fn a_name_server_cannot_exchange_the_address_after_the_check() {
     // The client connects to the address that was checked, because it resolves the name once.
     assert_eq!(fetcher.fetch(&url, Tenant::default()).await.unwrap(), "image");
     assert_eq!(resolver.names().len(), 1);
-    // The next fetch checks the new address, and does not use the former connection.
+    // The next fetch checks the new address, and does not use the previous connection.
     let error = fetcher.fetch(&url, Tenant::default()).await.unwrap_err();
     assert!(matches!(error, MediaError::NoAllowedAddress { .. }), "{error:?}");
     // Of several addresses, only those that are allowed are used.

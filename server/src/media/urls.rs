@@ -54,7 +54,7 @@ impl Reference {
 pub enum MediaDomain {
     /// All hosts, on the default ports.
     All,
-    /// One host. It has the form of [`Url::host_str`], without a dot at its end.
+    /// One host, in the form of [`Url::host_str`] without a trailing dot.
     Host {
         /// The name or address of the host.
         host: String,
@@ -161,8 +161,8 @@ fn without_root(host: &str) -> &str {
     host.strip_suffix('.').unwrap_or(host)
 }
 
-/// Returns the address, if the host of a URL is one. [`Url`] has already converted decimal, octal, hexadecimal and
-/// shortened forms of IPv4 addresses to the usual form.
+/// Returns the address if the host of a URL is an IP address. [`Url`] has already converted decimal, octal, hexadecimal
+/// and shortened forms of IPv4 addresses to the usual form.
 fn address(host: &str) -> Option<IpAddr> {
     match host.strip_prefix('[').and_then(|host| host.strip_suffix(']')) {
         Some(v6) => v6.parse().ok().map(IpAddr::V6),

@@ -1,6 +1,6 @@
 //! Fetches images from web servers.
 //!
-//! The client uses no proxy, because a proxy would resolve names itself, which circumvents the check of addresses. It
+//! The client uses no proxy, because a proxy would resolve names itself and thereby bypass the check of addresses. It
 //! does not reuse connections, so each request resolves and checks its host again. It sends no cookies and no
 //! `Referer`, and does not decompress answers, because a small answer could become an image of any size.
 
@@ -101,7 +101,7 @@ impl WebClient {
     }
 }
 
-/// Returns the target of a redirect.
+/// Returns the target if the response is a redirect.
 fn location(response: &Response) -> Option<&reqwest::header::HeaderValue> {
     let is_redirect = matches!(
         response.status(),
@@ -133,7 +133,7 @@ async fn read(mut response: Response, host: &str, bytes_max: usize) -> Result<By
 fn failure(host: &str, error: reqwest::Error) -> MediaError {
     let host = host.to_owned();
     let is_unresolved = error.is_dns();
-    // The URL may contain a signature, and the error is logged.
+    // Remove the URL, which may contain a signature, because the error is logged.
     let source = error.without_url();
     if is_unresolved {
         MediaError::NoAllowedAddress { host, source }

@@ -22,8 +22,11 @@ impl SpillMetrics {
         Self {
             written: metrics.zero("spill_written_blocks", "Evicted blocks written to --kv-spill-dir"),
             restored: metrics.zero("spill_read_blocks", "Blocks read back from --kv-spill-dir"),
-            dropped: metrics
-                .zero("spill_dropped_blocks", "Evicted blocks that were not written to --kv-spill-dir"),
+            dropped: metrics.zero(
+                "spill_dropped_blocks",
+                "Evicted blocks that were not written to --kv-spill-dir, for example because the disk is \
+                 full or slow",
+            ),
             unreadable: metrics
                 .zero("spill_unreadable_blocks", "Blocks in --kv-spill-dir that could not be read"),
             blocks: metrics.zero("spill_blocks", "Blocks in --kv-spill-dir"),

@@ -32,7 +32,7 @@ pub(crate) struct Conversation {
     pub(crate) continues: bool,
 }
 
-/// The effort of the reasoning, and whether the answer contains it.
+/// The reasoning effort, and whether the answer contains the reasoning.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Reasoning {
     /// The requested effort, if any.
@@ -91,7 +91,7 @@ impl Effort {
         let name = if name == "max" { Self::XHigh.name() } else { name };
         Self::ALL.into_iter().find(|effort| effort.name() == name).ok_or_else(|| {
             let known = Self::ALL.map(Self::name).join(", ");
-            Error::invalid(param, format!("{name:?} must be one of {known}, max"))
+            Error::invalid(param, format!("must be one of {known}, max, not {name:?}"))
         })
     }
 }

@@ -69,8 +69,8 @@ pub(super) fn is_image(part: &ContentPart) -> bool {
 /// Reads the images of all messages, in order. `param` is the parameter with the messages.
 ///
 /// # Errors
-/// An image is not allowed in its message, cannot be read, or exceeds a limit. [`Error::MediaNeeded`] if images have to
-/// be fetched first.
+/// An image is not allowed in its message, cannot be read, or exceeds a limit. The error is [`Error::MediaNeeded`] if
+/// images have to be fetched first.
 pub(super) fn read(
     messages: &[Message],
     param: &str,
@@ -113,8 +113,8 @@ fn check_bytes(references: &[(&ImageUrl, String)], media: &Media) -> Result<(), 
         bytes += text.map_or(0, |text| decoded_len_estimate(text.len()));
         if bytes > bytes_max {
             let problem = format!(
-                "the files of the images up to this one have {bytes} bytes (limit: {bytes_max} bytes, \
-                 --max-buffered-body-bytes)"
+                "the fetched images and the images in data: URLs up to this one total {bytes} bytes \
+                 (limit: {bytes_max} bytes, --max-buffered-body-bytes)"
             );
             return Err(Error::coded("array_above_max_length", param, problem));
         }
@@ -196,7 +196,7 @@ pub(super) fn read_detail(detail: Option<&str>, at: &str) -> Result<Detail, Erro
         Some("low") => Ok(Detail::Low),
         Some("high") => Ok(Detail::High),
         Some(other) => {
-            let problem = format!("{other:?} must be one of auto, low, high");
+            let problem = format!("must be one of auto, low, high, not {other:?}");
             Err(Error::invalid(format!("{at}.detail"), problem))
         }
     }

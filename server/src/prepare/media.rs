@@ -63,7 +63,7 @@ impl Media {
     /// that contain them.
     ///
     /// # Errors
-    /// [`Error::MediaNeeded`] with the media that have to be fetched.
+    /// Media have to be fetched; [`Error::MediaNeeded`] lists them.
     pub(super) fn require<'a>(
         &self,
         references: impl Iterator<Item = (&'a str, &'a str)>,

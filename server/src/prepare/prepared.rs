@@ -43,7 +43,7 @@ pub(crate) struct PreparedRequest {
 pub(crate) struct TextOptions {
     /// The settings for parsing the text; `None` if all of it is content.
     pub(crate) parser: Option<Arc<ParserSettings>>,
-    /// Strings that end a choice. In parsed text, they count only within content.
+    /// Strings that end a choice. In parsed text, they take effect only within content.
     pub(crate) stops: Vec<String>,
     /// The number of tokens that a choice must have before a stop string can end it.
     pub(crate) tokens_min: u32,
@@ -67,7 +67,7 @@ pub(crate) struct AnswerOptions {
     /// The name of the model in the request.
     pub(crate) model: String,
     pub(crate) stream: bool,
-    /// When a streamed answer reports the usage.
+    /// The chunks in which a streamed answer reports the usage.
     pub(crate) usage: UsageReporting,
     /// Number of returned choices for each prompt. If more are generated, the best ones are returned.
     pub(crate) choices: u32,

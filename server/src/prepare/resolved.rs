@@ -178,7 +178,7 @@ impl ResolvedParameters {
         let echoed = echoes.iter().map(|echo| echo.len() as u64).sum::<u64>() * choices;
         if echoed > ECHO_BYTES_MAX {
             let problem =
-                format!("the choices would repeat {echoed} bytes of prompts (limit: {ECHO_BYTES_MAX})");
+                format!("the choices would repeat {echoed} bytes of prompts (limit: {ECHO_BYTES_MAX} bytes)");
             return Err(Error::coded("integer_above_max_value", param, problem));
         }
         Ok(())
@@ -343,7 +343,7 @@ impl ResolvedParameters {
                 let length = target.limits.requests.max_model_len;
                 let answer = match tokens_max {
                     None => 1,
-                    // The default may exceed the context length, and the prompt takes precedence over it.
+                    // Cap the default, which may exceed the context length, because the prompt takes precedence.
                     Some(TokensMax { tokens, source: LimitSource::Default, .. }) => {
                         tokens.min(length / ANSWER_SHARE)
                     }
@@ -370,7 +370,7 @@ impl ResolvedParameters {
         let width = if self.beams.is_some() { self.candidates } else { 1 };
         let length = target.limits.requests.lockstep_model_len(width);
         let limit = if length < target.limits.requests.max_model_len {
-            format!("the {length} tokens that {width} beams can have")
+            format!("the {length} tokens available to each of {width} beams")
         } else {
             format!("the context length of {length} tokens")
         };

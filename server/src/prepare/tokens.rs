@@ -168,7 +168,7 @@ fn pad(lists: &mut [Vec<TokenId>], wire: &TokenizeRequest, tokenizer: &Tokenizer
     Ok(())
 }
 
-/// Returns the padding token that the model's files name, otherwise a token with a usual name of padding tokens,
+/// Returns the padding token that the model's files name, otherwise a token with a common name for padding tokens,
 /// otherwise the end token, with which models without a padding token are usually trained.
 fn padding(tokenizer: &Tokenizer) -> Result<TokenId, Error> {
     const NAMES: [&str; 5] = ["<pad>", "<|pad|>", "[PAD]", "<|finetune_right_pad_id|>", "<|endoftext|>"];

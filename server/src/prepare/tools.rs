@@ -147,7 +147,8 @@ impl ToolChoice {
                 "auto" => Ok(Self::Auto),
                 "required" => required(Self::Required),
                 other => {
-                    let problem = format!("{other:?} must be \"none\", \"auto\", \"required\" or an object");
+                    let problem =
+                        format!("must be \"none\", \"auto\", \"required\" or an object, not {other:?}");
                     Err(Error::invalid(PARAM, problem))
                 }
             },
@@ -158,7 +159,7 @@ impl ToolChoice {
                     let problem = match built_in(other) {
                         Some(reason) => format!("{other:?} cannot be called: {reason}"),
                         None => {
-                            format!("{other:?} must be \"function\", \"custom\" or \"allowed_tools\"")
+                            format!("must be \"function\", \"custom\" or \"allowed_tools\", not {other:?}")
                         }
                     };
                     Err(Error::invalid("tool_choice.type", problem))
@@ -346,7 +347,7 @@ pub(crate) fn check_name(name: &str, at: &str) -> Result<(), Error> {
     let fits = |letter: char| letter.is_ascii_alphanumeric() || "_-.:/".contains(letter);
     if name.is_empty() || name.len() > NAME_BYTES_MAX || !name.chars().all(fits) {
         let problem = format!(
-            "{name:?} must be 1 to {NAME_BYTES_MAX} letters, digits, underscores, dashes, dots, colons or slashes"
+            "must be 1 to {NAME_BYTES_MAX} letters, digits, underscores, dashes, dots, colons or slashes, not {name:?}"
         );
         return Err(Error::invalid(at, problem));
     }

@@ -182,7 +182,7 @@ impl Answer {
         }
     }
 
-    /// Returns the record of the request, which counts as a request in progress until the record is dropped.
+    /// Returns the record of the request. The request counts as in progress until the record is dropped.
     pub(crate) fn into_record(self) -> RequestRecord {
         self.record
     }
@@ -237,7 +237,7 @@ impl Answer {
     }
 }
 
-/// Adds the draft tokens of a choice.
+/// Adds the draft tokens of a choice to the usage.
 fn count_drafts(DraftCounts { accepted, rejected }: DraftCounts, usage: &mut Usage) {
     if accepted + rejected > 0 {
         let details = usage.completion_tokens_details.get_or_insert_default();
@@ -285,7 +285,7 @@ impl PromptAnswer {
                 }
                 Some(Event::Finished { index, reason, drafts }) => {
                     count_drafts(drafts, usage);
-                    // A request whose tokens are discarded allows none, so its limit is reached regardless of the
+                    // A request whose tokens are discarded allows no tokens, so its limit is reached regardless of the
                     // generated token.
                     let reason = if self.discards { server_engine::FinishReason::Length } else { reason };
                     self.choices[index as usize].finish(self.first + index, reason, deltas);

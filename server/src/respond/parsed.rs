@@ -1,6 +1,6 @@
-//! Parses the text of a choice into content up to a stop string, reasoning and tool calls. Stop strings count only in
-//! content, so that they do not cut off calls or reasoning. Tokens are returned with the first delta that the parser
-//! emits after them.
+//! Parses the text of a choice into content up to a stop string, reasoning and tool calls. Stop strings take effect
+//! only in content, so that they do not cut off calls or reasoning. Tokens are returned with the first delta that the
+//! parser emits after them.
 
 use std::sync::Arc;
 

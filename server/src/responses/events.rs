@@ -12,14 +12,16 @@ use super::assembly::encode;
 
 /// Total size of the events of one background response.
 ///
-/// If exceeded: the events of the response cannot be read again.
+/// If exceeded: the events of the response are discarded, and the streams of clients that follow it end with the error
+/// `events_discarded`.
 const EVENTS_BYTES_MAX: usize = 8 << 20;
 /// Total size of the events of all background responses that are in progress or that clients are reading.
 ///
-/// If exceeded: the events of the response that exceeds the limit cannot be read again.
+/// If exceeded: the events of the response that exceeds the limit are discarded, and the streams of clients that follow
+/// it end with the error `events_discarded`.
 const ALL_EVENTS_BYTES_MAX: usize = 128 << 20;
-/// Time for which the events of a background response remain in memory after its end, for clients that are still
-/// reading them.
+/// Time for which the events of a background response remain in memory after the response has ended, for clients that
+/// are still reading them.
 ///
 /// If exceeded: the streams of these clients end with the error `events_discarded`.
 pub(super) const EVENTS_TIME_MAX: Duration = Duration::from_secs(60);
@@ -28,7 +30,7 @@ const FOLLOWED_BYTES_MAX: usize = 64 << 10;
 
 /// The events of a response.
 pub(crate) struct ResponseEvents {
-    /// This state is never locked for long, because followers wait for it on threads that serve connections.
+    /// The lock on this state is never held for long, because followers wait for it on threads that serve connections.
     state: Mutex<EventsState>,
     changes: watch::Sender<u64>,
 }

@@ -166,7 +166,7 @@ impl LiveResponse {
         self.events.wake_followers();
     }
 
-    /// Adds deltas. If this takes a long time, or if another thread uses the response, the deltas are added on a
+    /// Adds deltas. If adding them takes a long time, or if another thread uses the response, the deltas are added on a
     /// separate thread.
     pub(crate) async fn add(self: &Arc<Self>, deltas: Vec<ChoiceDelta>) {
         let Err(deltas) = self.try_add(deltas) else { return };
@@ -213,7 +213,7 @@ impl LiveResponse {
         self.assembly().response().status.is_final()
     }
 
-    /// Whether clients can follow its events.
+    /// Whether clients can follow the events of the response.
     pub(crate) fn stores_events(&self) -> bool {
         self.events.are_stored()
     }

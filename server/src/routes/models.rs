@@ -8,7 +8,7 @@ use server_openai::{Model, ModelList};
 use crate::app::{App, ServedModel};
 use crate::error::Error;
 
-/// The header with the ID of the store, for routers that do not get load reports.
+/// The header with the ID of the store, for routers that do not receive load reports.
 const STORE_ID: &str = "x-ovfleet-store-id";
 
 pub(super) async fn list(State(app): State<App>) -> Result<impl IntoResponse, Error> {

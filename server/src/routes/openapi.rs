@@ -1,5 +1,5 @@
 //! Serves `/openapi.json`, the description of the API. The description of requests is generated from the table against
-//! which they are checked ([`Endpoint::parameters`]), so it is always correct. `requests.json` describes the elements
+//! which they are checked ([`Endpoint::parameters`]), so the two always agree. `requests.json` describes the elements
 //! of arrays that the table does not check, and `answers.json` the answers; tests check requests and answers against
 //! these files.
 

@@ -40,7 +40,7 @@ async fn sleep(State(app): State<App>, uri: Uri) -> Result<StatusCode, Error> {
         if name == "level" {
             let known = value.parse().ok().and_then(level);
             sleep_level =
-                known.ok_or_else(|| Error::invalid("level", format!("{value:?} must be 1 or 2")))?;
+                known.ok_or_else(|| Error::invalid("level", format!("must be 1 or 2, not {value:?}")))?;
         }
     }
     app.served()?.engine.sleep(sleep_level).await?;

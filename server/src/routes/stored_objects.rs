@@ -14,8 +14,8 @@ use crate::error::{Error, Resource};
 use crate::limits::BudgetExhausted;
 use crate::tenant::Tenant;
 
-/// Answers a request without a body, or whose body was read. A large answer counts toward the limit until it has been
-/// sent.
+/// Answers a request that has no body or whose body has been read. A large answer counts toward the limit until it has
+/// been sent.
 pub(super) async fn answered(
     app: &App,
     endpoint: &'static str,

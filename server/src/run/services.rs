@@ -1,5 +1,5 @@
-//! The services that run as long as the process: load reports and gRPC, the health of the gRPC service, and the
-//! maintenance of the replica token and of the allocator.
+//! The services that run as long as the process: load reports, the gRPC listener and the gRPC health service, the
+//! reloading of the replica token, and the trimming of the allocator's memory.
 
 use std::convert::Infallible;
 
@@ -29,7 +29,7 @@ pub(super) async fn spawn_services(
     token: Option<ReplicaTokenFile>,
 ) {
     if let Some(token) = token.clone() {
-        tracing::info!("the server accepts only requests with the replica token");
+        tracing::info!("API requests and load-report calls require a replica token");
         services.spawn(follow(token));
     }
     let (reports, receiver) = watch::channel(proto::v1alpha1::Load::default());

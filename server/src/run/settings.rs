@@ -28,12 +28,12 @@ pub(super) struct Settings {
 pub(super) struct Ports {
     pub(super) http: u16,
     pub(super) grpc: u16,
-    /// The additional port of metrics and probes.
+    /// The additional port for metrics and probes.
     pub(super) admin: Option<u16>,
 }
 
 impl Args {
-    /// Converts the flags of the server. Those of subcommands, of logs and of the NUMA node take effect earlier.
+    /// Converts the flags to settings. The flags for logs and for the NUMA node take effect earlier.
     pub(super) fn into_settings(self) -> Settings {
         let Self {
             command: _,

@@ -29,7 +29,7 @@ const STORE_ID_DIGITS: usize = 16;
 const SUFFIX: &str = ".record";
 /// The prefix of incomplete files, which a server leaves behind if it dies while writing.
 const UNFINISHED: &str = "unfinished-";
-/// Length of the longest first line.
+/// Maximum length of a first line in bytes.
 const LINE_BYTES_MAX: u64 = 128;
 /// The largest number of a file. No server writes that many files, so a larger number means that the file is damaged.
 /// Accepting it could make later numbers overflow.
@@ -55,7 +55,7 @@ pub(super) struct OpenedDirectory {
     pub(super) files: Vec<(Key, Entry)>,
 }
 
-/// A new file with a temporary name. Dropping it deletes the file.
+/// A new file with a temporary name. Dropping this value deletes the file.
 pub(super) struct UnplacedFile<'a> {
     directory: &'a Directory,
     file: NamedTempFile,
@@ -113,7 +113,7 @@ impl Directory {
         Ok(files.into_iter().map(|(_, key, entry)| (key, entry)).collect())
     }
 
-    /// Reads the first `bytes` bytes of the record under `key`; `None` if it has been removed.
+    /// Reads the first `bytes` bytes of the record under `key`; returns `None` if the record has been removed.
     pub(super) fn read(&self, key: Key, bytes: u64) -> Result<Option<StoredRecord>, Error> {
         let path = self.file(key);
         let Some(mut file) = existing(File::open(&path)).map_err(Error::io(&path))? else { return Ok(None) };
@@ -189,7 +189,7 @@ fn existing(opened: std::io::Result<File>) -> std::io::Result<Option<File>> {
     }
 }
 
-/// Seeks to the end of the first line. Returns its length.
+/// Seeks to the end of the first line. Returns the length of the line in bytes.
 fn skip_first_line(file: &mut File) -> std::io::Result<u64> {
     let mut line = Vec::new();
     BufReader::new(std::io::Read::by_ref(file).take(LINE_BYTES_MAX)).read_until(b'\n', &mut line)?;

@@ -4,11 +4,13 @@ use std::path::{Path, PathBuf};
 
 /// Number of items after which a conversation accepts no more items.
 ///
-/// If exceeded: 400, `array_above_max_length`.
+/// If exceeded: 400, `array_above_max_length`, for requests that add items; 400, `invalid_value`, for requests that
+/// generate a response.
 pub(super) const CONVERSATION_ITEMS_MAX: usize = 8192;
 /// Stored size after which a conversation accepts no more items.
 ///
-/// If exceeded: 400, `array_above_max_length`.
+/// If exceeded: 400, `array_above_max_length`, for requests that add items; 400, `invalid_value`, for requests that
+/// generate a response.
 pub(super) const CONVERSATION_BYTES_MAX: u64 = 16 << 20;
 /// Nesting depth of the JSON of a stored object. The server could not read deeper JSON again.
 ///

@@ -1,6 +1,6 @@
 //! Fuzzes the files of the store's directory with arbitrary bytes. The server must start, each tenant must get only its
 //! own records, and data that is added to a damaged record must be readable after a restart. `server/fuzz` runs `check`
-//! for hours, and the test below for seconds.
+//! for hours; the test below runs it for seconds.
 
 #[cfg(test)]
 #[path = "../../fuzz/mutations.rs"]
@@ -29,7 +29,7 @@ const NAMES: [&str; 4] = [
     "resp_000000000000000100000000000000000000000300000000",
     "conv_000000000000000100000000000000000000000400000000",
 ];
-/// A tenant that owns records of the seeds.
+/// A tenant that owns records in the seeds.
 const TENANT: &str = "0123456789abcdef0123456789abcdef";
 /// The limits of the store. The limit in bytes exceeds every input, so that only the limit on the number of records
 /// evicts records.
@@ -56,7 +56,7 @@ struct Contents {
     bytes: u64,
 }
 
-/// Writes the files in `input`, and panics if the store violates the requirements of this module's documentation.
+/// Writes the files in `input`, and panics if the store violates the requirements in this module's documentation.
 pub(crate) fn check(input: &[u8]) {
     DIRECTORY.with(|directory| {
         let directory = directory.get_or_init(|| TempDir::new().expect("a temporary directory")).path();
@@ -206,7 +206,7 @@ fn owner(content: &[u8]) -> Option<Tenant> {
     }
 }
 
-/// Returns the default tenant, the tenant that owns records of the seeds, [`Tenant::NOBODY`], and all other owners of
+/// Returns the default tenant, the tenant that owns records in the seeds, [`Tenant::NOBODY`], and all other owners of
 /// these files.
 fn tenants(files: &[RecordFile<'_>]) -> Vec<Tenant> {
     let mut tenants = vec![Tenant::default(), Tenant::parse(TENANT).expect("a tenant"), Tenant::NOBODY];

@@ -106,13 +106,13 @@ impl fmt::Display for Digits<'_> {
 pub(crate) struct ItemIds(Id);
 
 impl ItemIds {
-    /// Returns the next ID; `prefix` is the kind of the item.
+    /// Returns the next ID; `prefix` stands for the kind of the item, such as `msg`.
     pub(crate) fn next(&mut self, prefix: &str) -> String {
         self.0.number = self.0.number.saturating_add(1);
         format!("{prefix}_{}", Digits(&self.0))
     }
 
-    /// Returns the number of IDs that have been generated.
+    /// Returns the number of item IDs that have been generated for the object.
     pub(crate) fn count(&self) -> u32 {
         self.0.number
     }

@@ -2,9 +2,9 @@
 //! neither a clock nor a disk.
 //!
 //! A response is useless without the responses that it follows. Therefore only *leaves*, which are records that no
-//! other record follows, can be evicted, least recently used first. When a record becomes a leaf, it inherits the last
-//! use of its last follower. Every operation except listing a chain takes logarithmic time, regardless of the length of
-//! the chain.
+//! other record follows, can be evicted, least recently used first. When a record is removed, the record that it
+//! follows inherits its last use if that use is later. Every operation except listing a chain takes logarithmic time,
+//! regardless of the length of the chain.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -26,7 +26,7 @@ pub(super) struct Bounds {
     pub(super) bytes_max: u64,
 }
 
-/// The information that the index has about a record.
+/// The information that the index stores about a record.
 #[derive(Clone, Debug)]
 pub(super) struct Entry {
     pub(super) tenant: Tenant,
@@ -101,7 +101,7 @@ impl Index {
         Ok(chain)
     }
 
-    /// Stores a record and replaces the one under `key`. Returns the evicted records.
+    /// Stores a record, which replaces any record under `key`. Returns the evicted records.
     pub(super) fn insert(&mut self, key: Key, entry: Entry) -> Vec<Key> {
         self.take(key);
         self.uses += 1;
@@ -121,7 +121,7 @@ impl Index {
     }
 
     /// Adds a chunk to a record, which then has `bytes` bytes; `data` is the chunk, unless it is on disk. Returns the
-    /// evicted records, or `None` if the record itself has been evicted.
+    /// evicted records, or `None` if the record does not exist, for example because it has been evicted.
     pub(super) fn append(&mut self, key: Key, bytes: u64, data: Option<Arc<[u8]>>) -> Option<Vec<Key>> {
         let Record { entry, .. } = self.records.get_mut(&key)?;
         self.bytes = self.bytes - entry.bytes + bytes;

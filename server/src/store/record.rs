@@ -1,4 +1,4 @@
-//! The stored form of responses and conversations: lines that consist of a letter, a space and JSON.
+//! The storage format of responses and conversations: lines that consist of a letter, a space and JSON.
 //!
 //! A line can be appended without rewriting the lines before it, and read without parsing the others. The letters mean:
 //!
@@ -7,7 +7,7 @@
 //! | `h` | the response without its output, or the conversation |
 //! | `i` | the ID of an input item, a space, and the item |
 //! | `o` | the same for an output item |
-//! | `e` | an event of the response's stream, a string |
+//! | `e` | an event of the response's stream, as a string |
 //! | `n` | the number of item IDs that were generated; the last line of each write |
 //!
 //! Lines after the last `n` belong to an incomplete write and are ignored.
@@ -134,7 +134,7 @@ impl Lines {
         Ok(lines)
     }
 
-    /// Encodes a conversation without the item that has the number `removed`.
+    /// Encodes a conversation without the item that has the number `removed`, counted from 0.
     pub(super) fn without(stored: &StoredRecord, removed: usize) -> Self {
         let (mut lines, mut items) = (Self::default(), 0);
         lines.copy(stored, |line| {
@@ -192,7 +192,7 @@ impl Lines {
 }
 
 fn write(bytes: &mut Vec<u8>, value: &(impl Serialize + ?Sized)) {
-    serde_json::to_writer(bytes, value).expect("invariant: records are JSON");
+    serde_json::to_writer(bytes, value).expect("invariant: records can be written as JSON");
 }
 
 /// Returns the nesting depth of this JSON.
@@ -232,7 +232,7 @@ pub(crate) struct StoredItem<'a> {
 }
 
 impl StoredItem<'_> {
-    /// Returns the size of the item's JSON.
+    /// Returns the size of the item's JSON in bytes.
     pub(crate) fn bytes(&self) -> u64 {
         self.json.len() as u64
     }
@@ -251,7 +251,7 @@ impl StoredRecord {
         Self(chunks)
     }
 
-    /// Creates the record from the content of a file, without an incomplete write at its end.
+    /// Creates the record from the content of a file, without an incomplete write at the end of the file.
     pub(super) fn of_file(mut bytes: Vec<u8>) -> Self {
         bytes.truncate(finished(&bytes));
         Self(Arc::new(vec![bytes.into()]))
@@ -284,8 +284,8 @@ impl StoredRecord {
         self.tagged(INPUT).map(item)
     }
 
-    /// Checks that the record has no item with the ID of one of `items`, which will be added to it, and that these have
-    /// distinct IDs.
+    /// Checks that `items`, which will be added to the record, have distinct IDs, and that no item of the record has
+    /// one of these IDs.
     ///
     /// # Errors
     /// Two items would have the same ID ([`Error::DuplicateItem`]).
@@ -318,7 +318,7 @@ impl StoredRecord {
         counts
     }
 
-    /// Returns the size of the record.
+    /// Returns the size of the record in bytes.
     pub(crate) fn bytes(&self) -> u64 {
         self.0.iter().map(|chunk| chunk.len() as u64).sum()
     }

@@ -166,7 +166,7 @@ fn a_directory_outlives_the_process_with_its_store_id_and_its_limits() {
     let store_id = store.store_id();
     let stored: Vec<Id> = (0..5).map(|number| put(&store, &number.to_string())).collect();
     drop(store);
-    // Create an incomplete file, as a server that dies while writing leaves it behind, and an unrelated file.
+    // Create an incomplete file, as if a server had died while writing it, and an unrelated file.
     std::fs::write(directory.path().join("unfinished-x"), "half").unwrap();
     std::fs::write(directory.path().join("notes.record"), "{}").unwrap();
     let store = Store::open(&config(Some(directory.path()))).unwrap();
@@ -260,7 +260,7 @@ fn the_size_of_the_store_includes_appended_items() {
     let first = put(&store, &"x".repeat(1000));
     let second = put(&store, "y");
     assert!(add(&store, second, &"y".repeat(1800)).unwrap());
-    assert!(texts(&store, first).is_none(), "the least recently used one is evicted");
+    assert!(texts(&store, first).is_none(), "the least recently used record is evicted");
     assert_eq!(texts(&store, second).unwrap().len(), 2);
     assert!(matches!(add(&store, second, &"y".repeat(1800)), Err(Error::TooLarge { .. })));
 }
@@ -334,7 +334,7 @@ fn a_record_whose_first_line_is_damaged_belongs_to_no_tenant() {
     let (_, rest) = whole.split_once('\n').unwrap();
     let long = format!("0 - {}", "x".repeat(200));
     for first in ["0 -", "0 - ", "+0 - ", "00 - ", " - ", "0 - x", "0  ", "18446744073709551615 - ", &long] {
-        // In the first case, the line has no end. If an item were appended, it would become a part of that line.
+        // In the first case, the line is not terminated. An appended item would become a part of that line.
         let content = if first == "0 -" { first.to_owned() } else { format!("{first}\n{rest}") };
         std::fs::write(&path, content).unwrap();
         let is_sound = first == "0 - ";
@@ -359,7 +359,7 @@ fn a_damaged_number_of_a_file_does_not_make_later_files_older() {
     drop(store);
     let store = Store::open(&config(Some(directory.path()))).unwrap();
     put(&store, "e");
-    assert!(texts(&store, stored[1]).is_none(), "the oldest is evicted");
+    assert!(texts(&store, stored[1]).is_none(), "the oldest record is evicted");
     assert!(later.iter().all(|id| texts(&store, *id).is_some()));
 }
 

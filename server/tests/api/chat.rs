@@ -105,7 +105,7 @@ async fn a_stream_that_is_read_late_has_all_log_probabilities() {
         .filter_map(|chunk| chunk["choices"][0]["logprobs"]["content"].as_array().cloned())
         .filter(|logprobs| !logprobs.is_empty())
         .collect();
-    // A task takes at most 128 events without yielding, so the 199 that have accumulated are sent in parts.
+    // Tokio makes a task yield after 128 events, so the 199 events that have accumulated are sent in parts.
     let largest = logprobs.iter().map(Vec::len).max();
     assert!(largest > Some(100), "{largest:?}");
     assert_eq!(logprobs.concat().len(), 200);

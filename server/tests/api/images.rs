@@ -35,7 +35,7 @@ fn reading_files(directory: &Path) -> Setup {
     setup
 }
 
-/// Writes an image to `directory` that differs from those with other numbers, and returns its path.
+/// Writes to `directory` an image that differs from those with other numbers, and returns its path.
 fn image_file(directory: &Path, number: u8, padding: usize) -> String {
     let path = directory.join(format!("{number}.bmp"));
     std::fs::write(&path, bitmap(number, padding)).unwrap();

@@ -99,7 +99,7 @@ async fn invalid_parameters_of_the_chat_endpoint_are_rejected() {
         400 empty_array messages | messages: is empty
         400 invalid_type messages[0].content | messages[0].content: 5 is not a string or an array of content parts
         400 missing_required_parameter messages[0].content | messages[0].content: is missing
-        400 invalid_value messages[0].role | messages[0].role: "oracle" must be one of system, developer, user, assistant, tool, function
+        400 invalid_value messages[0].role | messages[0].role: must be one of system, developer, user, assistant, tool, function, not "oracle"
         400 invalid_value messages[0].content[0].image_url | messages[0].content[0].image_url: this model does not support images
         400 missing_required_parameter messages[0].content[0].text | messages[0].content[0].text: is missing
         400 context_length_exceeded messages | messages: the prompt has 619 tokens, which leaves no room in the context length of 512 tokens
@@ -294,7 +294,7 @@ async fn invalid_parameters_that_both_endpoints_share_are_rejected() {
         400 invalid_value logit_bias.259 | logit_bias.259: token 259 is not in the vocabulary of 259 tokens
         400 invalid_type logit_bias.1 | logit_bias.1: "a" is not a number from -100 to 100
         400 decimal_above_max_value logit_bias.1 | logit_bias.1: 101 is not a number from -100 to 100
-        400 invalid_value response_format.type | response_format.type: "no-such" must be text, json_object, json_schema, structural_tag, or a format of a structural tag
+        400 invalid_value response_format.type | response_format.type: must be text, json_object, json_schema, structural_tag, or a format of a structural tag, not "no-such"
         400 missing_required_parameter response_format.type | response_format.type: is missing
     "#]]).await;
 }

@@ -404,7 +404,7 @@ async fn many_log_probabilities_are_streamed_and_stored() {
         let deltas = events.iter().filter(|event| event["type"] == "response.output_text.delta");
         let deltas: Vec<Vec<Value>> =
             deltas.map(|event| event["logprobs"].as_array().unwrap().clone()).collect();
-        // A task takes at most 128 events without yielding, so the 199 that have accumulated are sent in parts.
+        // Tokio makes a task yield after 128 events, so the 199 events that have accumulated are sent in parts.
         let largest = deltas.iter().map(Vec::len).max();
         assert!(largest > Some(100), "background: {background}: {largest:?}");
         assert_eq!(&json!(deltas.concat()), logprobs);

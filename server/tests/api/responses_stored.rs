@@ -490,7 +490,7 @@ async fn the_events_of_a_background_response_can_be_replayed_from_any_number_on(
     assert_eq!(all.last().unwrap()["type"], "response.incomplete");
     let done = until_final(&server, &path).await;
     assert_eq!(all.last().unwrap()["response"], done);
-    // A client can replay all events, or only the later ones.
+    // A client can replay all events, or only those after a sequence number.
     assert_eq!(events(&server.get(&format!("{path}?stream=true")).await), all);
     let rest = server.get(&format!("{path}?stream=true&starting_after=4")).await.body;
     let rest: Vec<&str> = rest.split("\n\n").filter(|event| event.starts_with("event: ")).collect();
@@ -540,7 +540,7 @@ fn replace_with_pipe(record: &Path) {
 
 /// Waits until the server has opened the pipe, and returns its other end.
 async fn opened_pipe(record: &Path) -> File {
-    // Without blocking, the pipe can be opened for writing only once the server has opened it.
+    // With `O_NONBLOCK`, the pipe cannot be opened for writing until the server has opened it for reading.
     let flags = rustix::fs::OFlags::NONBLOCK.bits().cast_signed();
     eventually(async || File::options().write(true).custom_flags(flags).open(record).ok()).await
 }

@@ -1,4 +1,4 @@
-//! Tests paths that exist, and paths that do not.
+//! Tests existing and unknown paths, and the answers while the server starts or stops.
 
 use axum::body::Body;
 use axum::http::Request;

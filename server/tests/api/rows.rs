@@ -1,5 +1,5 @@
-//! Tests every row of the tables of parameters: a supported parameter changes the answer, and one that is only accepted
-//! does not. The test fails for rows without an entry here.
+//! Tests every row of the tables of parameters: a supported parameter changes the answer, and a parameter that is only
+//! accepted does not. The test fails for rows without an entry here.
 
 use serde_json::{Value, json};
 
@@ -127,7 +127,7 @@ fn entry(schema: &str, name: &str) -> (Model, Value, Value) {
     (model, base, value)
 }
 
-/// Like [`entry`], for the parameters of the length and the form of answers.
+/// Like [`entry`], for parameters that control the length and the form of answers.
 fn answer_entry(schema: &str, name: &str) -> (Model, Value, Value) {
     let logprobs = if schema == "CompletionRequest" { json!(1) } else { json!(true) };
     let (base, value) = match name {
@@ -234,7 +234,7 @@ fn full_featured_entry(schema: &str, name: &str) -> (Model, Value, Value) {
 fn plain(answer: &Answer, without: Option<&str>) -> Value {
     if let Ok(mut whole) = serde_json::from_str::<Value>(&answer.body) {
         blank(&mut whole, &NAMES);
-        // Ignore members that depend on the speed.
+        // Ignore the details, because their counts of draft tokens depend on timing.
         if let Some(usage) = whole.get_mut("usage").and_then(Value::as_object_mut) {
             usage.remove("completion_tokens_details");
         }

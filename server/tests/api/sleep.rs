@@ -43,7 +43,7 @@ impl ModelRunner for FailingWakeRunner {
     }
 }
 
-/// A server with the paths for sleep, whose wake-up fails `wake_failures` times.
+/// Starts a server that has the sleep endpoints and fails to wake `wake_failures` times.
 fn server_with_sleep(wake_failures: u32) -> Server {
     let inner = RepeatingRunner::new("x".bytes().map(TokenId::from));
     let mut server =

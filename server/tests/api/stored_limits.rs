@@ -1,5 +1,5 @@
-//! Tests the limits of stored objects: bytes of a request's stored items, items of conversations, pages, and concurrent
-//! requests.
+//! Tests the limits of stored objects: the size of a request's stored items, the size of a conversation, the size of a
+//! page, and the number of concurrent requests.
 
 use axum::body::Body;
 use axum::http::Request;

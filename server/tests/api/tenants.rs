@@ -12,7 +12,7 @@ const ALICE: &str = "0000000000000000000000000000a11c";
 const BOB: &str = "00000000000000000000000000000b0b";
 
 impl Server {
-    /// Sends a request with this tenant, or without a tenant.
+    /// Sends a request on behalf of this tenant, or without a tenant.
     async fn ask(&self, tenant: Option<&str>, method: &str, path: &str, body: String) -> Answer {
         let mut request =
             Request::builder().method(method).uri(path).header("content-type", "application/json");

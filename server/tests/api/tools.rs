@@ -454,9 +454,9 @@ async fn malformed_tools_and_choices_are_rejected() {
         invalid_type tools[0].function | tools[0].function: must be an object
         missing_required_parameter tools[0].function.name | tools[0].function.name: is missing
         invalid_type tools[0].function.name | tools[0].function.name: must be a string
-        invalid_value tools[0].function.name | tools[0].function.name: "" must be 1 to 128 letters, digits, underscores, dashes, dots, colons or slashes
-        invalid_value tools[0].function.name | tools[0].function.name: "a b" must be 1 to 128 letters, digits, underscores, dashes, dots, colons or slashes
-        invalid_value tools[0].function.name | tools[0].function.name: "xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx" must
+        invalid_value tools[0].function.name | tools[0].function.name: must be 1 to 128 letters, digits, underscores, dashes, dots, colons or slashes, not ""
+        invalid_value tools[0].function.name | tools[0].function.name: must be 1 to 128 letters, digits, underscores, dashes, dots, colons or slashes, not "a b"
+        invalid_value tools[0].function.name | tools[0].function.name: must be 1 to 128 letters, digits, underscores, dashes, dots, colons or slashes, not "xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx
         invalid_type tools[0].function.description | tools[0].function.description: must be a string
         invalid_type tools[0].function.parameters | tools[0].function.parameters: must be an object: a JSON schema is expected
         invalid_type tools[0].function.strict | tools[0].function.strict: must be a boolean

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// The time limit for a message in the log, which is far longer than any message takes.
+/// The time limit for a log message. Messages are usually logged much sooner.
 const LOG_DEADLINE: Duration = Duration::from_secs(60);
 
 /// A running server. Dropping it kills the process.
@@ -24,7 +24,7 @@ pub(crate) fn command(arguments: &[&str]) -> Command {
     command
 }
 
-/// Returns a command whose process may open only this number of file descriptors.
+/// Wraps `command` in a shell that limits its open file descriptors to `count`.
 pub(crate) fn with_descriptors(count: usize, command: &Command) -> Command {
     let mut limited = Command::new("sh");
     limited.args(["-c", &format!("ulimit -n {count} && exec \"$0\" \"$@\"")]);
@@ -56,14 +56,14 @@ impl Server {
         Self { child, address, log, reader: Some(reader) }
     }
 
-    /// Returns the rest of the log line that contains `mark`.
+    /// Returns the text after `mark` in the first log line that contains it.
     pub(crate) fn logged(&self, mark: &str) -> String {
         let log = self.log.lock().unwrap();
         let said = log.lines().find_map(|line| Some(line.split_once(mark)?.1.trim().to_owned()));
         said.unwrap_or_else(|| panic!("no {mark:?} in {log}"))
     }
 
-    /// Returns the peak memory of the process in bytes.
+    /// Returns the peak resident memory of the process in bytes.
     pub(crate) fn peak_memory(&self) -> usize {
         let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id())).unwrap();
         let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();

@@ -14,7 +14,7 @@ use crate::harness::{Server, command, rest, with_descriptors};
 /// The maximum size of a request head in bytes.
 const HEAD_BYTES_MAX: usize = 128 << 10;
 
-/// The deadline of every condition; they are usually met much sooner.
+/// The deadline of every condition. Conditions are usually met much sooner.
 const DEADLINE: Duration = Duration::from_secs(60);
 
 fn post(path: &str, body: &str) -> Vec<u8> {
@@ -113,7 +113,7 @@ fn a_silent_connection_is_closed_while_other_connections_replace_each_other() {
 
 #[tokio::test]
 async fn silent_grpc_connections_leave_room_for_routers_and_file_descriptors_for_the_api() {
-    /// The number of file descriptors that the process may open. It exceeds the limit of connections to the gRPC port.
+    /// The limit on the process's open file descriptors, which exceeds the connection limit of the gRPC port.
     const DESCRIPTORS: usize = 400;
     let server = Server::start(&mut with_descriptors(DESCRIPTORS, &command(&[])));
     let address = server.logged("gRPC on ");
@@ -183,7 +183,7 @@ fn protocol_errors_have_bodies() {
     let server = Server::start(&mut command(&[]));
     let long = "x".repeat(70_000);
     let fields = (0..200).map(|field| format!("x-{field}: y\r\n")).collect::<String>();
-    // The server reads this head completely, but its end is missing.
+    // This head has the maximum size, but no empty line at its end.
     let start = "GET / HTTP/1.1\r\nhost: x\r\nx: ";
     let large = start.to_owned() + &"y".repeat(HEAD_BYTES_MAX - start.len());
     for (request, status, code) in [
@@ -261,7 +261,7 @@ fn texts_that_need_too_much_memory_are_rejected_before_they_are_tokenized() {
             });
         }
     });
-    // Smaller texts are tokenized, as many at the same time as the memory allows.
+    // Smaller texts are all tokenized. If they exceed the memory limit together, some of them wait.
     let counted = format!(r#"{{"model":"sim","prompt":"{}"}}"#, &digits[..150_000]);
     std::thread::scope(|scope| {
         for _ in 0..4 {

@@ -11,7 +11,7 @@ use crate::harness::{Server, command, rest};
 
 const IMAGE: &[u8] = include_bytes!("../../images/tests/reference/files/rgb.png");
 
-/// Starts a web server with one image, `/image.png`, which runs until the process of the test ends.
+/// Starts a web server with one image, `/image.png`, which runs until the test process exits.
 fn web_server() -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
@@ -33,7 +33,7 @@ fn web_server() -> SocketAddr {
     address
 }
 
-/// Sends a chat with the images. Returns the status and the body of the answer.
+/// Sends a chat request with these images. Returns the status and the body of the answer.
 fn chat(server: &Server, images: &[&str]) -> (u16, Value) {
     let images = images.iter().map(|url| json!({"type": "image_url", "image_url": {"url": url}}));
     let text = json!({"type": "text", "text": "What is this?"});
@@ -60,7 +60,7 @@ fn refusal(server: &Server, image: &str) -> String {
     error["message"].as_str().unwrap().to_owned()
 }
 
-/// An image without compression, in the format BMP with 24 bits per pixel. The side must be a multiple of four pixels.
+/// Returns an uncompressed square BMP image with 24 bits per pixel. `side` is in pixels and must be a multiple of four.
 fn bitmap(side: u32) -> Vec<u8> {
     let (head, pixels) = (54, side * side * 3);
     let mut file = b"BM".to_vec();
@@ -96,7 +96,7 @@ fn images_are_fetched_from_allowed_places() {
         "--allowed-local-media-path",
         directory.path().to_str().unwrap(),
     ]);
-    // The server uses no proxy, which would resolve names itself. Nothing listens on this address.
+    // The server must ignore this proxy, because a proxy would resolve names itself. Nothing listens on its address.
     let server = Server::start(command.env("http_proxy", "http://127.0.0.2:9"));
     let url = format!("http://{web}/image.png");
     let path = file.to_str().unwrap();

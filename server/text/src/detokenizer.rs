@@ -64,7 +64,7 @@ impl Detokenizer {
         text
     }
 
-    /// Ends the sequence. Returns U+FFFD if it ends within a character, otherwise nothing.
+    /// Ends the sequence. Returns U+FFFD if the sequence ends within a character, otherwise an empty string.
     pub fn finish(mut self) -> String {
         String::from_utf8_lossy(&mem::take(&mut self.held)).into_owned()
     }

@@ -46,7 +46,7 @@ impl TextSource {
     /// Opens `path`, which is a GGUF file or a directory with `tokenizer.json`.
     ///
     /// # Errors
-    /// The path does not exist or is not readable, or the file is not a GGUF file.
+    /// The path does not exist or is not readable, or the file is not a valid GGUF file.
     pub fn open(path: impl AsRef<Path>) -> Result<Self, LoadError> {
         let path = path.as_ref();
         let metadata =
@@ -131,7 +131,7 @@ fn directory_context(config: &JsonFile) -> Option<u32> {
     names.iter().find_map(|name| field(config, name))
 }
 
-/// Returns a number in the configuration or, for multimodal models, in its part about text.
+/// Returns a number in the configuration or, for multimodal models, in `text_config`.
 fn field(config: &JsonFile, name: &str) -> Option<u32> {
     let value = config.get(name).or_else(|| config.get("text_config")?.get(name))?;
     u32::try_from(value.as_u64()?).ok()
@@ -213,7 +213,7 @@ fn directory_template(
     chat_template(sources, bos, eos).map_err(|problem| file.fault(FIELD, &problem))
 }
 
-/// Returns the templates in the files `{name}.jinja` of a directory, which may not exist.
+/// Returns the templates in the files `{name}.jinja` of a directory, which may be missing.
 fn additional_templates(directory: &Path) -> Result<Vec<(String, String)>, LoadError> {
     let Ok(entries) = fs::read_dir(directory) else { return Ok(Vec::new()) };
     let mut sources = Vec::new();

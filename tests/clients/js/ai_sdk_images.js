@@ -70,7 +70,7 @@ const scenarios = {
       const images = Array.from({ length: number }, () => image(randomImage()));
       const { usage, response } = await answer(model, user(text("What is this?"), ...images));
       counts.push(usage.inputTokens);
-      // The AI SDK drops this member from its own usage.
+      // The usage of the AI SDK omits the number of image tokens, so the test reads it from the body of the response.
       const { prompt_tokens_details, input_tokens_details } = response.body.usage;
       const details = model === models["openai, responses"] ? input_tokens_details : prompt_tokens_details;
       assert.equal(details.image_tokens ?? 0, number * IMAGE_TOKENS);

@@ -1,6 +1,6 @@
 // Makes images for the scripts of the clients.
 
-// Returns an image of one pixel in the format GIF, as bytes. Images differ in their amount of red, from 0 to 255.
+// Returns a GIF image of one pixel, as bytes. Images with different values of `red` (0 to 255) have different colors.
 export function gif(red) {
   const file = Buffer.from("R0lGODlhAQABAPAAAAAAAAAAACwAAAAAAQABAAACAkQBADs=", "base64");
   file[13] = red;

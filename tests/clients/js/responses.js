@@ -1,6 +1,6 @@
 // Drives the responses endpoint with the official JavaScript client. Usage: node responses.js BASE_URL MODEL KIND
 //
-// It is the counterpart of responses.py, which describes the two kinds. The first scenario that fails ends the
+// This script is the counterpart of responses.py, which describes the two kinds. The first scenario that fails ends the
 // run.
 
 import assert from "node:assert/strict";

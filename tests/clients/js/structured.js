@@ -11,7 +11,8 @@ import { z } from "zod";
 const [baseURL, model] = process.argv.slice(2);
 const client = new OpenAI({ baseURL, apiKey: "unused", maxRetries: 0, timeout: 120_000 });
 const messages = [{ role: "user", content: "Tell me about the weather in Paris, in JSON." }];
-// Without a seed, a random answer may have so many spaces between its values that it does not end within these tokens.
+// Requests with these options set a seed. Without a seed, a random answer may contain so much whitespace that it does
+// not end within `max_tokens`.
 const options = { max_tokens: 400, temperature: 1 };
 
 const Weather = z.object({

@@ -1,6 +1,6 @@
 // Drives tools with the official JavaScript client. Usage: node tools.js BASE_URL MODEL scripted|required
 //
-// It is the counterpart of tools.py, which describes the two kinds. The first scenario that fails ends
+// This script is the counterpart of tools.py, which describes the two kinds. The first scenario that fails ends
 // the run.
 
 import assert from "node:assert/strict";
@@ -19,7 +19,7 @@ const parameters = (properties) => ({
 const weather = parameters({ city: { type: "string" }, days: { type: "integer" } });
 const numbers = parameters({ one: { type: "integer" }, other: { type: "integer" } });
 
-// Tools that record their arguments.
+// Returns tools that record their arguments.
 function noting(calls) {
   const tool = (name, schema) => ({
     type: "function",

@@ -7,7 +7,7 @@ import zlib
 
 
 def png(width=8, height=8, value=None):
-    """An image of one color, by default a random one, in the format PNG."""
+    """Returns the data: URL of a PNG image with one color, which is random by default."""
     color = random.randbytes(3) if value is None else bytes([value] * 3)
     chunk = lambda kind, content: (
         struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))

@@ -1,8 +1,8 @@
 """Drives the responses endpoint with the official Python client. Usage: responses.py BASE_URL MODEL scripted|real
 
 `scripted`: the model returns the answers in `tests/tests/e2e_responses.rs`: in the first turn it reasons and calls a
-tool, in the second it calls two tools, and in the third it answers. `real`: the output is not known in advance; only
-structured output is checked.
+tool, in the second it calls two tools, and in the third it answers. `real`: a real model answers, so only a few checks
+depend on the text.
 Each function is a scenario, whose name describes the expected behavior. The run ends at the first failure.
 """
 
@@ -112,7 +112,7 @@ def a_loop_of_three_turns_by_the_clients_memory(client, model):
 
 
 def a_loop_of_three_streamed_turns_in_a_conversation(client, model):
-    # With several models, the request must name one.
+    # Behind a router with several models, the request must name the model.
     conversation = client.conversations.create(metadata={"a": "b"}, extra_body={"model": model})
     given = QUESTION
     for expected in CALLS:

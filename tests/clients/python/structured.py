@@ -41,7 +41,8 @@ class Report(BaseModel):
     degrees: int = Field(ge=-50, le=60)
 
 
-# Without a seed, a random answer may have so many spaces between its values that it does not end within these tokens.
+# Requests with these options set a seed. Without a seed, a random answer may contain so much whitespace that it does
+# not end within `max_tokens`.
 OPTIONS = {"max_tokens": 400, "temperature": 1.0}
 
 

@@ -183,7 +183,7 @@ def interpolation(thw: torch.Tensor, grid: int) -> dict:
     self = types.SimpleNamespace(num_grid_per_side=int(grid**0.5), pos_embed=Embedding(),
                                  config=types.SimpleNamespace(spatial_merge_size=2))
     sums = modeling_qwen3_vl.Qwen3VLVisionModel.fast_pos_embed_interpolate(self, thw)
-    # The sum of weight * index in block order determines the coordinates of each patch.
+    # The second component is the sum of weight * index, which determines the coordinates of a patch.
     return {"position_sums": floats(sums[:, 1])}
 
 
@@ -273,7 +273,7 @@ def llava_next() -> dict:
 
 
 class PositionNumbers(torch.nn.Module):
-    """Stands for a table of position embeddings and returns the numbers that are looked up."""
+    """Stands in for a table of position embeddings, and returns the numbers that are looked up."""
 
     weight = torch.zeros(1)
 

@@ -60,7 +60,7 @@ impl Pipe {
     pub(super) fn new(input: ChildStdin, output: ChildStdout) -> Self {
         let inbox = Arc::new(Inbox::default());
         let listener = Arc::clone(&inbox);
-        // The thread ends when the browser exits and thereby closes its end.
+        // The thread ends when the browser exits and thereby closes its end of the pipe.
         std::thread::spawn(move || listen(output, &listener));
         Self { input: Mutex::new(Input { stream: input, calls: 0 }), inbox }
     }
@@ -83,7 +83,7 @@ impl Pipe {
             }
             let left = end.saturating_duration_since(Instant::now());
             if messages.is_over || left.is_zero() {
-                bail!("no response to {method}");
+                bail!("no response to {method} within {LIMIT:?}, or the browser has exited");
             }
             messages =
                 self.inbox.changed.wait_timeout(messages, left).unwrap_or_else(PoisonError::into_inner).0;

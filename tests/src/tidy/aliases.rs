@@ -1,5 +1,5 @@
-//! Checks that no import renames a type of this workspace only because the file uses another of its types with the same
-//! name: one of the two needs another name.
+//! Checks that no import renames a type of this workspace because the file also uses another type of the workspace with
+//! the same name. One of the two types needs another name instead.
 
 use std::collections::HashSet;
 
@@ -11,8 +11,8 @@ use super::{
     syntax::{RustFile, type_name},
 };
 
-/// Finds imports that rename a type, where the file also imports or defines another type of the workspace with its
-/// name.
+/// Finds imports that rename a type of the workspace in a file that also imports or defines another type of the
+/// workspace with the same name.
 #[must_use]
 pub fn colliding_aliases(file: &RustFile) -> Vec<Finding> {
     let mut names = TypeNames::default();

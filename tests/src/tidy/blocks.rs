@@ -10,7 +10,7 @@ const REASON_WORDS_MIN: usize = 3;
 /// The environment that a tested block needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scene {
-    /// A server of the sample model, named `smollm2`, at the address in the block.
+    /// A server with the sample model, named `smollm2`, at the address in the block.
     Server,
     /// The server that an earlier block of the page starts, at the address in the block.
     ServerOfPage,

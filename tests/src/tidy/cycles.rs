@@ -1,8 +1,8 @@
 //! Checks that the modules of a crate do not import each other in cycles.
 //!
-//! A module imports another if it names one of its items, in a `use` or by path. A re-exported item counts as an item
-//! of the module that defines it, so the re-exports of `lib.rs` form no cycles. Declaring a module is not an import,
-//! and test modules are ignored.
+//! A module imports another module if it names an item of the other module, in a `use` or by path. A re-exported item
+//! counts as an item of the module that defines it, so the re-exports of `lib.rs` form no cycles. Declaring a module is
+//! not an import, and test modules are ignored.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -174,7 +174,7 @@ fn test_modules(file: &RustFile) -> Vec<ModulePath> {
 struct Collector<'a> {
     path: &'a [String],
     module: &'a mut Module,
-    /// The depth of inline modules, in which `super` leads to the module of the file.
+    /// The nesting depth of inline modules, in which `super` leads to a module of the same file.
     depth: usize,
 }
 

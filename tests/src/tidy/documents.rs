@@ -156,10 +156,10 @@ pub fn supersessions(tree: &Tree) -> Vec<Finding> {
         }
     }
     let unlinked = |(new, old): &(String, String)| {
-        Finding::new(old, format!("{new} supersedes it; link to that page with `Superseded by`"))
+        Finding::new(old, format!("{new} supersedes this decision; link to it with `Superseded by`"))
     };
     let unstated = |(new, old): &(String, String)| {
-        Finding::new(new, format!("{old} is superseded by it; link to that page with `Supersedes`"))
+        Finding::new(new, format!("this decision supersedes {old}; link to it with `Supersedes`"))
     };
     let findings = supersedes.difference(&superseded).map(unlinked);
     findings.chain(superseded.difference(&supersedes).map(unstated)).collect()

@@ -1,4 +1,4 @@
-//! Parses the Rust files of a crate for the rules about its style.
+//! Parses the Rust files of a crate for the style rules.
 
 use anyhow::Context as _;
 

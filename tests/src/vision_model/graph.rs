@@ -13,7 +13,7 @@ const PRECISION: &str = "precision=\"FP32\"";
 pub(super) struct Graph {
     layers: String,
     edges: String,
-    /// The number of inputs of each layer, which is also the number of its output port.
+    /// The number of inputs of each layer, which is also the ID of its output port.
     input_counts: Vec<usize>,
     /// The contents of the constants.
     constants: Vec<u8>,
@@ -53,13 +53,13 @@ impl Graph {
         self.constant("f32", shape, &bytes)
     }
 
-    /// Adds a list of integers.
+    /// Adds a one-dimensional constant of integers.
     pub(super) fn integers(&mut self, values: &[i64]) -> Node {
         let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
         self.constant("i64", &[values.len()], &bytes)
     }
 
-    /// Adds a single integer, which has no dimension.
+    /// Adds a scalar integer constant.
     pub(super) fn integer(&mut self, value: i64) -> Node {
         self.constant("i64", &[], &value.to_le_bytes())
     }

@@ -126,7 +126,7 @@ impl Client {
     }
 }
 
-/// The status of a completely received response, 0 if the connection broke.
+/// Returns the status of a completely received response, or 0 if the connection broke.
 async fn status(request: reqwest::RequestBuilder) -> u16 {
     let Ok(answer) = request.send().await else { return 0 };
     let status = answer.status().as_u16();

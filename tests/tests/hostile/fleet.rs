@@ -18,7 +18,7 @@ const MEMORY_BYTES: u64 = 2 << 30;
 /// The maximum memory after an attack, in percent of the memory before all attacks.
 const REMAINING_PERCENT: u64 = 110;
 /// The growth of memory that is always allowed, about 3% of the limit. The router uses so little memory that 10% of it
-/// is less than an allocator retains after a few large bodies. The server has about 160 MiB less before the attacks if
+/// is less than an allocator retains after a few large bodies. The server uses about 160 MiB less before the attacks if
 /// it has just trimmed its memory, and then 10% is less than the fragments that ten thousand connections leave.
 const REMAINING_BYTES_MIN: u64 = 64 << 20;
 /// The time limit for memory to be freed after an attack.

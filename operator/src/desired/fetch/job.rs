@@ -1,4 +1,5 @@
-//! The Job that fetches a model into the volume that all replicas mount, and the claim of that volume. Pure.
+//! The Job that fetches a model into the volume that all replicas mount, and the claim of that volume. This module is
+//! pure.
 
 use std::collections::BTreeSet;
 
@@ -88,8 +89,8 @@ fn job(valid: &ValidDeployment, fetched: &FetchedModel, observed: &ObservedState
     manifest
 }
 
-/// The Job that has already fetched the source with this key. It is kept when the image of the server, the
-/// tolerations or the Secret change, because the fetched files remain the same.
+/// The Job that has already fetched the source with this key. It is retained when the image of the server, the
+/// tolerations or the Secret changes, because the fetched files remain the same.
 fn completed_job(valid: &ValidDeployment, key: &str, observed: &ObservedState) -> Option<Manifest> {
     let source = ModelSourceKey::Shared(key.to_owned());
     let (name, job) = observed.owned.iter().find_map(|((kind, name), job)| {

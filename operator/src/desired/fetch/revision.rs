@@ -1,5 +1,5 @@
 //! Pins the commit of a repository of the Hugging Face Hub. A branch can move, so the first pod that fetches it
-//! reports the commit, and all later pods fetch that commit. Pure.
+//! reports the commit, and all later pods fetch that commit. This module is pure.
 //!
 //! The commit is stored in a ConfigMap, which the container reads as an environment variable when it starts. A
 //! changed argument would replace the replicas that have already fetched the commit.

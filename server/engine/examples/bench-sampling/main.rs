@@ -1,4 +1,4 @@
-//! Measures the time of the engine's thread per step besides the model: sampling, committing tokens to guides,
+//! Measures the time that the engine's thread spends per step outside the model: sampling, committing tokens to guides,
 //! scheduling and sending events. The model is a table of logits, so a step has no other costs.
 //!
 //! `make bench-sampling` prints a table for each number of threads in `--threads`.
@@ -47,7 +47,7 @@ impl ModelRunner for TableRunner {
     }
 }
 
-/// A form that allows the same tokens at every position.
+/// A guide that allows the same tokens at every position.
 #[derive(Clone, Debug)]
 struct ConstantGuide {
     allowed: Arc<TokenSet>,
@@ -132,7 +132,7 @@ fn main() -> ExitCode {
             return ExitCode::FAILURE;
         }
     };
-    println!("ms per step besides the model, fastest of {} steps, {} logits", args.steps, args.vocabulary);
+    println!("ms per step outside the model, fastest of {} steps, {} logits", args.steps, args.vocabulary);
     let runtime = tokio::runtime::Builder::new_current_thread().build().expect("a runtime can be built");
     for &threads in &args.threads {
         let counts: Vec<String> = args.sequences.iter().map(|count| format!("{count:>8}")).collect();
@@ -148,7 +148,7 @@ fn main() -> ExitCode {
     ExitCode::SUCCESS
 }
 
-/// The time of the fastest step besides the model, which depends least on other processes.
+/// Returns the time that the fastest decode step spends outside the model. Other processes disturb the minimum least.
 async fn measure(case: &Case, sequences: u32, threads: usize, args: &Args) -> Duration {
     let runner = TableRunner { logits: logits(sequences, args.vocabulary), vocabulary: args.vocabulary };
     let config = EngineConfig {
@@ -189,7 +189,7 @@ async fn measure(case: &Case, sequences: u32, threads: usize, args: &Args) -> Du
     reports.iter().filter(is_decode).map(cost).min().unwrap_or_default()
 }
 
-/// Logits that are distributed like those of a language model: most of them in a bell curve, and a few high ones.
+/// Logits that are distributed like those of a language model: most of them follow a bell curve, and a few are high.
 fn logits(sequences: u32, vocabulary: u32) -> Vec<f32> {
     let mut rng = StdRng::seed_from_u64(1);
     let mut logits = Vec::new();

@@ -69,7 +69,7 @@ impl<'a> SamplingJob<'a> {
 
     /// Computes the outcome. A panic fails only the request of this job.
     pub(super) fn run(&mut self, sampler: &mut Sampler) {
-        // Unwind safety: a sampler has no state between two calls, and the sequence is not used after a failure.
+        // Unwind safety: a sampler keeps no state between calls, and the sequence is not used after a failure.
         let outcome = catch_unwind(AssertUnwindSafe(|| self.compute(sampler)));
         self.outcome = outcome.unwrap_or_else(|_| Err(Failure::Step("sampling panicked".to_owned())));
     }

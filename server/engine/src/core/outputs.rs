@@ -83,7 +83,7 @@ pub(super) enum LockWait {
     Never,
 }
 
-/// The sequences that are sampled.
+/// Which sequences a run of sampling jobs samples.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum SamplePhase {
     /// The sequences of the computed batch.
@@ -369,7 +369,7 @@ impl StepOutputs {
     }
 }
 
-/// The sequences of a request that are sampled after they were suspended.
+/// The suspended sequences of a request that can now be sampled.
 struct ReadySequences {
     request: u64,
     /// The logits of each sequence, by its index.
@@ -433,7 +433,7 @@ fn plan_candidates<'a>(
 /// can follow.
 fn apply_moves(active: &mut ActiveRequest, moves: &[Move], complete: &mut Vec<u32>) -> Result<(), Failure> {
     // Copy the states of all parents before any token is added to them, because several beams may continue the same
-    // parent. A parent continues its own tokens, so its state is not replaced by a copy.
+    // parent. Each parent also continues in its own slot, so no copy overwrites the state of a parent.
     for &Move { slot, parent, is_beam, .. } in moves.iter().filter(|to| to.parent != to.slot) {
         let (slot, parent) = (slot as usize, parent as usize);
         if is_beam {

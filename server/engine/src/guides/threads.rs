@@ -47,7 +47,7 @@ pub(super) struct GuideResult {
     pub(super) awaited_by: Option<u64>,
 }
 
-/// The deadline of a job, as a multiple of its expected time.
+/// The time until the deadline of a job, as a multiple of its expected time.
 const DEADLINE_FACTOR: u32 = 8;
 
 #[derive(Debug)]
@@ -115,7 +115,7 @@ impl GuideThreads {
             };
             match std::thread::Builder::new().name(format!("guide-{index}")).spawn(run) {
                 Ok(handle) => self.handles.push(handle),
-                Err(error) => tracing::warn!("failed to start a thread for guides: {error}"),
+                Err(error) => tracing::warn!("failed to start a thread for structured outputs: {error}"),
             }
         }
     }

@@ -5,7 +5,7 @@ use server_scheduler::TokenId;
 use super::scan::Peak;
 use crate::guide::{SetBits, TokenSet};
 
-/// If fewer than one in this many tokens is allowed, only the logits of allowed tokens are read.
+/// If less than this fraction (1 / `SPARSE`) of the tokens is allowed, only the logits of allowed tokens are read.
 const SPARSE: usize = 8;
 
 const WORD: usize = u32::BITS as usize;

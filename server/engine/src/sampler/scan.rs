@@ -60,7 +60,8 @@ pub(super) fn peak(logits: &[f32], maxima: &mut Vec<f32>) -> Option<Peak> {
     Some(Peak { value, token: token as TokenId })
 }
 
-/// The greatest of the lanes, none of which is NaN. Each step halves their number, so that the compiler vectorizes it.
+/// The greatest of the lanes, none of which is NaN. Each step halves their number, so that the compiler vectorizes the
+/// comparisons.
 pub(super) fn greatest(lanes: &[f32; LANES]) -> f32 {
     let mut lanes = *lanes;
     let mut half = LANES / 2;

@@ -21,7 +21,7 @@ impl Candidate {
     }
 }
 
-/// The order of the filters. The logits must not be NaN.
+/// The order in which filters prefer tokens. The logits must not be NaN.
 pub(super) fn more_probable(a: &Candidate, b: &Candidate) -> Ordering {
     b.logit.partial_cmp(&a.logit).unwrap_or(Ordering::Equal).then(a.token.cmp(&b.token))
 }
@@ -143,7 +143,7 @@ pub(super) fn weigh(candidates: &mut [Candidate], max: f32, scale: f32) {
 /// Number of buckets into which a large number of candidates is divided by their logits.
 const BUCKETS: usize = 1024;
 
-/// The cutoff that keeps the fewest of the most probable `candidates` whose weights add up to `mass`. The order of
+/// The cutoff that keeps the fewest most probable `candidates` whose weights add up to at least `mass`. The order of
 /// `candidates` is undefined afterward.
 ///
 /// Many candidates are first divided into buckets by their logits, and only the bucket in which the sum crosses `mass`

@@ -323,7 +323,7 @@ fn invalid_logits_are_rejected_even_where_they_are_replaced() {
         Sampling { logit_bias: ban(3), ..sampling(0.0) },
         Sampling { allowed_token_ids: Some([5].into()), ..sampling(0.0) },
         Sampling { bad_words: Arc::new([vec![3]]), ..sampling(0.0) },
-        // This ban replaces another logit than the invalid one.
+        // This ban replaces a logit other than the invalid one.
         Sampling { logit_bias: ban(4), ..sampling(0.0) },
     ];
     for sampling in everything {

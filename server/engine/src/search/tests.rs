@@ -57,7 +57,7 @@ fn params(num_results: u32, early_stopping: EarlyStopping) -> BeamSearch {
     }
 }
 
-/// Returns the results of a search, whose slots' texts are recorded outside the search.
+/// Runs a search, recording the text of each slot independently of the search, and returns the results.
 fn search_results(case: &Case) -> Vec<(Vec<TokenId>, FinishReason)> {
     let mut search = Search::new(case.params.clone(), case.width, case.stop.clone());
     let mut texts = vec![Vec::new(); case.width as usize];
@@ -236,7 +236,7 @@ fn a_slot_without_a_beam_follows_the_best_beam() {
     assert_eq!(texts, [vec![5, 4, 1, END], vec![5, 4, 2]]);
 }
 
-/// Ends a beam whose last tokens are these.
+/// Ends a beam whose last tokens equal the stored tokens.
 #[derive(Debug)]
 struct StopTokens(Vec<TokenId>);
 

@@ -8,8 +8,8 @@ use server_scheduler::TokenId;
 pub struct SimScript {
     /// The tokens that open a turn of the model. They must not be empty.
     pub opening: Vec<TokenId>,
-    /// The answers of the first turn, the second and so on, including the token that ends them. The last answer is
-    /// repeated in further turns. There must be at least one.
+    /// The answers in the order of the turns, each including the token that ends it. The last answer is repeated in
+    /// further turns. At least one answer is required.
     pub answers: Vec<Vec<TokenId>>,
 }
 

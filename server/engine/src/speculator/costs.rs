@@ -109,7 +109,7 @@ struct NetSavings {
     time: f64,
 }
 
-/// The maximum time that drafts may cost in addition to what they save, as a fraction of the time of all steps.
+/// The maximum net time that drafts may lose, as a fraction of the time of all steps.
 const LOSS_MAX: f64 = 0.03;
 /// The time constant of the decay, in steps.
 const WINDOW: f64 = 1024.0;
@@ -215,7 +215,7 @@ impl CostModel {
 }
 
 impl MarginalCosts {
-    /// The smallest probability at which a draft is worth its cost, if its proposal takes this many seconds.
+    /// The smallest probability at which a draft that takes `proposal_seconds` to propose is worth its cost.
     pub(super) fn threshold(&self, proposal_seconds: f64) -> f32 {
         if self.sequence > 0.0 {
             (MARGIN * (self.draft + proposal_seconds) / self.sequence) as f32
@@ -224,8 +224,8 @@ impl MarginalCosts {
         }
     }
 
-    /// Seconds saved for each token of a sequence with up to `max_drafts` drafts, each accepted with the probability
-    /// `acceptance` and proposed in this many seconds.
+    /// The largest number of seconds per token that up to `max_drafts` drafts save for a sequence. Each draft takes
+    /// `proposal_seconds` to propose and is accepted with the probability `acceptance`.
     pub(super) fn gain(&self, acceptance: f32, max_drafts: usize, proposal_seconds: f64) -> f64 {
         let (mut tokens, mut time, mut probability) = (1.0, self.sequence, 1.0);
         let mut best: f64 = 0.0;

@@ -100,7 +100,7 @@ impl DraftModel {
     /// Wakes the runner. If that fails, the model is no longer used.
     pub(super) fn wake(&mut self) {
         if let Err(error) = self.runner.wake() {
-            tracing::warn!("failed to wake the draft model, continuing without it: {error}");
+            tracing::warn!("failed to wake the draft model, continuing without it: {}", error.message);
             self.is_broken = true;
         }
     }
@@ -145,7 +145,11 @@ impl DraftModel {
             }
             let began = clock.now();
             if let Err(error) = self.run(requests, drafters) {
-                tracing::warn!("failed to run the draft model, continuing this step without it: {error}");
+                let scope = if error.fatal { "" } else { "this step " };
+                tracing::warn!(
+                    "failed to run the draft model, continuing {scope}without it: {}",
+                    error.message
+                );
                 self.is_broken = error.fatal;
                 break;
             }
@@ -249,8 +253,8 @@ impl DraftModel {
         });
     }
 
-    /// Runs the batch, and samples a draft for each sequence whose text is read. Sequences that need another run remain
-    /// in `drafting`.
+    /// Runs the batch, and samples a draft for each sequence whose text has been read completely. Sequences that need
+    /// another run remain in `drafting`.
     fn run(
         &mut self,
         requests: &Requests,

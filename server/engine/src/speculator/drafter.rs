@@ -71,8 +71,8 @@ pub(super) struct ModelProposer {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct MatchAcceptance([f32; MATCH_MAX]);
 
-/// Number of drafts in the first step with drafts. It doubles when all drafts are accepted and halves when none is, so
-/// that a new kind of text costs little until its acceptance is known.
+/// Maximum number of drafts in the first step with drafts. The limit doubles when all drafts are accepted and halves
+/// when none is, so that a new kind of text costs little until its acceptance is known.
 const INITIAL_LIMIT: usize = 2;
 
 /// The weight of a new observation in the average of a sequence.

@@ -37,7 +37,7 @@ impl Part {
 /// The digest of an empty text, and of a slot with unknown content.
 pub(super) const NO_DIGEST: u64 = 0;
 
-/// The digest of a text with another token.
+/// The digest of a text that ends with `token`, given the digest of the text before it.
 pub(super) fn digest(before: u64, token: TokenId) -> u64 {
     mix(before.rotate_left(17) ^ u64::from(token)).max(1)
 }

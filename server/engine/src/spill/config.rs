@@ -8,16 +8,16 @@ use sha2::{Digest as _, Sha256};
 /// The directory for evicted blocks.
 #[derive(Clone, Debug)]
 pub struct SpillConfig {
-    /// The directory. One server at a time uses it. Another server waits, and stores no blocks, until the first one
-    /// ends.
+    /// The path of the directory. Only one server at a time uses it. A second server stores no blocks until the first
+    /// one exits.
     pub directory: PathBuf,
-    /// The largest number of bytes of all files.
+    /// The maximum total size of all files in bytes.
     pub bytes_max: u64,
-    /// The identity of the content besides the tokens. Blocks of another identity are removed.
+    /// The identity of the inputs other than tokens that determine the content. Blocks of another identity are removed.
     pub identity: SpillIdentity,
 }
 
-/// The inputs on which the content of a block depends, besides its tokens.
+/// The inputs on which the content of a block depends, other than its tokens.
 #[derive(Clone, Debug)]
 pub struct SpillIdentity {
     /// A description of how the content is computed and laid out.

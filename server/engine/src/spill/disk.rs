@@ -180,7 +180,10 @@ impl Writer {
             let is_other =
                 entry.file_name().to_str().is_some_and(|other| is_directory(other) && other != name);
             if is_other && let Err(error) = fs::remove_dir_all(entry.path()) {
-                tracing::warn!(%error, directory = %entry.path().display(), "failed to remove blocks of another model");
+                tracing::warn!(
+                    %error, directory = %entry.path().display(),
+                    "failed to remove the blocks of another model or configuration"
+                );
             }
         }
         let directory = self.config.directory.join(name);

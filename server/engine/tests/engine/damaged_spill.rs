@@ -37,7 +37,7 @@ thread_local! {
     static SPILLED: OnceCell<SpilledBlocks> = const { OnceCell::new() };
 }
 
-/// Panics if a guarantee is violated.
+/// Restores blocks from the files in `input`, and panics if a guarantee is violated.
 pub(crate) fn check(input: &[u8]) {
     SPILLED.with(|spilled| spilled.get_or_init(SpilledBlocks::new).check(input));
 }

@@ -88,8 +88,8 @@ fn rule(tokens_max: u32) -> Option<DraftModelParams> {
     Some(DraftModelParams { num_draft_tokens: tokens_max, confidence_threshold: 0.0 })
 }
 
-/// Runs concurrent requests, some of which are dropped and some of which also use prompt lookup. Compares each with
-/// its output when it runs alone without drafts.
+/// Runs concurrent requests, some of which are dropped and some of which also use prompt lookup. Compares the output of
+/// each request with its output when it runs alone and without drafts.
 async fn compare(handles: [&EngineHandle; 2], rng: &mut StdRng, has_lookup: bool) -> DraftCounts {
     let mut tasks = JoinSet::new();
     for which in 0..60 {

@@ -51,7 +51,7 @@ pub(crate) async fn events(mut stream: server_engine::TokenStream) -> Vec<Event>
     events
 }
 
-/// The events of generated tokens and ends by sequence, without the numbers of draft tokens.
+/// Returns the `Token` and `Finished` events of each sequence, without the counts of drafts.
 pub(crate) fn output_events(events: &[Event]) -> Vec<Vec<Event>> {
     let mut outputs: Vec<Vec<Event>> = Vec::new();
     for event in events {

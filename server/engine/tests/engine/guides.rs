@@ -14,7 +14,7 @@ use tokio::task::JoinSet;
 use crate::support::{Outcome, Setup, VOCABULARY, beams, outcome, prompt, request, sampled, settled, tokens};
 
 /// A form whose allowed tokens depend on all previous tokens: usually several tokens, sometimes a single one. It is
-/// complete at every multiple of three tokens, and ends at `length`.
+/// complete at every multiple of three tokens, and ends after `length` tokens.
 #[derive(Clone, Debug)]
 pub(crate) struct Form {
     seed: u64,
@@ -99,7 +99,7 @@ impl Guide for Form {
     fn start(&self) -> Result<Box<dyn GuideState>, GuideError> {
         let state = FormState { form: self.clone(), tokens: Vec::new() };
         match self.fault {
-            Some((_, Fault::Start)) => Err(GuideError::Failed("it cannot start".to_owned())),
+            Some((_, Fault::Start)) => Err(GuideError::Failed("the guide cannot start".to_owned())),
             _ => Ok(Box::new(state)),
         }
     }
@@ -123,7 +123,7 @@ impl GuideState for FormState {
     fn allow(&mut self, allowed: &mut TokenSet) -> Result<Progress, GuideError> {
         assert!(allowed.is_empty(), "the set is empty");
         match self.fault() {
-            Some(Fault::Allow) => return Err(GuideError::TooComplex("it cannot go on".to_owned())),
+            Some(Fault::Allow) => return Err(GuideError::TooComplex("the guide cannot continue".to_owned())),
             Some(Fault::Panic) => panic!("a simulated panic"),
             Some(Fault::DeadEnd) => return Ok(Progress::Open),
             _ => {}
@@ -138,7 +138,7 @@ impl GuideState for FormState {
     fn commit(&mut self, token: TokenId) -> Result<Progress, GuideError> {
         assert!(self.form.allows(&self.tokens, token), "{token} was not allowed after {:?}", self.tokens);
         match self.fault() {
-            Some(Fault::Commit) => return Err(GuideError::Failed("it takes no such token".to_owned())),
+            Some(Fault::Commit) => return Err(GuideError::Failed("the guide rejects the token".to_owned())),
             Some(Fault::CommitPanic) => panic!("a simulated panic"),
             _ => {}
         }

@@ -157,7 +157,7 @@ struct GatedEncoder {
     defect: EncoderDefect,
 }
 
-/// A defect of an encoder, most of which affect only the runs of several images.
+/// A defect of an encoder. Most defects affect only runs of several images.
 #[derive(Clone, Copy, PartialEq)]
 enum EncoderDefect {
     None,
@@ -269,8 +269,8 @@ async fn other_requests_do_not_wait_for_the_encoder() {
     settled(&handle).await;
 }
 
-/// A configuration with steps of a day of simulated time. The engine waits for pauses in real time, so a pause that
-/// nothing ends lets a test wait for days.
+/// A configuration whose steps each take a day of simulated time. The engine waits for pauses in real time, so a test
+/// hangs if nothing ends a pause.
 fn with_long_steps() -> Setup {
     let mut setup = Setup::new(200);
     setup.sim.costs.step = Duration::from_hours(24);
@@ -382,13 +382,13 @@ async fn clients_that_disconnect_while_the_engine_waits_for_images_are_noticed()
     assert_eq!(encoder.encoded(), [digest(1)], "no request needs the second image");
 }
 
-/// The request with one image.
+/// Returns a request with one image.
 fn with_image(image: u8) -> Request {
     with_images(u32::from(image), &[image], 9)
 }
 
-/// Submits requests with one image each while the encoder is busy with image 1, and waits until the encoder has them.
-/// Returns the streams of the request with image 1 and of the other requests.
+/// Submits requests with one image each while the encoder is busy with image 1, and waits until the encoder has
+/// received their images. Returns the streams of the request with image 1 and of the other requests.
 async fn submit_while_busy(
     handle: &EngineHandle,
     gate: &Gate,

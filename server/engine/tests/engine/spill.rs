@@ -345,7 +345,7 @@ async fn the_size_limit_is_not_exceeded() {
     let directory = tempfile::tempdir().unwrap();
     let few = 20 * BLOCK_BYTES + 5;
     for bytes_max in [few, 60 * BLOCK_BYTES, few] {
-        // In the last run, there are more bytes at the start than the limit allows.
+        // The last run starts with more bytes on disk than the limit allows.
         let engine = start(&SpillConfig { bytes_max, ..config(directory.path(), "a") });
         let handle = engine.handle();
         fill(&handle).await;

@@ -70,7 +70,7 @@ impl Setup {
         (Engine::start(self.engine.clone(), Box::new(self.runner()), observer).unwrap(), reports)
     }
 
-    /// Starts an engine whose steps wait in the gate.
+    /// Starts an engine whose steps wait at the gate.
     pub(crate) fn start_gated(self) -> (Engine, Gate) {
         self.start_gated_with(EngineOptions::default())
     }

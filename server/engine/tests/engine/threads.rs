@@ -1,4 +1,4 @@
-//! The number of threads that sample changes no event of an answer.
+//! The number of sampling threads does not change the events of a request.
 
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
@@ -22,7 +22,7 @@ async fn events(mut stream: TokenStream) -> Vec<Event> {
             event => events.push(event),
         }
     }
-    // The events of different sequences come in any order.
+    // The events of different sequences can arrive in any order.
     events.sort_by_key(|event| match event {
         Event::Token { index, .. } | Event::Finished { index, .. } => *index,
         _ => 0,
@@ -44,7 +44,7 @@ async fn answers_do_not_depend_on_the_number_of_threads() {
     let mut expected: Vec<Vec<Event>> = Vec::new();
     for threads in [1, 2, 8] {
         let mut setup = Setup::new(500);
-        // Enough logits in a step for eight threads.
+        // A step needs enough logits to occupy eight threads.
         setup.sim.vocabulary = 80_000;
         setup.engine.scheduler.max_num_batched_tokens = 256;
         let options = EngineOptions { sampling_threads: Some(threads), ..EngineOptions::default() };

@@ -42,8 +42,8 @@ async fn a_long_prompt_delays_decoding_streams_by_no_more_than_a_chunk() {
 
     let reports: Vec<StepReport> = before.into_iter().chain(reports).collect();
     let chunks: Vec<_> = reports.iter().filter(|report| report.prefill_tokens > 100).collect();
-    // Attention costs nothing here, but one or two steps may be smaller until the model of step times has learned
-    // that.
+    // Attention costs nothing in this simulation, but one or two steps may be smaller until the step-time model has
+    // measured its cost.
     let least = 4096_u32.div_ceil(chunk - 8);
     assert!(
         (least..least + 2).contains(&(chunks.len() as u32)),

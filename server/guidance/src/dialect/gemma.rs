@@ -158,7 +158,7 @@ fn array(
 }
 
 /// Returns a key in the notation that the parser of calls reads: in JSON quotes if the key is empty, begins or ends
-/// with whitespace, or contains a character that ends a key or begins something else.
+/// with whitespace, or contains a reserved character.
 fn key(name: &str) -> Cow<'_, str> {
     const RESERVED: [char; 9] = [',', ':', '{', '}', '[', ']', '<', '"', '\n'];
     let is_plain = !name.is_empty() && name.trim() == name && !name.contains(RESERVED);

@@ -116,8 +116,8 @@ fn is_any_text(schema: &Value) -> bool {
     is_text && constraints.iter().all(|keyword| schema.get(keyword).is_none())
 }
 
-/// Returns an expression for a text with length limits and a pattern, followed by its end tag: one terminal that ends
-/// at the first end tag.
+/// Returns an expression for a text with length limits and a pattern, followed by its end tag. If the end tag contains
+/// no special token, the text and the tag are one terminal, which ends at the first end tag.
 fn bounded_text(writer: &mut Writer<'_>, schema: &Value, end: &str) -> Result<String, FormError> {
     let mut parts = vec![text_of_length(schema)];
     if let Some(pattern) = schema.get("pattern").and_then(Value::as_str) {
@@ -134,7 +134,7 @@ fn bounded_text(writer: &mut Writer<'_>, schema: &Value, end: &str) -> Result<St
     let text = writer.terminal(&parts.join(" & "));
     let whole = match writer.literal(end)? == quote(end) {
         true => writer.terminal(&format!("{text} /{}/", escape_regex(end))),
-        // The end tag has a token of its own, which no text contains.
+        // The end tag contains a special token, which no text contains.
         false => {
             let end = writer.literal(end)?;
             return Ok(join([text, end]));

@@ -1,6 +1,6 @@
 //! Checks that an arbitrary form either compiles or is rejected with the path of the invalid part. If it compiles, a
-//! token must be allowed at each position of a random output until the output may end. `server/fuzz` runs this check for
-//! hours, `main.rs` for seconds.
+//! token must be allowed at each position of a random output until the output may end. `server/fuzz` runs this check
+//! for hours, `main.rs` for seconds.
 
 use std::sync::LazyLock;
 

@@ -41,7 +41,7 @@ fn a_sequence_that_exhausts_its_lexer_fails_alone() {
     let guide = compiler.compile(&form).unwrap();
     let mut beside = guide.start().unwrap();
     follow(&mut *beside, letters(1, 20)).unwrap();
-    // A token that is committed after the failure, but was chosen before it, is not lost either.
+    // A token that is chosen before the failure and committed after it is not lost.
     let mut allowed = TokenSet::new(vocabulary().len() as u32);
     let mut between = guide.start().unwrap();
     between.allow(&mut allowed).unwrap();

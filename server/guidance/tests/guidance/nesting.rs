@@ -27,8 +27,8 @@ fn chain(start: &str, length: usize, rule: impl Fn(usize) -> String) -> Form {
     grammar(text)
 }
 
-/// A schema with the definitions `0` to `length`, each of which refers to the next. `schema` creates the definition with a
-/// reference.
+/// A schema with the definitions `0` to `length`, each of which refers to the next. `schema` creates the definition
+/// with a reference.
 fn references(length: usize, schema: impl Fn(Value) -> Value) -> Form {
     let reference = |number: usize| json!({"$ref": format!("#/$defs/{number}")});
     let mut definitions: Map<String, Value> =

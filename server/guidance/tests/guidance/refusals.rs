@@ -137,7 +137,7 @@ fn schemas_that_grow_without_bound_do_not_hang_the_compiler() {
         json!({"type": "array", "items": {"type": "integer"}, "minItems": 50_000}),
         json!({"type": "string", "pattern": "^(((a{1,100}){1,100}){1,100}){1,100}$"}),
     ] {
-        // The compiler may accept or reject it, but must return.
+        // The compiler may accept or reject the schema, but must return.
         let _ = COMPILER.compile(&json_form(schema));
     }
 }

@@ -1,5 +1,5 @@
-//! Compares the memory that the compiler reports with the memory that is allocated. The tests take turns, because they count
-//! the allocations of the whole process.
+//! Compares the memory that the compiler reports with the memory that is allocated. The tests take turns, because they
+//! count the allocations of the whole process.
 
 use std::sync::{Mutex, PoisonError};
 

@@ -53,12 +53,13 @@ impl Clip {
             ClipResize::ShortestEdge(_) | ClipResize::Exact(_) => read_crop(preprocessor)?,
         };
         if crop.width > smallest.width || crop.height > smallest.height {
-            return Err(preprocessor
-                .fault("crop_size", format!("is {crop}, which is larger than the field size ({smallest})")));
+            let problem = format!("is {crop}, which is larger than size ({smallest})");
+            return Err(preprocessor.fault("crop_size", problem));
         }
         let patch = model.count_up_to("vision_config.patch_size", TILE_EDGE_MAX)?;
         let patches = (crop.width / patch) * (crop.height / patch);
-        // CLIP has a class token besides the patches, and SigLIP does not. The default strategy drops the first token.
+        // CLIP has a class token in addition to the patches, and SigLIP does not. The default strategy drops the first
+        // token.
         let has_class_token = model.optional_str("vision_config.model_type")? == Some("clip_vision_model");
         let drops_first = match model.optional_str("vision_feature_select_strategy")? {
             None | Some("default") => true,

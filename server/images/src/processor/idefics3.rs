@@ -78,7 +78,7 @@ impl Idefics3 {
         })
     }
 
-    /// The size with the longest edge of the configuration. The other edge is even.
+    /// The size of the image scaled to the configured longest edge. The other edge is even.
     fn first_size(&self, size: Size) -> Size {
         let ratio = divide(size.width.into(), size.height.into());
         let even = |edge: f64| {
@@ -93,7 +93,7 @@ impl Idefics3 {
         }
     }
 
-    /// The size with edges that are multiples of those of a tile.
+    /// The size of the image with both edges rounded up to multiples of a tile's edge.
     fn tiled_size(&self, size: Size) -> Size {
         let ratio = divide(size.width.into(), size.height.into());
         let multiple = |edge: u32| edge.div_ceil(self.tile) * self.tile;
@@ -106,7 +106,7 @@ impl Idefics3 {
         }
     }
 
-    /// The size of all tiles together, if the image has more than one.
+    /// The size of all tiles together, if the image has more than one tile.
     fn grid_size(&self, size: Size, detail: Detail) -> Option<Size> {
         let is_split = self.tile_mode == TileMode::Tiles && detail != Detail::Low;
         let size = self.tiled_size(self.first_size(size));

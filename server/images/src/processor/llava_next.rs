@@ -31,9 +31,15 @@ impl LlavaNext {
         };
         let tile = clip.crop;
         let patches = (tile.width / clip.patch) * (tile.height / clip.patch);
-        if tile.width != tile.height || clip.num_tokens != patches {
-            let problem = format!("is {tile}; a square with one token for each patch is expected");
-            return Err(config.preprocessor.fault("crop_size", problem));
+        if tile.width != tile.height {
+            return Err(config.preprocessor.fault("crop_size", format!("is {tile}; a square is expected")));
+        }
+        if clip.num_tokens != patches {
+            let problem = format!(
+                "gives {} tokens for the {patches} patches of a tile; one token for each patch is expected",
+                clip.num_tokens
+            );
+            return Err(config.model.fault("vision_feature_select_strategy", problem));
         }
         let pinpoints = file.get("image_grid_pinpoints").and_then(|value| value.as_array());
         let resolution = |value: &serde_json::Value| {
@@ -49,14 +55,17 @@ impl LlavaNext {
         let resolutions: Option<Vec<Size>> =
             pinpoints.and_then(|values| values.iter().map(resolution).collect());
         let resolutions = resolutions.filter(|resolutions| !resolutions.is_empty()).ok_or_else(|| {
-            let problem = format!("is not a list of [height, width] that are multiples of {}", tile.height);
+            let problem = format!(
+                "is not a list of [height, width] pairs of multiples of {} with at most {TILES_MAX} tiles",
+                tile.height
+            );
             file.fault("image_grid_pinpoints", problem)
         })?;
         Ok(Self { clip, resolutions })
     }
 
-    /// The resolution that preserves the most pixels of the image. If several preserve equally many, the one with the
-    /// fewest unused pixels.
+    /// The resolution that preserves the most pixels of the image. Among resolutions that preserve equally many pixels,
+    /// the one with the fewest unused pixels is chosen.
     fn resolution(&self, size: Size) -> Size {
         let (width, height) = (f64::from(size.width), f64::from(size.height));
         let rank = |resolution: &Size| {
@@ -75,7 +84,7 @@ impl LlavaNext {
         best
     }
 
-    /// Fits an image into a resolution and centers it on black.
+    /// Fits an image into a resolution and centers it on a black canvas.
     fn centered(&self, image: &RgbImage, resolution: Size) -> RgbImage {
         let Size { width, height } = image.size();
         let (width, height) = (f64::from(width), f64::from(height));
@@ -135,7 +144,7 @@ impl LlavaNext {
 struct PatchRanges {
     rows: std::ops::Range<u32>,
     columns: std::ops::Range<u32>,
-    /// The number of columns with the padding.
+    /// The number of columns, including padding.
     stride: u32,
 }
 

@@ -128,7 +128,7 @@ impl MiniCpm {
         Some(best)
     }
 
-    /// The closest multiple of `step`, but at least `step`.
+    /// The multiple of `step` that is closest to `length`, but at least `step`.
     fn multiple(length: f64, step: u32) -> u32 {
         (((length / f64::from(step)).round_ties_even()) as u32 * step).max(step)
     }

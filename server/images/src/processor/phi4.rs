@@ -170,7 +170,7 @@ impl Preprocess for Phi4 {
     }
 }
 
-/// The four inputs of an output of cubic interpolation, and their weights.
+/// The four input pixels of one output pixel of cubic interpolation, and their weights.
 struct CubicWindow {
     inputs: [u32; 4],
     weights: [f32; 4],

@@ -70,7 +70,8 @@ impl Qwen {
             let pixels = model.optional_count("vision_config.window_size")?.unwrap_or(112);
             let tokens = pixels / merge / patch;
             if tokens == 0 {
-                return Err(model.fault("vision_config.window_size", "is smaller than a merged token"));
+                let problem = format!("is {pixels}; at least {} is expected", merge * patch);
+                return Err(model.fault("vision_config.window_size", problem));
             }
             Some(tokens)
         } else {

@@ -1,4 +1,4 @@
-//! Checks arbitrary bytes as the file of an image. The fuzz target `image` and the test share these checks.
+//! Checks arbitrary bytes as an image file. The fuzz target `image` and the test share these checks.
 
 use std::fs;
 use std::path::PathBuf;
@@ -7,7 +7,7 @@ use std::sync::LazyLock;
 use serde_json::Value;
 use server_images::{DecodeLimits, Detail, ImageHeader, ImageProcessor, ModelFamily, decode};
 
-/// Small limits, so that the time of a check is short.
+/// Small limits, so that each check is fast.
 const LIMITS: DecodeLimits = DecodeLimits { file_bytes_max: 1 << 16, pixels_max: 60_000, side_max: 2000 };
 
 static PROCESSORS: LazyLock<Vec<ImageProcessor>> = LazyLock::new(|| {

@@ -13,11 +13,11 @@ pub enum Item {
     Message(Message),
     /// The reasoning of the model.
     Reasoning(Reasoning),
-    /// A call of a function by the model.
+    /// A function call by the model.
     FunctionCall(Call),
     /// The result of a function call.
     FunctionCallOutput(CallOutput),
-    /// A call of a custom tool by the model.
+    /// A custom tool call by the model.
     CustomToolCall(CustomCall),
     /// The result of a custom tool call.
     CustomToolCallOutput(CallOutput),
@@ -155,7 +155,7 @@ pub struct ReasoningText {
     pub text: String,
 }
 
-/// A call of a function by the model.
+/// A function call by the model.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Call {
     /// The identifier of the item.
@@ -173,7 +173,7 @@ pub struct Call {
     pub namespace: Option<String>,
 }
 
-/// A call of a custom tool by the model. Its input is plain text instead of JSON.
+/// A custom tool call by the model. Its input is plain text instead of JSON.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CustomCall {
     /// The identifier of the item.

@@ -28,7 +28,7 @@ pub struct Request {
     pub max_tool_calls: Option<u32>,
     /// The tools that the model may call.
     pub tools: Option<Vec<Map<String, Value>>>,
-    /// The tools that the model may or must call.
+    /// Whether the model may, must or must not call tools, or which tool it must call.
     pub tool_choice: Option<Value>,
     /// Whether a response may contain several tool calls; true by default.
     pub parallel_tool_calls: Option<bool>,
@@ -54,7 +54,7 @@ pub struct Request {
     pub user: Option<String>,
     /// The newer name of `user`.
     pub safety_identifier: Option<String>,
-    /// The key that requests with a common beginning of the prompt share.
+    /// The key that requests with a common prompt prefix share.
     pub prompt_cache_key: Option<String>,
     /// The requested service tier.
     pub service_tier: Option<String>,

@@ -76,7 +76,7 @@ pub struct Response {
     pub temperature: f32,
     /// The format of the text.
     pub text: TextParameter,
-    /// The tools that the model may or must call.
+    /// Whether the model may, must or must not call tools, or which tool it must call.
     pub tool_choice: Value,
     /// The tools that the model may call.
     pub tools: Vec<Value>,

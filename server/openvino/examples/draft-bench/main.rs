@@ -91,7 +91,7 @@ fn config(args: &Args) -> anyhow::Result<Config> {
     let plugin_config = args
         .plugin_config
         .iter()
-        .map(|one| one.split_once('=').context("--plugin-config must have the form KEY=VALUE"))
+        .map(|one| one.split_once('=').with_context(|| format!("--plugin-config {one} is not KEY=VALUE")))
         .map(|one| one.map(|(key, value)| (key.to_owned(), value.to_owned())))
         .collect::<anyhow::Result<_>>()?;
     Ok(Config { plugin_config, kv_cache_bytes: Some(1 << 30), ..Config::new(args.model.clone()) })

@@ -76,7 +76,8 @@ fn main() -> anyhow::Result<()> {
     let args = Args::parse();
     let text = std::fs::read_to_string(&args.scenario)
         .with_context(|| format!("failed to read {}", args.scenario.display()))?;
-    let scenario: Scenario = serde_json::from_str(&text).context("failed to read the scenario")?;
+    let scenario: Scenario = serde_json::from_str(&text)
+        .with_context(|| format!("failed to parse {}", args.scenario.display()))?;
     let started = Instant::now();
     let (runner, loaded) = load(&args.config()?, &mut |_| {})?;
     let load_seconds = started.elapsed().as_secs_f64();
@@ -104,7 +105,7 @@ impl Args {
         let plugin_config = self
             .plugin_config
             .iter()
-            .map(|one| one.split_once('=').context("--plugin-config must have the form KEY=VALUE"))
+            .map(|one| one.split_once('=').with_context(|| format!("--plugin-config {one} is not KEY=VALUE")))
             .map(|one| one.map(|(key, value)| (key.to_owned(), value.to_owned())))
             .collect::<anyhow::Result<_>>()?;
         let activation_precision = match self.activation_precision.as_str() {
@@ -185,7 +186,7 @@ impl Args {
     }
 }
 
-/// A size that the system reports for this process, such as the peak of its resident memory (`VmHWM:`).
+/// A size in bytes that the system reports for this process, such as the peak of its resident memory (`VmHWM:`).
 fn status_bytes(name: &str) -> Option<u64> {
     let status = std::fs::read_to_string("/proc/self/status").ok()?;
     let line = status.lines().find_map(|line| line.strip_prefix(name))?;

@@ -66,12 +66,14 @@ public:
 
     bool evaluate(ov::TensorVector& outputs, const ov::TensorVector& inputs) const override {
         const auto* kernels = attention_kernels(isa_);
-        OPENVINO_ASSERT(kernels, "this processor does not support the instruction set of a native attention");
+        OPENVINO_ASSERT(kernels, "this processor does not support the instruction set of a native attention: ", int64_t(isa_));
         const auto& shape = inputs.at(QUERY).get_shape();
-        OPENVINO_ASSERT(shape.size() == 3 || shape.size() == 4, "the queries of an encoder do not have 3 or 4 dimensions");
+        OPENVINO_ASSERT(shape.size() == 3 || shape.size() == 4, "the queries of an encoder have ", shape.size(),
+                        " dimensions instead of 3 or 4");
         for (const auto& input : inputs)
             OPENVINO_ASSERT(input.get_shape() == shape && input.get_element_type() == ov::element::f32,
-                            "the queries, keys and values of an encoder are not f32 with equal shapes");
+                            "the queries, keys and values of an encoder must be f32 with equal shapes, but one input is ",
+                            input.get_element_type(), " with the shape ", input.get_shape(), " instead of ", shape);
         const size_t rank = shape.size(), tokens = shape[rank - 3];
         outputs[0].set_shape(shape);
         if (ov::shape_size(shape) == 0) return true;
@@ -80,13 +82,14 @@ public:
         OPENVINO_ASSERT(!fault, "an encoder has an unsupported attention: ", fault);
 
         const size_t tiles = rank == 4 ? shape[0] : 1, tile_blocks = div_up(tokens, BLOCK_TOKENS);
-        OPENVINO_ASSERT(tiles * tile_blocks <= size_t(INT32_MAX), "an encoder has too many tokens");
+        OPENVINO_ASSERT(tiles * tile_blocks <= size_t(INT32_MAX), "an encoder has ", tiles * tile_blocks,
+                        " blocks of tokens; at most ", INT32_MAX, " are supported");
         std::vector<int32_t> blocks(tiles * tile_blocks);
         std::iota(blocks.begin(), blocks.end(), 0);
         std::vector<Sequence> sequences;
         for (size_t tile = 0; tile < tiles; ++tile)
             sequences.push_back({tile * tokens, tokens, 0, blocks.data() + tile * tile_blocks, tile * tile_blocks});
-        // Reused by all layers, because the operating system takes long to provide new memory.
+        // Reused by all layers, because allocating memory from the operating system is slow.
         thread_local Buffer<uint8_t> key_cache, value_cache;
         StepTensors tensors{};
         tensors.queries = inputs[QUERY].data();

@@ -72,10 +72,11 @@ public:
         // Check the attributes, because they may come from a file.
         const char* fault = unsupported(layer_);
         OPENVINO_ASSERT(!fault, "a native attention has invalid attributes: ", fault);
-        OPENVINO_ASSERT(isa_ > Isa::plugin && int64_t(isa_) < ISA_COUNT, "a native attention has an unknown instruction set");
+        OPENVINO_ASSERT(isa_ > Isa::plugin && int64_t(isa_) < ISA_COUNT, "a native attention has an unknown instruction set: ",
+                        int64_t(isa_));
         const size_t inputs = get_input_size() - (has_sinks_ ? 1 : 0);
         OPENVINO_ASSERT(inputs == BLOCK_SCORES || inputs == BLOCK_SCORES + 1,
-                        "a native attention has an unexpected number of inputs: ", get_input_size());
+                        "a native attention must have 6 or 7 inputs, and one more with sinks, but has ", get_input_size());
         set_cache_sizes(layer_);
         const auto tokens = get_input_partial_shape(QUERY);
         const auto count = tokens.rank().is_static() && !fuses_rope_ ? tokens[0] : ov::Dimension::dynamic();
@@ -118,7 +119,7 @@ public:
 
     bool evaluate(ov::TensorVector& outputs, const ov::TensorVector& inputs) const override {
         const auto* kernels = attention_kernels(isa_);
-        OPENVINO_ASSERT(kernels, "this processor does not support the instruction set of a native attention");
+        OPENVINO_ASSERT(kernels, "this processor does not support the instruction set of a native attention: ", int64_t(isa_));
         Layer layer = layer_;
         check_types(outputs, inputs);
         layer.is_bf16 = inputs[QUERY].get_element_type() == ov::element::bf16;
@@ -144,7 +145,8 @@ public:
             auto* scores = const_cast<uint8_t*>(static_cast<const uint8_t*>(inputs[BLOCK_SCORES].data()));
             tensors.block_scores = reinterpret_cast<float*>(scores);
             OPENVINO_ASSERT(inputs[BLOCK_SCORES].get_size() / sizeof(float) >= layer.kv_heads * tensors.step_blocks,
-                            "the buffer for the block scores of a native attention is too small");
+                            "the buffer for the block scores of a native attention has ", inputs[BLOCK_SCORES].get_size(),
+                            " bytes; at least ", layer.kv_heads * tensors.step_blocks * sizeof(float), " are required");
         }
         run(*kernels, layer, step.sequences(), tensors);
         return true;
@@ -318,7 +320,7 @@ void ovfleet::replace_attention(ov::Model& model, const AttentionPlan& plan) {
     for (auto& [node, layer] : found) {
         for (const auto cache : {KEY_CACHE, VALUE_CACHE}) {
             auto parameter = ov::as_type_ptr<op::v0::Parameter>(node->get_input_node_shared_ptr(cache));
-            OPENVINO_ASSERT(parameter, "the cache of a paged attention is not an input of the model");
+            OPENVINO_ASSERT(parameter, "the cache of ", node->get_friendly_name(), " is not an input of the model");
             const size_t bytes = cache == KEY_CACHE ? layer.key_bytes : layer.value_bytes;
             parameter->set_element_type(ov::element::u8);
             parameter->set_partial_shape({-1, int64_t(layer.kv_heads), int64_t(BLOCK_TOKENS), int64_t(bytes / BLOCK_TOKENS)});

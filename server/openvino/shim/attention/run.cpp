@@ -20,8 +20,8 @@ constexpr size_t SERIAL_PRODUCTS = 1 << 17;
 // take single items unless there are more than `GRAINS_PER_THREAD` such groups of items per thread.
 constexpr size_t ITEM_GRAIN = 4, GRAINS_PER_THREAD = 8;
 
-// A decode is divided into parts if computing all of its keys with one KV head takes more than 1 / `UNDIVIDED_FRACTION` of the
-// time that each thread has to work in the step.
+// A decode is divided into parts if attending to all of its keys in one KV head takes more than 1 /
+// `UNDIVIDED_FRACTION` of the time that each thread has to work in the step.
 constexpr size_t UNDIVIDED_FRACTION = 4;
 
 // Sorts items by their owners, and stores where the items of each owner begin.
@@ -86,9 +86,9 @@ void add_stored(const Layer& layer, const Sequence& sequence, std::vector<StoreI
     }
 }
 
-// Assigns work to the slots of the arena. If the projections also divide the rows among threads, the owner of a token also owns
-// the token's row there. If there are several groups of threads, each of them computes some of the KV heads, so that their
-// cache is on its node.
+// Assigns work to the slots of the arena. If the projections also divide the rows among threads, the owner of a token
+// also owns the token's row there. If there are several groups of threads, each group computes some of the KV heads, so
+// that the cache of these heads is on the node of the group.
 class Owners {
 public:
     Owners(const Layer& layer, size_t tokens)

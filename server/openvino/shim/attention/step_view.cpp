@@ -60,7 +60,7 @@ void StepView::parse(size_t tokens) {
         sequences_.push_back(
             {size_t(begins[i]), new_tokens, size_t(past[i]), blocks + block_begins[i], size_t(block_begins[i])});
     }
-    // A negative block becomes a large unsigned number, which `read` rejects.
+    // A negative block index becomes a large unsigned number, which `read` rejects.
     uint32_t last = 0;
     for (size_t i = 0; i < num_blocks_; ++i) last = std::max(last, uint32_t(blocks[i]));
     blocks_end_ = num_blocks_ == 0 ? 0 : size_t(last) + 1;

@@ -24,7 +24,7 @@ void ExpertsOp::check_attributes() const {
     check(isa_ > Isa::plugin && int64_t(isa_) < ISA_COUNT, "the instruction set is unknown");
     const char* fault = unsupported(experts_);
     check(!fault, fault);
-    check(get_input_size() == MEMORY + 1, "the number of inputs is wrong");
+    check(get_input_size() == MEMORY + 1, "the number of inputs must be 2");
 }
 
 void ExpertsOp::check_tensors(const ov::TensorVector& outputs, const ov::TensorVector& inputs) const {
@@ -38,9 +38,10 @@ void ExpertsOp::check_tensors(const ov::TensorVector& outputs, const ov::TensorV
     check_type(src, "source", is_bf16 ? ov::element::bf16 : ov::element::f32);
     const auto& shape = src.get_shape();
     const size_t columns = experts_.gate_up.K;
-    OPENVINO_ASSERT(!shape.empty() && shape.back() == columns, "the source of native experts does not have ", columns,
-                    " columns");
-    OPENVINO_ASSERT(src.get_size() / columns <= ROWS_MAX, "the source of native experts has more than ", ROWS_MAX, " rows");
+    OPENVINO_ASSERT(!shape.empty() && shape.back() == columns, "the source of native experts has the shape ", shape,
+                    "; its last dimension must be ", columns);
+    OPENVINO_ASSERT(src.get_size() / columns <= ROWS_MAX, "the source of native experts has ", src.get_size() / columns,
+                    " rows; at most ", ROWS_MAX, " are supported");
     check_type(inputs.at(MEMORY), "memory", ov::element::u8);
     OPENVINO_ASSERT(inputs[MEMORY].get_size() == memory_bytes(experts_), "the memory of native experts has ",
                     inputs[MEMORY].get_size(), " bytes instead of ", memory_bytes(experts_));
@@ -93,7 +94,7 @@ bool ExpertsOp::visit_attributes(ov::AttributeVisitor& visitor) {
 
 bool ExpertsOp::evaluate(ov::TensorVector& outputs, const ov::TensorVector& inputs) const {
     const auto* kernels = projection::projection_kernels(isa_);
-    OPENVINO_ASSERT(kernels, "this processor does not support the instruction set of native experts");
+    OPENVINO_ASSERT(kernels, "this processor does not support the instruction set of native experts: ", int64_t(isa_));
     check_tensors(outputs, inputs);
     const auto& src = inputs[SRC];
     outputs[0].set_shape(src.get_shape());

@@ -20,7 +20,8 @@ struct Support {
 
 Support support(const ov::Model& model);
 
-// Replaces all experts of a model, which must be supported, together with their routers. Returns the number of layers.
+// Replaces all experts of a model, which must be supported, together with their routers. Returns the number of replaced
+// layers.
 size_t replace_experts(ov::Model& model, const projection::Target& target);
 
 }  // namespace ovfleet::experts

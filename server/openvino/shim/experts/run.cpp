@@ -119,7 +119,7 @@ void route(const Kernels& kernels, const Experts& experts, const uint8_t* memory
     });
 }
 
-// Sorts the assignments by their experts, those of an expert in the order of the rows.
+// Sorts the assignments by expert, and the assignments to the same expert by row.
 void group(const Experts& experts, Workspace& space) {
     const auto& chosen = space.chosen;
     auto& ends = space.ends;
@@ -141,8 +141,8 @@ void group(const Experts& experts, Workspace& space) {
     }
 }
 
-// Packs the rows of all experts in `from` as the source of one of their matrices. Before a part is packed, `prepare` is called
-// with the range of its rows.
+// Packs `from`, which contains the rows of all experts, as the source of `matmul`. Before a part is packed, `prepare` is
+// called with the range of its rows.
 template <typename Prepare>
 void pack_groups(const Kernels& kernels, const Matmul& matmul, FloatData from, Workspace& space, const Prepare& prepare) {
     const auto& division = kernels.division;
@@ -174,7 +174,7 @@ void pack_groups(const Kernels& kernels, const Matmul& matmul, FloatData from, W
     });
 }
 
-// The matrices of one kind of all experts, and their biases, which may be null.
+// The first or the second matrices of all experts, and their biases, which may be null.
 struct Matrices {
     const uint8_t* weights;
     const float* biases;
@@ -211,9 +211,9 @@ void multiply_groups(const Kernels& kernels, const Matmul& matmul, const Matrice
         }
     }
     firsts.push_back(items.size());
-    // The same thread probably computes the next item, so the first block of that item is prefetched. If it belongs to a later
-    // expert, its index continues after the blocks of this expert, because the matrices of all experts follow each other in
-    // memory.
+    // The same thread probably computes the next item, so the first block of that item is prefetched. If that item
+    // belongs to a later expert, the index of its block continues after the blocks of this expert, because the matrices
+    // of all experts follow each other in memory.
     for (size_t i = 0; i + 1 < items.size(); ++i) {
         const size_t expert = items[i].group->expert, next = items[i + 1].group->expert;
         if (next >= expert) items[i].range.next_block = (next - expert) * n_blocks + items[i + 1].range.block_begin;
@@ -242,7 +242,7 @@ Four load(const float* from) {
     return values;
 }
 
-// Adds the weighted results of the experts of each row, in the order in which they were chosen.
+// Adds the weighted results of the experts of each row, in the order in which the experts were chosen.
 void combine(const Experts& experts, size_t M, const float* results, FloatData dst, const Workspace& space) {
     const size_t columns = experts.down.N, used = experts.used;
     parallel_for(M, div_up(PARALLEL_ELEMENTS, used * columns), [&](size_t row) {
@@ -268,7 +268,8 @@ const char* unsupported(const Experts& experts) {
     if (const char* fault = projection::unsupported(gate_up)) return fault;
     if (const char* fault = projection::unsupported(down)) return fault;
     if (gate_up.K > COLUMNS_MAX || down.K > COLUMNS_MAX) return "the matrices of experts must have at most 2^20 columns";
-    if (!is_gated(gate_up.epilogue) || down.epilogue != Epilogue::none) return "the epilogue is not that of an expert";
+    if (!is_gated(gate_up.epilogue) || down.epilogue != Epilogue::none)
+        return "the first matrix of an expert must have a SwiGLU epilogue, and the second matrix must have none";
     if (dst_columns(gate_up) != down.K || down.N != gate_up.K) return "the sizes of an expert's matrices do not match";
     return nullptr;
 }

@@ -60,8 +60,8 @@ inline size_t memory_bytes(const Experts& experts) { return down_at(experts) + e
 // Moves the weights that each group of threads reads to the NUMA node of the group.
 void place(const Experts& experts, const uint8_t* memory);
 
-// Computes M rows, on the threads of the arena in which it is called. The destination has the shape of the source. A row does
-// not depend on the other rows.
+// Computes M rows, on the threads of the current arena. The destination has the shape of the source. A row does not
+// depend on the other rows.
 void run(const Kernels& kernels, const Experts& experts, const uint8_t* memory, size_t M, FloatData src, FloatData dst);
 
 }  // namespace ovfleet::experts

@@ -7,8 +7,8 @@
 // The adapters are concatenated along the rank, so that a step can contain tokens of any adapter and tokens without an adapter.
 // Projections that read the same input share the first product.
 //
-// If all projections will be native, no operations are added to the graph: the matrices become attributes of the projections,
-// and are moved to the native projections that replace these.
+// If all projections will be native, no operations are added to the graph: the matrices become attributes of the
+// projections, and each native projection takes over the attribute of the projection that it replaces.
 #include <map>
 #include <utility>
 #include <vector>
@@ -123,10 +123,10 @@ public:
     }
 
 private:
-    // The number of axes after the axis of the tokens. Before the model is paged, a value has an axis of sequences and an axis
-    // of tokens. In a paged model, each token is a sequence: the tokens are in the first axis whose size is not 1, and all
-    // other axes except the last have the size 1. (With another shape, a step of several tokens would compute logits for the
-    // square of their number, and fail.)
+    // The number of axes after the axis of the tokens. Before the model is paged, a value has an axis of sequences and
+    // an axis of tokens. In a paged model, each token is a sequence: the tokens are in the first axis whose size is not
+    // 1, and all other axes except the last have the size 1. (With another shape, the selection would broadcast: a step
+    // of n tokens would compute n² rows of logits, and fail.)
     static size_t axes_behind_tokens(const NodePtr& product) {
         const auto& shape = product->get_output_partial_shape(0);
         OPENVINO_ASSERT(shape.rank().is_static(), "the rank of a projection is dynamic");
@@ -135,8 +135,8 @@ private:
         OPENVINO_THROW("a projection has no axis of tokens");
     }
 
-    // Whether each rank belongs to the adapter of a token. Projections with the same shape and the same adapters share the
-    // node.
+    // Whether each rank belongs to the adapter of a token. Groups of projections with the same `adapters` and `behind`
+    // share the node.
     NodePtr rank_mask(const std::vector<int32_t>& adapters, size_t behind) {
         auto& mask = masks_[{behind, adapters}];
         if (mask) return mask;
@@ -175,7 +175,7 @@ extern "C" int ovfleet_add_adapters(ov_model_t* model, const ovfleet_lora* loras
         model->object->set_rt_info(std::string(content), "ovfleet", "adapters");
         std::map<std::string, std::vector<std::shared_ptr<MatMul>>> named;
         for (const auto& matmul : projections(*model->object)) named[name_of(*matmul)].push_back(matmul);
-        // The groups are in the order of the adapters, so that the graph is the same each time.
+        // The groups are in the order of `loras`, so that the graph is the same each time.
         std::vector<std::vector<AdaptedProjection>> groups;
         std::map<ov::Output<ov::Node>, size_t> readers;
         for (const auto* lora = loras; lora != loras + count; ++lora) {

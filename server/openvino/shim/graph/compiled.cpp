@@ -51,8 +51,8 @@ private:
     ov::BaseOpExtension::Ptr plugin_;
 };
 
-// The extension by which the plugin reads paged attentions. The library remains loaded, because the extension is used until the
-// process ends.
+// The extension with which the plugin reads paged attention. The library remains loaded, because the extension is used
+// until the process ends.
 ov::BaseOpExtension::Ptr plugin_extension() {
     const std::string library = ovfleet_library_path();
     const auto plugin = library.substr(0, library.rfind('/') + 1) + "libopenvino_intel_cpu_plugin.so";
@@ -75,7 +75,7 @@ void ovfleet::name_heads(const ov::Model& model) {
     for (const auto& node : model.get_ordered_ops()) {
         if (std::strcmp(node->get_type_name(), paged_attention) != 0) continue;
         auto cache = ov::as_type_ptr<ov::op::v0::Parameter>(node->get_input_node_shared_ptr(key_cache));
-        OPENVINO_ASSERT(cache, "the cache of a paged attention is not an input of the model");
+        OPENVINO_ASSERT(cache, "the cache of ", node->get_friendly_name(), " is not an input of the model");
         auto name = cache->get_friendly_name() + mark;
         for (const auto* size : sizes) {
             const auto found = node->get_rt_info().find(size);

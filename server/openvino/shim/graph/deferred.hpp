@@ -61,7 +61,7 @@ std::shared_ptr<ov::op::v0::Constant> concatenated(const ov::element::Type& type
 
 // The parts of a constant that is not filled; null for any other constant.
 const std::vector<DeferredPart>* deferred_parts(const ov::op::v0::Constant& constant);
-// Computes the content of a constant, unless it is in memory.
+// Computes the content of a constant, unless the content is already in memory.
 void fill(const ov::op::v0::Constant& constant);
 // Computes the content of all constants of a model.
 void fill_constants(const ov::Model& model);

@@ -145,7 +145,7 @@ void ovfleet::select_logits(ov::Model& model) {
             }
     }
     const auto& shape = result->get_input_partial_shape(0);
-    OPENVINO_ASSERT(shape.rank().is_static() && shape.size() > 0, "the logits have no dimension of the vocabulary");
+    OPENVINO_ASSERT(shape.rank().is_static() && shape.size() > 0, "the logits have no vocabulary dimension");
     const auto vocabulary = *shape.rbegin();
     OPENVINO_ASSERT(vocabulary.is_static(), "the size of the vocabulary is not static");
     auto projection = vocabulary_projection(result);

@@ -18,8 +18,8 @@ namespace op = ov::op;
 constexpr const char* window_section = "ovfleet";
 constexpr const char* window_name = "sliding_window";
 
-// The sliding window of a mask of the GGUF front end, in tokens including the current one, or 0 if it has none. The mask is
-// Select(LogicalAnd(k <= q, k >= q - constant), 0, -inf), reshaped, sliced and converted.
+// The sliding window of a mask of the GGUF front end, in tokens including the current one, or 0 if the mask has no
+// window. The mask is Select(LogicalAnd(k <= q, k >= q - constant), 0, -inf), reshaped, sliced and converted.
 int32_t window_of(const ov::Output<ov::Node>& mask) {
     auto node = mask.get_node_shared_ptr();
     const bool named = node->get_friendly_name().rfind("KQ_mask_swa", 0) == 0;
@@ -56,7 +56,7 @@ void restore_windows(const ov::Model& model, const std::vector<int32_t>& windows
     size_t layer = 0;
     for (const auto& node : model.get_ordered_ops()) {
         if (std::strcmp(node->get_type_name(), "PagedAttentionExtension") != 0) continue;
-        OPENVINO_ASSERT(layer < windows.size(), "the pass has created additional attention layers");
+        OPENVINO_ASSERT(layer < windows.size(), "SDPAToPagedAttention has created additional attention layers");
         if (const auto window = windows[layer++]) {
             auto input = node->input(sliding_window);
             OPENVINO_ASSERT(input.get_element_type() == ov::element::i32 && input.get_partial_shape() == ov::PartialShape{},
@@ -64,14 +64,15 @@ void restore_windows(const ov::Model& model, const std::vector<int32_t>& windows
             input.replace_source_output(op::v0::Constant::create(ov::element::i32, {}, {window}));
         }
     }
-    OPENVINO_ASSERT(layer == windows.size(), "the pass has not converted all attention layers to paged attention");
+    OPENVINO_ASSERT(layer == windows.size(), "SDPAToPagedAttention has not converted all attention layers");
 }
 
 }  // namespace
 
 extern "C" int ovfleet_set_sliding_window(ov_model_t* model, uint32_t tokens) {
     return ovfleet::guarded([&] {
-        OPENVINO_ASSERT(tokens > 0 && tokens <= INT32_MAX, "a sliding window of ", tokens, " tokens is not supported");
+        OPENVINO_ASSERT(tokens > 0 && tokens <= INT32_MAX, "the sliding window has ", tokens,
+                        " tokens; it must have from 1 to ", INT32_MAX);
         model->object->set_rt_info(int64_t(tokens), window_section, window_name);
     });
 }

@@ -1,5 +1,6 @@
-// Computes the patches of an image encoder with one matrix multiplication. Qwen's encoders apply a convolution to each patch,
-// whose kernel is as large as the patch. The plugin computes such convolutions one patch at a time, which takes much longer.
+// Computes the patches of an image encoder with one matrix multiplication. Qwen's encoders apply a convolution to each
+// patch, whose kernel is as large as the patch. The plugin computes such convolutions one patch at a time, which is
+// much slower.
 #include <algorithm>
 #include <memory>
 

@@ -68,7 +68,8 @@ std::shared_ptr<ov::Node> decompressed(const std::shared_ptr<const ovfleet::Tens
         source, weight.number, 0, weight.rows, weight.fits_six_bits != 0, weight.has_super_scales != 0};
     const auto quants = [&](const ov::Shape& shape) { return constant(rows, Content::quants, element(weight.type), shape); };
     if (weight.group == 0) return std::make_shared<op::v0::Convert>(quants(flat), ov::element::f32);
-    OPENVINO_ASSERT(weight.columns % weight.group == 0, "the group size does not divide the number of columns");
+    OPENVINO_ASSERT(weight.columns % weight.group == 0, "tensor ", weight.tensor, " has ", weight.columns,
+                    " columns, which is not a multiple of its group size ", weight.group);
     ov::Shape grouped(flat.begin(), flat.end() - 1), each;
     grouped.push_back(weight.columns / weight.group);
     each = grouped;

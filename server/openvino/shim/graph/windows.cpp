@@ -22,8 +22,8 @@ Parameter find_parameter(const ov::Model& model, const std::string& name) {
     return nullptr;
 }
 
-// Finds the attention operations that read a mask. Returns false if another operation reads it, or if one of them cannot be
-// rewritten.
+// Finds the attention operations that read a mask. Returns false if another operation reads the mask, or if one of the
+// attention operations cannot be rewritten.
 bool find_attention(const Parameter& mask, std::vector<std::shared_ptr<Attention>>& found) {
     for (const auto& input : mask->output(0).get_target_inputs()) {
         auto attention = ov::as_type_ptr<Attention>(input.get_node()->shared_from_this());

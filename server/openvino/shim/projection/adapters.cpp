@@ -46,7 +46,7 @@ const RankedPart* part_at(const std::vector<RankedPart>& all, size_t row) {
     return nullptr;
 }
 
-// Writes the matrix that changes one half of a block of columns.
+// Packs the part of an adapter's `up` matrix that belongs to one half of a block of columns.
 UpBlock pack_up_block(const Matmul& matmul, const std::vector<RankedPart>& all, size_t block, size_t half, Memory& memory) {
     constexpr size_t width = N_BLOCK / 2;
     // The part that changes each column, and the row in this part.
@@ -115,7 +115,7 @@ void AdapterProducts::plan(const Matmul& matmul, size_t M, size_t padded, const 
     lora_.assign(padded, {});
     order_.clear();
     order_.reserve(M);
-    // The rows of each adapter, in their order.
+    // The rows of each adapter, in ascending order.
     std::vector<AdapterRows> all;
     size_t results = 0;
     for (const auto* adapter = matmul.adapters; adapter != matmul.adapters + matmul.adapter_count; ++adapter) {

@@ -8,8 +8,8 @@
 
 namespace ovfleet::projection {
 
-// Packs the adapters of a matrix, and returns the memory that contains them. Sets the number of adapters in the matrix, whose
-// other members must already be set. `norm` contains the factors of the source's norm, or is null.
+// Packs the adapters of a matrix, and returns the memory that contains them. Sets `matmul.adapter_count`; the other
+// members of `matmul` must already be set. `norm` contains the factors of the source's norm, or is null.
 std::vector<uint8_t> pack_adapters(const std::vector<std::shared_ptr<LoraPart>>& parts, const float* norm, Matmul& matmul);
 
 // The products of `down` with the rows of a step that have adapters, divided into items that threads take one at a time.

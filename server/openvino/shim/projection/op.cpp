@@ -40,8 +40,9 @@ void Projection::check_attributes() const {
         check(!before || dst_columns(before->matmul) == stage.matmul.K,
               "the source of a stage and the destination of the stage before it differ in columns");
         check(stage.matmul.adapter_count <= ADAPTERS_MAX && (stage.matmul.adapter_count == 0) == (stage.adapter_bytes == 0),
-              "the number of adapters is wrong");
-        check(stage.adapter_bytes <= ADAPTER_BYTES_MAX && stage.adapter_bytes % 64 == 0, "the size of the adapters is wrong");
+              "a stage must have at most 65536 adapters, and memory for adapters if and only if it has any");
+        check(stage.adapter_bytes <= ADAPTER_BYTES_MAX && stage.adapter_bytes % 64 == 0,
+              "the size of the adapters in bytes must be a multiple of 64, up to 2^40");
         if (stage.matmul.epilogue == Epilogue::residual) {
             check(residual == 0 || residual == dst_columns(stage.matmul), "its stages add residuals of different sizes");
             residual = dst_columns(stage.matmul);
@@ -52,7 +53,7 @@ void Projection::check_attributes() const {
     check(!to_bf16_ || !ends_with_residual(), "the residual must be f32");
     check(!to_bf16_ || isa_ == Isa::amx || !is_activation(stages_.back().matmul.epilogue),
           "the destination of an activation must be f32");
-    check(get_input_size() == MEMORY + 1 + (residual > 0) + has_adapters(), "the number of inputs is wrong");
+    check(get_input_size() == MEMORY + 1 + (residual > 0) + has_adapters(), "the number of inputs does not match the stages");
 }
 
 void Projection::check_tensors(const ov::TensorVector& outputs, const ov::TensorVector& inputs) const {
@@ -69,7 +70,8 @@ void Projection::check_tensors(const ov::TensorVector& outputs, const ov::Tensor
     check_type(inputs[SRC], "source", is_bf16 ? ov::element::bf16 : ov::element::f32);
     const auto& shape = inputs[SRC].get_shape();
     const size_t K = stages_.front().matmul.K, M = inputs[SRC].get_size() / K;
-    OPENVINO_ASSERT(!shape.empty() && shape.back() == K, "the source of a native projection does not have ", K, " columns");
+    OPENVINO_ASSERT(!shape.empty() && shape.back() == K, "the source of a native projection has the shape ", shape,
+                    "; its last dimension must be ", K);
     size_t bytes = 0;
     for (const auto& stage : stages_) bytes += memory_bytes(stage);
     check_type(inputs.at(MEMORY), "memory", ov::element::u8);
@@ -103,7 +105,8 @@ void Projection::check_adapters(const uint8_t* memory) const {
             const auto& adapter = reinterpret_cast<const LoraAdapter*>(begin)[i];
             check(i == 0 || adapter.number > reinterpret_cast<const LoraAdapter*>(begin)[i - 1].number,
                   "their numbers do not ascend");
-            check(adapter.ranks > 0 && adapter.ranks % RANK_BLOCK == 0 && adapter.ranks <= bytes, "a rank is wrong");
+            check(adapter.ranks > 0 && adapter.ranks % RANK_BLOCK == 0 && adapter.ranks <= bytes,
+                  "a rank must be a positive multiple of 4 that fits into their memory");
             check(is_within(adapter.down, adapter.ranks, matmul.K * sizeof(float), sizeof(float)),
                   "a matrix is outside of their memory");
             check(is_within(adapter.up_blocks, num_n_blocks(matmul) * 2, sizeof(UpBlock), alignof(UpBlock)),
@@ -111,7 +114,7 @@ void Projection::check_adapters(const uint8_t* memory) const {
             const auto* up_blocks = reinterpret_cast<const UpBlock*>(begin + adapter.up_blocks);
             for (size_t half = 0; half < num_n_blocks(matmul) * 2; ++half) {
                 const auto& [first, last, up] = up_blocks[half];
-                check(first <= last && last <= adapter.ranks, "a range of ranks is wrong");
+                check(first <= last && last <= adapter.ranks, "a range of ranks must be within the ranks of its adapter");
                 check(is_within(up, last - first, N_BLOCK / 2 * sizeof(float), sizeof(float)),
                       "a matrix is outside of their memory");
             }
@@ -181,7 +184,7 @@ size_t Projection::residual_columns() const {
 
 bool Projection::evaluate(ov::TensorVector& outputs, const ov::TensorVector& inputs) const {
     const auto* kernels = projection_kernels(isa_);
-    OPENVINO_ASSERT(kernels, "this processor does not support the instruction set of a native projection");
+    OPENVINO_ASSERT(kernels, "this processor does not support the instruction set of a native projection: ", int64_t(isa_));
     check_tensors(outputs, inputs);
     auto shape = inputs[SRC].get_shape();
     const size_t M = ov::shape_size(shape) / stages_.front().matmul.K;

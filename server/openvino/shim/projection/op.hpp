@@ -17,8 +17,9 @@ namespace ovfleet::projection {
 // projections are one operation.
 enum Input : size_t { SRC, MEMORY, RESIDUAL };
 
-// One of the projections of an operation. Its source is the destination of the previous stage. The residual is the input of the
-// operation, or the sum of an earlier stage that adds the residual.
+// One of the projections of an operation. Its source is the destination of the previous stage; the source of the first
+// stage is the source of the operation. The residual is the input of the operation, or the sum of an earlier stage that
+// adds the residual.
 struct Stage {
     Matmul matmul;
     bool has_norm, has_bias;
@@ -72,14 +73,14 @@ private:
     // Calls `visit` with each numeric attribute of each stage.
     template <typename Visit>
     void each_number(Visit visit);
-    // The number of columns of the residual, if it is an output.
+    // The number of columns of the residual; 0 if no stage adds one.
     size_t residual_columns() const;
 
     Isa isa_ = Isa::plugin;
     std::vector<Stage> stages_;
     bool to_bf16_ = false, gives_residual_ = false;
-    // The memory whose adapters have been checked, and whose weights have been placed. This memory is a constant of the graph,
-    // so once is enough.
+    // The memory whose adapters have been checked, and whose weights have been placed. This memory is a constant of the
+    // graph, so preparing it once is enough.
     mutable std::atomic<const uint8_t*> prepared_{nullptr};
 };
 

@@ -56,7 +56,8 @@ bool split_scales(const float* scales, SuperScales& to) {
         if (!std::isfinite(scales[i])) return false;
         if (std::abs(scales[i]) > std::abs(largest)) largest = scales[i];
     }
-    // In most files, the quantized scale of the scale with the largest magnitude is -128. In others, its magnitude is smaller.
+    // In most files, the scale with the largest magnitude is quantized to -128. In other files, it is quantized to an
+    // integer with a smaller magnitude.
     for (int most = -128; most < 0; ++most) {
         to.super_scale = ov::float16(largest / float(most));
         const float step = float(to.super_scale), inverse = step == 0 ? 0 : 1 / step;
@@ -214,8 +215,8 @@ void describe_form(const std::vector<const GraphWeight*>& weights, Matmul& matmu
     };
     const bool is_supported = matmul.group != SUPER_GROUP || all(scales_are_super_scaled);
     if (matmul.bits == 8 && is_supported && all(quants_fit_six_bits)) matmul.bits = SIX_BITS;
-    // Zero points of the same type as the quants have the same range, so that the differences of quants and zero points have at
-    // most 8 bits and a sign.
+    // If the zero points have the same type as the quants, the difference between a quant and its zero point has at most
+    // 8 bits and a sign.
     const auto is_per_channel = [](const GraphWeight& weight) {
         const bool has_zeros_of_type = weight.zeros && weight.zeros->get_element_type() == weight.quants->get_element_type();
         return weight.group == weight.K && (!weight.zeros || has_zeros_of_type);
@@ -311,7 +312,7 @@ void WeightReader::read_file(size_t first, size_t count, WeightRows& rows) const
         skipped = 0;
         if (done == count) break;
     }
-    OPENVINO_ASSERT(done == count, "a weight has too few rows");
+    OPENVINO_ASSERT(done == count, "the files of the model contain only ", done, " of ", count, " rows of a weight");
     rows.quants_ = rows.quants_read_.data();
     rows.scales_ = rows.scales_read_.data();
     rows.zeros_ = weight_.zeros ? rows.zeros_converted_.data() : nullptr;
@@ -377,8 +378,8 @@ void pack_row(const WeightRows& rows, size_t row, size_t weight_group, const Mat
         const size_t group = column / weight_group;
         halves[in_block] = ov::float16(rows.scale(row, group) / matmul.scale_factor);
         halves[N_BLOCK + in_block] = ov::float16(rows.zero(row, group, matmul.bits));
-        // Four consecutive weights of each of the first 16 columns precede those of the other columns. Two such fours of 4-bit
-        // weights share bytes.
+        // Four consecutive weights of each of the first 16 columns precede those of the other columns. With 4 bits, two
+        // such groups of four weights share bytes.
         uint8_t* four = at + N_BLOCK * 2 * sizeof(uint16_t) + in_block * 4;
         if (matmul.bits == SIX_BITS) {
             for (size_t i = 0; i < matmul.group; i += 16, four += SIX_BIT_BYTES)

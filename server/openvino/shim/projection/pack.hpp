@@ -75,7 +75,7 @@ private:
     std::vector<float> scales_read_, zeros_converted_;
 };
 
-// Reads the rows of a weight, from memory or from the model's file. Several threads may use a reader.
+// Reads the rows of a weight, from memory or from the model's file. Several threads may use a reader at the same time.
 class WeightReader {
 public:
     explicit WeightReader(const GraphWeight& weight);

@@ -255,8 +255,8 @@ void replace(const Candidate& candidate, const GraphWeight& weight, const Target
     end.replace(native->output(0));
 }
 
-// Lets each projection with an activation store its destination in bf16 if only other projections on AMX read it. They would
-// round it in the same way, and read and write twice as many bytes.
+// Lets each projection with an activation store its destination in bf16 if only other projections on AMX read it. These
+// projections would round an f32 destination in the same way, but would have to read twice as many bytes.
 void store_activations_in_bf16(ov::Model& model) {
     const auto is_on_amx = [](const ov::Node* node) {
         const auto* projection = dynamic_cast<const Projection*>(node);

@@ -121,7 +121,10 @@ fn matrices_by_module(
         module.path = path;
         let matrix = if is_down { &mut module.down } else { &mut module.up };
         if matrix.replace(tensor).is_some() {
-            return Err(format!("{name} is a duplicate: another tensor is the same matrix of its module"));
+            let matrix = if is_down { "lora_A" } else { "lora_B" };
+            return Err(format!(
+                "{name} is a duplicate: another tensor is also the {matrix} matrix of its module"
+            ));
         }
     }
     if modules.is_empty() {

@@ -43,7 +43,7 @@ impl PeftConfig {
     /// Parses and checks a configuration.
     ///
     /// # Errors
-    /// A message that names the invalid or unsupported option of the configuration.
+    /// Returns a message that names the invalid or unsupported option of the configuration.
     pub(super) fn read(text: &[u8]) -> Result<Self, String> {
         let config: Self =
             serde_json::from_slice(text).map_err(|error| format!("adapter_config.json: {error}"))?;

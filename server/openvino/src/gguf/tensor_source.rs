@@ -30,7 +30,7 @@ impl SourceTensor {
     }
 }
 
-/// The weights of a graph, by number. Threads can read at the same time.
+/// The weights of a graph, by number. Several threads can read weights at the same time.
 #[derive(Debug)]
 pub(crate) struct TensorSource {
     file: Arc<GgufFile>,

@@ -110,7 +110,7 @@ impl CompiledCacheEntry {
     }
 
     /// Writes a compiled model, if the model that is read back computes the same logits. A failure, such as a full
-    /// disk, is logged and leaves no files behind.
+    /// disk, is logged, and the unfinished file is removed.
     pub(super) fn write(&self, model: CacheableModel) {
         let part = self.directory.unfinished(&self.name);
         if let Err(error) = self.try_write(&part, model) {
@@ -129,7 +129,10 @@ impl CompiledCacheEntry {
         shim::export(&compiled, &path).map_err(runtime)?;
         let bytes = seal(&path, &self.name, graph).map_err(io)?;
         if memory::available_bytes().is_none_or(|free| free < VERIFICATION_FACTOR * bytes as u64) {
-            return Err("there is not enough memory to verify it".to_owned());
+            return Err(format!(
+                "there is not enough memory to verify it (required: {} bytes)",
+                VERIFICATION_FACTOR * bytes as u64
+            ));
         }
         let core = Arc::new(shim::import_core().map_err(runtime)?);
         let file = shim::CompiledFile { path: &path, bytes };

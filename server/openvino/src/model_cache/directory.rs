@@ -16,17 +16,17 @@ use std::time::{Duration, SystemTime};
 
 /// Number of rewritten graphs in `--cache-dir`.
 ///
-/// If exceeded: the least recently used is deleted.
+/// If exceeded: the least recently used one is deleted.
 const GRAPHS_MAX: usize = 8;
 
 /// Number of compiled models in `--cache-dir`.
 ///
-/// If exceeded: the least recently used is deleted.
+/// If exceeded: the least recently used one is deleted.
 const COMPILED_MAX: usize = 8;
 
 /// Number of fingerprints of model files in `--cache-dir`. A split GGUF model has one for each part.
 ///
-/// If exceeded: the least recently used is deleted.
+/// If exceeded: the least recently used one is deleted.
 const FINGERPRINTS_MAX: usize = 512;
 
 /// Number of unfinished graphs and compiled models in `--cache-dir`.
@@ -103,7 +103,7 @@ impl PrivateDirectory {
     }
 
     /// A random name for an unfinished file. The process ID would not be unique, because a process on another machine
-    /// may have the same one.
+    /// may have the same ID.
     pub(super) fn unfinished(&self, name: &str) -> String {
         format!("{UNFINISHED}{:016x}-{name}", RandomState::new().build_hasher().finish())
     }

@@ -11,7 +11,7 @@ use super::fingerprint;
 use crate::runtime::{Core, Model};
 use crate::{Error, shim};
 
-/// The version of the graph rewriting and of the formats of native operations. Graphs, compiled models and blocks on disk
+/// The version of graph rewriting and of the formats of native operations. Graphs, compiled models and blocks on disk
 /// of other versions are not read.
 pub(crate) const VERSION: u64 = 22;
 

@@ -676,8 +676,8 @@ fn tiles_of_the_processor_and_their_model_agree() {
     }
 }
 
-/// A destination in bf16 contains the rounded numbers of a destination in f32, so that the next projection reads the same
-/// numbers from both.
+/// A destination in bf16 contains the rounded numbers of a destination in f32, so that the next projection reads the
+/// same numbers from either.
 #[test]
 fn amx_rounds_activations_to_nearest_for_a_destination_in_bf16() {
     const ROWS: usize = 37;

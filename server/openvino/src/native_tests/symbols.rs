@@ -1,8 +1,8 @@
 //! Checks that the objects of the kernels define no function that another object could call by mistake.
 //!
 //! `kernels.cpp` is compiled once for each instruction set. If an object exported an inline function of a header, the
-//! linker would choose one of several bodies for all callers, and a processor without AVX-512 could run the body that
-//! uses it.
+//! linker would choose one of several bodies for all callers, and a processor without AVX-512 could run a body that
+//! uses AVX-512.
 
 use std::path::Path;
 use std::process::Command;

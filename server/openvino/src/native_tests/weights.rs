@@ -24,7 +24,7 @@ const MATMUL: Operation<'_> = operation("MatMul", "transpose_a=\"false\" transpo
 /// The scales of a weight: their shape, and the largest of them.
 type Scales<'a> = (&'a str, f32);
 
-/// An IR with projections of the same source by integer weights with these scales.
+/// An IR whose projections multiply the same source by integer weights with these scales.
 fn model(scales: &[Scales<'_>]) -> Ir {
     let (mut ir, mut random) = (Ir::default(), Random(1));
     let source = ir.input("source", "f32", "?,64");
@@ -44,8 +44,8 @@ fn model(scales: &[Scales<'_>]) -> Ir {
     ir
 }
 
-/// An IR with projections of the same source by weights of 4 bits with these numbers of rows, each of which has a zero
-/// point.
+/// An IR whose projections multiply the same source by weights of 4 bits. `rows` are the numbers of rows of the
+/// weights; each row has a zero point.
 fn model_with_zero_points(rows: &[usize]) -> Ir {
     let (mut ir, mut random) = (Ir::default(), Random(2));
     let source = ir.input("source", "f32", "?,64");

@@ -32,12 +32,12 @@ pub(super) fn check(status: Status, what: &'static str) -> Result<(), Error> {
 }
 
 pub(crate) fn c_string(text: &str, what: &'static str) -> Result<CString, Error> {
-    CString::new(text).map_err(|_| Error::runtime(what, "the text contains a NUL byte"))
+    CString::new(text).map_err(|_| Error::runtime(what, &format!("{text:?} contains a NUL byte")))
 }
 
 pub(crate) fn c_path(path: &Path) -> Result<CString, Error> {
     CString::new(path.as_os_str().as_encoded_bytes())
-        .map_err(|_| Error::runtime("use a path", "the path contains a NUL byte"))
+        .map_err(|_| Error::runtime("use a path", &format!("{path:?} contains a NUL byte")))
 }
 
 /// The property whose value `read` returns as a string.

@@ -115,8 +115,10 @@ impl Tensor {
 
     /// The address of the elements, and their size in bytes.
     fn typed<T: Element>(&self) -> Result<(*mut T, usize), Error> {
-        if self.element()? != T::TYPE {
-            return Err(Error::runtime("read a tensor", "its element type is unexpected"));
+        let element = self.element()?;
+        if element != T::TYPE {
+            let message = format!("its element type is {element:?} instead of {:?}", T::TYPE);
+            return Err(Error::runtime("read a tensor", &message));
         }
         let (data, bytes) = (self.pointer()?, self.bytes()?);
         // If `reshape` fails to allocate memory, the tensor has its new shape without memory.

@@ -9,7 +9,7 @@ use crate::gguf::TensorSource;
 use crate::runtime::{Model, c_string};
 use crate::weights::{Matrix, MatrixShape, Quants, Zeros};
 
-/// A weight that replaces one of the graph.
+/// A weight that replaces a weight of the graph.
 #[derive(Clone, Copy)]
 pub(crate) struct WeightForm<'a> {
     /// The number of the weight in the source.
@@ -19,8 +19,8 @@ pub(crate) struct WeightForm<'a> {
     pub(crate) form: &'a Matrix,
 }
 
-/// An index of the weights of a model from [`super::read_gguf`]. The exclusive borrow ensures that no other code changes
-/// the model.
+/// An index of the weights of a model from [`super::read_gguf`]. The exclusive borrow ensures that no other code
+/// changes the model.
 pub(crate) struct GraphWeights<'a> {
     raw: *mut RawWeights,
     model: PhantomData<&'a mut Model>,

@@ -19,7 +19,7 @@ use crate::runtime::Core;
 use crate::{Error, memory};
 
 /// Number of pixels per thread that one run of the image encoder processes: 64 patches of 14 x 14 pixels. With fewer
-/// patches, a thread reads the weights for too little work. With more, a run only takes longer.
+/// patches, reading the weights takes a large share of a thread's time. With more, a run only takes longer.
 ///
 /// If exceeded: further tiles are processed in the next runs. A tile with more pixels is processed alone.
 const RUN_PIXELS_PER_THREAD: usize = 64 * 14 * 14;
@@ -235,7 +235,7 @@ fn reordered(
             FeatureRow::GlobalSeparator => learned.global_separator.as_deref(),
         };
         let values = values.ok_or_else(|| {
-            Error::runtime("encode an image", &format!("the encoder has no row for {row:?}"))
+            Error::runtime("run the image encoder", &format!("the encoder has no row for {row:?}"))
         })?;
         ordered.extend_from_slice(values);
     }

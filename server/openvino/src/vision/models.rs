@@ -186,7 +186,7 @@ pub(super) struct RowWidths {
 }
 
 fn prepared_for_another_model() -> Error {
-    Error::runtime("encode an image", "the image was prepared for another model")
+    Error::runtime("run the image encoder", "the image was prepared for another model")
 }
 
 /// Encodes the tiles of images in runs of at most `run_pixels` pixels, or of one tile. `masks` are the masks and the
@@ -199,7 +199,10 @@ fn encode_tiles(
 ) -> Result<Vec<Vec<f32>>, Error> {
     let mut rows = vec![Vec::new(); pixels.len()];
     let Some(ImageTiles { tiles, tiles_per_run }) = tiles_of(pixels, run_pixels) else {
-        return Err(Error::runtime("encode images", "their tiles have different sizes"));
+        return Err(Error::runtime(
+            "run the image encoder",
+            "the tiles of the images have no pixels or different sizes",
+        ));
     };
     for run in tiles.chunks(tiles_per_run) {
         let values = gather(pixels, run);
@@ -216,7 +219,7 @@ fn encode_tiles(
         let output = output.values::<f32>()?;
         if !output.len().is_multiple_of(run.len()) || output.is_empty() {
             return Err(Error::runtime(
-                "encode images",
+                "run the image encoder",
                 "the output cannot be divided equally among the tiles",
             ));
         }

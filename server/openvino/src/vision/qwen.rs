@@ -49,7 +49,10 @@ impl QwenModels {
                 add_positions(positions, interpolation, embedded.values_mut::<f32>()?)?;
             }
             _ => {
-                return Err(Error::runtime("encode an image", "it was prepared for another version of Qwen"));
+                return Err(Error::runtime(
+                    "run the image encoder",
+                    "the image was prepared for another version of Qwen",
+                ));
             }
         }
         merger.request.set("hidden_states", &embedded)?;
@@ -76,7 +79,10 @@ impl QwenModels {
         let width = merger.row_values()?.unwrap_or(1);
         interleave(features.values::<f32>()?, deepstack.values::<f32>()?, width, *deepstack_layers)
             .ok_or_else(|| {
-                Error::runtime("encode an image", "the merger returned a wrong number of deepstack layers")
+                Error::runtime(
+                    "run the image encoder",
+                    "the merger returned a wrong number of deepstack layers",
+                )
             })
     }
 }
@@ -96,7 +102,7 @@ fn add_positions(
     let width = embedded.len() / count.max(1);
     if corners.len() != 4 * embedded.len() || width == 0 {
         let message = "the size of the position embeddings does not match the patches";
-        return Err(Error::runtime("encode an image", message));
+        return Err(Error::runtime("run the image encoder", message));
     }
     for (patch, row) in embedded.chunks_exact_mut(width).enumerate() {
         for corner in 0..4 {
@@ -143,7 +149,7 @@ fn set_window_mask(merger: &mut CompiledGraph, windows: &WindowLayout, count: us
 }
 
 fn incomplete_windows() -> Error {
-    Error::runtime("encode an image", "its windows do not cover its patches")
+    Error::runtime("run the image encoder", "the windows of the image do not cover its patches")
 }
 
 /// Windows with the same number of slots. A window with fewer patches has slots that are masked.

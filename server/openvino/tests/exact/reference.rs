@@ -21,7 +21,7 @@ pub(crate) fn private_directory(cache_dir: &Path) -> PathBuf {
     directories.find(|path| path.is_dir()).expect("loading a model creates the directory")
 }
 
-/// Number of tokens of a test's sequence: more than two blocks of 32 tokens, and more than twice gemma's window.
+/// Number of tokens of a test's sequence: more than two blocks of 32 tokens, and more than twice Gemma 3's window.
 pub(crate) const LENGTH: usize = 80;
 
 /// Properties for exact computation, in f32 everywhere. They select the plugin's projections, which do not round
@@ -33,8 +33,8 @@ pub(crate) const EXACT: [(&str, &str); 3] = [
     ("DYNAMIC_QUANTIZATION_GROUP_SIZE", "0"),
 ];
 
-/// Properties for the fastest computation: the processor's default precision, and native projections, if the processor
-/// has them.
+/// Properties for the fastest computation with a KV cache in f32: the processor's default precision, and native
+/// projections if the processor has them.
 pub(crate) const ROUNDED: [(&str, &str); 1] = [EXACT[1]];
 
 /// The largest allowed difference with [`ROUNDED`] (measured: 0.04 to 0.1). A wrong graph causes a difference of 0.4

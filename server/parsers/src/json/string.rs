@@ -62,7 +62,7 @@ impl JsonString {
         self.not_an_escape(letter, to)
     }
 
-    /// The text that has been read but not emitted yet, as it was written.
+    /// The text that has been read but not emitted yet. The hexadecimal digits of a surrogate are in lower case.
     pub(crate) fn held(&self) -> String {
         let high = self.high.map(|code| format!("\\u{code:04x}")).unwrap_or_default();
         high + &self.escape

@@ -143,7 +143,7 @@ impl PythonString {
         Text::More
     }
 
-    /// Reads the character after `\0`, which may be followed by two further octal digits.
+    /// Reads the next character of an escape that begins with `\0` and may have two more octal digits.
     fn octal(&mut self, mut escape: String, letter: char, to: &mut String) -> Text {
         let is_digit = letter.is_digit(8);
         if is_digit {

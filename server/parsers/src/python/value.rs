@@ -1,5 +1,5 @@
-//! Parses a Python value one character at a time and writes JSON. Comments, expressions and concatenated strings are not
-//! supported.
+//! Parses a Python value one character at a time and writes JSON. Comments, expressions and concatenated strings are
+//! not supported.
 
 use super::number;
 use super::string::{Escapes, PythonString, Text};
@@ -91,8 +91,8 @@ impl PythonValue {
         }
     }
 
-    /// Reads the next character, and appends the certain part of the value to `to` as JSON. After [`ValueEffect::Completes`],
-    /// `AlreadyComplete` or `Invalid`, no more characters may follow.
+    /// Reads the next character, and appends the certain part of the value to `to` as JSON. After
+    /// [`ValueEffect::Completes`], `AlreadyComplete` or `Invalid`, no more characters may follow.
     pub(crate) fn step(&mut self, letter: char, to: &mut String) -> ValueEffect {
         match &mut self.state {
             State::Text { string, role } => {

@@ -13,12 +13,13 @@ pub(crate) struct CallMarker {
     pub(crate) is_read: bool,
 }
 
-/// The positions at which a marker counts.
+/// The positions at which a marker is recognized.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum MarkerPosition {
-    /// The marker counts everywhere.
+    /// The marker is recognized everywhere.
     Anywhere,
-    /// The marker counts only if nothing but whitespace precedes it: at the beginning, after reasoning or after a call.
+    /// The marker is recognized only if nothing but whitespace precedes it: at the beginning, after reasoning or after
+    /// a call.
     Start,
 }
 
@@ -58,7 +59,7 @@ impl Step {
 
 /// A state machine that parses calls one character at a time, starting at one of its markers.
 pub(crate) trait Calls: Debug + Send + Sync {
-    /// The markers that begin its calls.
+    /// The markers that begin calls in this format.
     fn markers(&self) -> &'static [CallMarker];
 
     /// Begins at the marker with this index.

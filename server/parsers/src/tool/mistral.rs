@@ -60,7 +60,7 @@ impl Mistral {
         Self { markers: &MISTRAL, array_rule: ObjectRule::Marked, state: State::Lead, name: String::new() }
     }
 
-    /// Creates a parser of calls after the marker only.
+    /// Creates a parser that accepts calls only after the marker.
     pub(crate) fn marked() -> Self {
         Self { markers: &DEVSTRAL, ..Self::with_bare_array() }
     }

@@ -1,5 +1,5 @@
-//! Parses a value between tags: text without escapes. A tag ends the value only if an expected tag follows it, so that a
-//! value may contain tags.
+//! Parses a value between tags: text without escapes. A tag ends the value only if an expected tag follows it, so that
+//! a value may contain tags.
 
 use crate::json::escape;
 use crate::literal::{ChoiceStep, LiteralChoice, is_space};
@@ -146,7 +146,7 @@ impl TaggedValue {
         }
     }
 
-    /// Returns the amount of work since the last call.
+    /// Returns the number of elementary steps since the last call.
     pub(crate) fn take_work(&mut self) -> usize {
         self.scanner.take_work()
     }

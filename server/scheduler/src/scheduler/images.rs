@@ -1,6 +1,6 @@
 //! Reserves the encoder outputs that waiting sequences need. A sequence is admitted only when all outputs that it needs
-//! exist, so that a running sequence never waits for the encoder. The images of the foremost sequences are requested
-//! first.
+//! exist, so that a running sequence never waits for the encoder. The images of the first sequences in the queue are
+//! requested first.
 
 use std::ops::Range;
 
@@ -22,8 +22,8 @@ impl Scheduler {
         self.images.drain_requests()
     }
 
-    /// Returns the images whose encoder outputs were evicted since the last call. They may be in use until the batch in
-    /// flight has ended, and will be requested again if they are needed again.
+    /// Returns the images whose encoder outputs were evicted since the last call. The outputs may be in use until the
+    /// batch in flight has ended. Outputs that are needed again are requested again.
     pub fn drain_evicted_images(&mut self) -> Vec<ImageDigest> {
         self.images.drain_evicted()
     }
@@ -39,7 +39,8 @@ impl Scheduler {
         if !self.images.cancel(digest) {
             return;
         }
-        // If a sequence still listed the image, it would later release a new entry that does not count it as a holder.
+        // If a sequence still listed the image, it would later release a new entry that does not count the sequence as
+        // a holder.
         for slot in self.slots_with_image(digest) {
             let sequence = self.sequences.get_mut(slot);
             sequence.held_images.retain(|held| *held != digest);

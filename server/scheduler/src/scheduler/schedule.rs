@@ -187,7 +187,7 @@ impl Scheduler {
         }
     }
 
-    /// Schedules one token for each sequence that lacks only its latest token, oldest first.
+    /// Schedules one token for each sequence that has only its latest token left to compute, oldest first.
     fn schedule_decodes(&mut self, batch: &mut Batch, budget: &mut Budget) {
         let mut position = 0;
         while position < self.running.len() && budget.tokens > 0 {
@@ -244,7 +244,8 @@ impl Scheduler {
         1 + entries.take_while(|entry| entry.priority.arrival == arrival).count()
     }
 
-    /// Whether all sequences of a running group lack only their latest token and fit into the budget.
+    /// Whether each sequence of a running group has only its latest token left to compute and the group fits into the
+    /// budget.
     fn can_decode(&self, group: Range<usize>, budget: &Budget) -> bool {
         let lacks_one = |entry: &QueueEntry| self.sequences.get(entry.slot).uncomputed_tokens() == 1;
         group.len() <= budget.tokens as usize && self.running[group].iter().all(lacks_one)
@@ -268,9 +269,9 @@ impl Scheduler {
         self.shares.is_paused(self.sequences.get(entry.slot).group.tenant)
     }
 
-    /// Whether the running sequence at `position`, which lacks only its latest token, is deferred to a later step
-    /// because the other sequences of its tenant use up the tenant's time in this step. Sequences in lockstep are never
-    /// deferred, because they must decode together.
+    /// Whether the running sequence at `position`, which has only its latest token left to compute, is deferred to a
+    /// later step because the other sequences of its tenant use up the tenant's time in this step. Sequences in
+    /// lockstep are never deferred, because they must decode together.
     fn defer_decode(&mut self, position: usize) -> bool {
         let QueueEntry { slot, priority, .. } = self.running[position];
         let group = &self.sequences.get(slot).group;
@@ -295,7 +296,7 @@ impl Scheduler {
         let tokens = sequence.chunk_tokens(budget.scored_tokens).min(budget.tokens);
         let tokens = match sequence.whole_spans(tokens) {
             Some(tokens) => tokens,
-            // A span that cannot be divided may exceed the budget, but only one per step.
+            // A span that cannot be divided may exceed the budget, but only one such span per step.
             None if budget.is_without_prompts => sequence.tokens_of_first_span(),
             None => 0,
         };
@@ -326,7 +327,7 @@ impl Scheduler {
         self.shares.add_work(sequence.group.tenant, num_tokens + num_draft_tokens, computed_tokens);
     }
 
-    /// Applies [`Self::allocate_slot`] to all sequences of a group, or to none.
+    /// Calls [`Self::allocate_slot`] for each sequence of a group. Returns false if the group was preempted.
     fn allocate_group_slots(&mut self, mut group: Range<usize>, batch: &mut Batch) -> bool {
         let copies = batch.copies.len();
         let is_allocated = group.all(|position| self.allocate_slot(position, batch));
@@ -525,9 +526,9 @@ impl Scheduler {
         lacking + evictable + sequence.num_sequences()
     }
 
-    /// Whether the running sequences of a tenant, with a waiting group, would occupy the part of the batch or of the
-    /// cache that is reserved for other tenants. A tenant without running sequences has no such limit, so that every
-    /// request can run.
+    /// Whether the running sequences of a tenant, together with a waiting group, would occupy the part of the batch or
+    /// of the cache that is reserved for other tenants. A tenant without running sequences has no such limit, so that
+    /// every request can run.
     fn exceeds_tenant_share(&self, tenant: u128, num_sequences: u32, blocks_needed: u32) -> bool {
         if !self.shares.is_shared() {
             return false;

@@ -4,16 +4,16 @@
 //! ```text
 //! submit 1,2 abcd max=3     sequences 1 and 2 continue the prompt "abcd" (a letter is a token, a*9 is nine)
 //!        min=1 stop=xy      the other stop criteria
-//!        seed=7             the seed of its prefix
-//!        adapter=1          the adapter that computes it
-//!        tenant=2           the tenant to which it belongs
+//!        seed=7             the prefix seed of the request
+//!        adapter=1          the adapter that computes the request
+//!        tenant=2           the tenant to which the request belongs
 //!        scores=prompt      the logits of the prompt are needed
 //!        lockstep=yes       the sequences advance in lockstep
 //!        image=A@2+4        the four tokens from position 2 on are those of image A
 //!        spans=whole        the tokens of an image attend to each other
 //! provide A                  image A has been encoded
 //! cancel A                   image A cannot be encoded
-//! encoder 5                  the encoder gets images while it has fewer than 5 tokens
+//! encoder 5                  the encoder receives images while it has fewer than 5 tokens
 //! step 1=x                  a step in which sequence 1 samples x and all others sample z
 //! step 2<1=x                … sequence 2 continues from the tokens of 1
 //! draft 1 xy                sequence 1 may have these drafts in the next step,

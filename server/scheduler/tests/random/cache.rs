@@ -81,7 +81,7 @@ impl Cache {
         self.slots[at..at + self.block_tokens].copy_from_slice(entries);
     }
 
-    /// Marks the blocks as undefined that a failed step was to write for a sequence.
+    /// Marks as undefined the blocks that a failed step was to write for a sequence.
     pub(crate) fn spoil(&mut self, batch: &Batch, sequence: &ScheduledSequence) {
         for block in
             &batch.block_table_of(sequence)[sequence.resident_tokens() as usize / self.block_tokens..]

@@ -62,7 +62,7 @@ pub(crate) struct Totals {
     pub(crate) digest: u64,
 }
 
-/// The expected state of a sequence, which the harness keeps after its end.
+/// The expected state of a sequence, which the harness keeps after the sequence has ended.
 struct SequenceRecord {
     request: u32,
     tokens: Vec<TokenId>,

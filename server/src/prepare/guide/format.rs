@@ -87,7 +87,7 @@ fn response_format(map: &Map<String, Value>, at: &str) -> Result<Option<Form>, E
         }
         kind => {
             let problem = format!(
-                "{kind:?} must be text, json_object, json_schema, structural_tag, or a format of a structural tag"
+                "must be text, json_object, json_schema, structural_tag, or a format of a structural tag, not {kind:?}"
             );
             Err(Error::invalid(format!("{at}.type"), problem))
         }
@@ -162,9 +162,8 @@ fn vllm(kind: &str, value: &Value, at: &str) -> Result<Option<Form>, Error> {
 /// Returns the value or, if it is a string, the JSON value in the string.
 fn json_value(value: &Value, at: &str) -> Result<Value, Error> {
     match value {
-        Value::String(text) => {
-            serde_json::from_str(text).map_err(|error| Error::invalid(at, format!("is not JSON: {error}")))
-        }
+        Value::String(text) => serde_json::from_str(text)
+            .map_err(|error| Error::invalid(at, format!("is not valid JSON: {error}"))),
         value => Ok(value.clone()),
     }
 }

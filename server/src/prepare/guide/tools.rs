@@ -229,7 +229,7 @@ impl<'a> Calls<'a> {
     }
 }
 
-/// A call of a tool, with the schema of its arguments.
+/// A tool that the model may call, with the schema of its arguments.
 struct Call<'a> {
     name: &'a str,
     schema: Value,

@@ -16,7 +16,7 @@ const END_OF_TEXT: &str = "\u{10fffd}\u{f8ff}\u{10fffd}";
 /// the part of the prompt that follows the text.
 ///
 /// # Errors
-/// The conversation cannot be rendered, the last message has no text, or the template changes it.
+/// The conversation cannot be rendered, the last message has no text, or the template changes that text.
 pub(super) fn render(
     conversation: &Conversation,
     render: impl Fn(&Conversation) -> Result<String, Error>,

@@ -77,7 +77,7 @@ fn read(
     images: &mut usize,
 ) -> Result<ParsedMessage, Error> {
     if !ROLES.contains(&message.role.as_str()) {
-        let problem = format!("{:?} must be one of {}", message.role, ROLES.join(", "));
+        let problem = format!("must be one of {}, not {:?}", ROLES.join(", "), message.role);
         return Err(Error::invalid(format!("{at}.role"), problem));
     }
     let content = match &message.content {

@@ -147,7 +147,8 @@ fn literal(value: &Value, notation: Notation) -> String {
     String::from_utf8(text).expect("invariant: JSON is UTF-8")
 }
 
-/// The notation of a literal. Strings and numbers in JSON's notation have the same meaning in Python.
+/// The notation of a literal. JSON and Python differ only in the names of null, true and false: JSON's strings and
+/// numbers are also Python literals.
 #[derive(Clone, Copy)]
 enum Notation {
     Json,

@@ -91,7 +91,7 @@ fn read_one(item: InputItem, at: &str, ids: &mut ItemIds) -> Result<InputElement
 fn message(item: InputItem, at: &str, ids: &mut ItemIds) -> Result<Item, Error> {
     let role = item.role.ok_or_else(|| Error::missing(format!("{at}.role")))?;
     if !ROLES.contains(&role.as_str()) {
-        let problem = format!("{role:?} must be one of {}", ROLES.join(", "));
+        let problem = format!("must be one of {}, not {role:?}", ROLES.join(", "));
         return Err(Error::invalid(format!("{at}.role"), problem));
     }
     let part = |text: String| {
@@ -222,7 +222,7 @@ fn output(item: InputItem, at: &str, ids: &mut ItemIds) -> Result<CallOutput, Er
         Some(TextOrList::Text(text)) => Output::Text(text),
         Some(TextOrList::List(parts)) => {
             let parts = read_parts(parts, &at, |text| Part::InputText { text })?;
-            let problem = "results of calls cannot have images; send the image in a message of the user";
+            let problem = "tool results cannot contain images; send the image in a user message";
             refuse_images(&parts, &at, problem)?;
             Output::Parts(parts)
         }

@@ -39,7 +39,7 @@ pub(crate) fn messages(
 #[derive(Default)]
 struct Turns {
     done: Vec<Message>,
-    /// The last message of the assistant, to which items may still be added.
+    /// The last assistant message, to which items may still be added.
     open: Option<Message>,
     /// The names of called tools by the IDs of the calls, because some templates repeat the name in the result.
     called: HashMap<String, String>,
@@ -112,7 +112,7 @@ impl Turns {
         self.function(call_id, called_name(namespace.as_deref(), name), arguments);
     }
 
-    /// Adds a call of a custom tool as the model wrote it: as a function call.
+    /// Adds a custom tool call as the model wrote it: as a function call.
     fn custom_call(&mut self, call: &CustomCall) {
         let CustomCall { call_id, namespace, name, input, .. } = call;
         self.function(call_id, called_name(namespace.as_deref(), name), &json!({INPUT: input}).to_string());

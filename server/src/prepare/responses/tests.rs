@@ -130,7 +130,7 @@ fn an_error_names_the_path_of_a_malformed_item() {
     refused(&json!([{"role": "user", "content": []}]), &expect!["input[0].content: is empty"]);
     refused(
         &json!([{"role": "robot", "content": "x"}]),
-        &expect![[r#"input[0].role: "robot" must be one of user, assistant, system, developer"#]],
+        &expect![[r#"input[0].role: must be one of user, assistant, system, developer, not "robot""#]],
     );
     refused(
         &json!([{"role": "user", "content": [{"type": "input_text"}]}]),
@@ -161,12 +161,12 @@ fn an_error_names_the_path_of_a_malformed_item() {
     );
     refused(
         &json!([{"role": "user", "content": [{"type": "input_image", "image_url": "data:,", "detail": "huge"}]}]),
-        &expect![[r#"input[0].content[0].detail: "huge" must be one of auto, low, high"#]],
+        &expect![[r#"input[0].content[0].detail: must be one of auto, low, high, not "huge""#]],
     );
     refused(
         &json!([{"type": "function_call_output", "call_id": "c", "output": [image]}]),
         &expect![
-            "input[0].output[0].type: results of calls cannot have images; send the image in a message of the user"
+            "input[0].output[0].type: tool results cannot contain images; send the image in a user message"
         ],
     );
     refused(

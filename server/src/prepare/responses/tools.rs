@@ -249,14 +249,14 @@ fn grammar(format: &Value, param: &str) -> Result<Option<String>, Error> {
         "grammar" => {
             let syntax = text("syntax")?;
             if !matches!(syntax, "lark" | "regex") {
-                let problem = format!("{syntax:?} must be \"lark\" or \"regex\"");
+                let problem = format!("must be \"lark\" or \"regex\", not {syntax:?}");
                 return Err(Error::invalid(format!("{param}.syntax"), problem));
             }
             let name = if syntax == "lark" { "Lark grammar" } else { "regular expression" };
             Ok(Some(format!("The input matches this {name}:\n{}", text("definition")?)))
         }
         other => {
-            let problem = format!("{other:?} must be \"text\" or \"grammar\"");
+            let problem = format!("must be \"text\" or \"grammar\", not {other:?}");
             Err(Error::invalid(format!("{param}.type"), problem))
         }
     }

@@ -269,7 +269,7 @@ pub(super) fn follow(followed: Arc<ResponseEvents>, from: usize) -> Response {
                 None
             }
             FollowedEvents::Discarded => {
-                let message = "the events were discarded, because there are too many or the response ended more \
+                let message = "the events were discarded, because there were too many or the response ended more \
                     than a minute ago; retrieve the response instead";
                 let data = EventData::Error { code: Some("events_discarded"), message, param: None };
                 let event = Event { r#type: kind::ERROR, data, sequence_number: from as u64 };

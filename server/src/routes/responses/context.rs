@@ -187,7 +187,7 @@ pub(super) struct Chain<'a> {
     stored: Vec<Id>,
 }
 
-/// The items of a response to return.
+/// The part of a response's items to return.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Part {
     Input,
@@ -337,7 +337,7 @@ pub(crate) fn unreadable(error: &store::Error) -> Error {
 }
 
 /// Returns the error for a stored record with damaged content.
-#[expect(clippy::needless_pass_by_value, reason = "it is passed to `map_err`")]
+#[expect(clippy::needless_pass_by_value, reason = "the function is passed to `map_err`")]
 pub(crate) fn damaged(error: serde_json::Error) -> Error {
     tracing::error!(error = &error as &dyn std::error::Error, "a stored object is damaged");
     Error::Internal("a stored object is damaged".to_owned())

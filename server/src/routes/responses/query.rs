@@ -39,7 +39,7 @@ impl Page {
                 "limit" => {
                     let limit = value.parse().ok().filter(|limit| (1..=LIMIT_MAX).contains(limit));
                     let wrong =
-                        || Error::invalid("limit", format!("{value:?} must be from 1 to {LIMIT_MAX}"));
+                        || Error::invalid("limit", format!("must be from 1 to {LIMIT_MAX}, not {value:?}"));
                     page.limit = limit.ok_or_else(wrong)?;
                 }
                 "order" => {
@@ -47,7 +47,7 @@ impl Page {
                         "asc" => false,
                         "desc" => true,
                         other => {
-                            let problem = format!("{other:?} must be \"asc\" or \"desc\"");
+                            let problem = format!("must be \"asc\" or \"desc\", not {other:?}");
                             return Err(Error::invalid("order", problem));
                         }
                     };
@@ -66,7 +66,7 @@ impl Page {
 
 /// Size of a page of items as JSON, unless it has a single item.
 ///
-/// If exceeded: the page is shorter, with `has_more`.
+/// If exceeded: the page has fewer items than `limit`, and `has_more` is true.
 const PAGE_BYTES_MAX: u64 = 1 << 20;
 
 /// Selects the items of a page. All items of the list must be added to the selection in the order of the page.
@@ -154,7 +154,7 @@ pub(super) fn events_from(uri: &Uri) -> Result<Option<usize>, Error> {
         match name.as_str() {
             "stream" => {
                 stream = value.parse().map_err(|_| {
-                    Error::coded("invalid_type", "stream", format!("{value:?} must be true or false"))
+                    Error::coded("invalid_type", "stream", format!("must be true or false, not {value:?}"))
                 })?;
             }
             "starting_after" => {
@@ -162,7 +162,7 @@ pub(super) fn events_from(uri: &Uri) -> Result<Option<usize>, Error> {
                     Error::coded(
                         "invalid_type",
                         "starting_after",
-                        format!("{value:?} must be a sequence number"),
+                        format!("must be a sequence number, not {value:?}"),
                     )
                 };
                 from = value.parse::<u32>().map_err(wrong)? as usize + 1;

@@ -24,7 +24,7 @@ pub struct RenderInput<'a> {
     pub tools: Option<&'a [Json]>,
     /// The documents to answer from.
     pub documents: Option<&'a [Json]>,
-    /// Whether to end with the beginning of the turn of the assistant.
+    /// Whether to append the beginning of the assistant's turn.
     pub add_generation_prompt: bool,
     /// Additional variables of the template, which take precedence over all others.
     pub extra: Option<&'a Map<String, Json>>,
@@ -121,7 +121,7 @@ impl ChatTemplate {
     /// Renders the conversation as text. Tokenize this text with special tokens parsed, and without adding any.
     ///
     /// # Errors
-    /// The template rejects the conversation or cannot process it; both count as errors of the client.
+    /// The template rejects the conversation or cannot process it; both are client errors.
     pub fn render(&self, input: &RenderInput<'_>) -> Result<String, RenderError> {
         let name = self.template_name(input);
         let template = self

@@ -138,8 +138,8 @@ pub(super) fn indented(
     filters::indent(text, width, first, blank, options)
 }
 
-/// Rejects large numbers in a format string, which are widths and precisions, and `*`, which reads them from the
-/// arguments.
+/// Rejects a format string with a width or precision above [`WIDTH_MAX`], or with `*`, which reads a width or precision
+/// from the arguments. Every number in the format string counts as a width.
 pub(super) fn check_widths(format: &str) -> Result<(), Error> {
     let mut numbers = format.split(|letter: char| !letter.is_ascii_digit()).filter(|part| !part.is_empty());
     let is_wide = |number: &str| number.parse::<usize>().map_or(true, |number| number > WIDTH_MAX);

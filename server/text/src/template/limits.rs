@@ -1,6 +1,7 @@
 //! The limits of rendering chat templates.
 
-/// Number of instructions that the template engine executes to render a conversation. A message takes some hundreds.
+/// Number of instructions that the template engine executes to render a conversation. Rendering a message takes a few
+/// hundred instructions.
 ///
 /// If exceeded: 400, `invalid_value`.
 pub const STEPS_MAX: u64 = 20_000_000;

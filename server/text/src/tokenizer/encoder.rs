@@ -5,8 +5,8 @@ use std::panic::{self, AssertUnwindSafe};
 use super::{bound::TokenBound, pipeline::Pipeline, spm::Spm};
 use crate::{error::EncodeError, vocabulary::Vocabulary};
 
-/// Size of a text to tokenize; the limit that follows from `--max-tokenizer-memory` is usually lower. The
-/// regular expressions of pre-tokenizers count their steps and fail above ten million steps within one word.
+/// Size of a text to tokenize; the limit that follows from `--max-tokenizer-memory` is usually lower (1.3 MB by
+/// default). The regular expression engine of the pre-tokenizers fails after ten million steps within one word.
 ///
 /// If exceeded: 400, `invalid_value`.
 pub const TEXT_BYTES_MAX: usize = 8 << 20;
@@ -50,7 +50,7 @@ impl Tokenizer {
     /// With `add_special`, the result includes the tokens that the model expects at the beginning and the end of a
     /// text. Use it for plain prompts, but not for rendered chat templates, which write these tokens themselves. With
     /// `parse_special`, text that spells a special token becomes that token; otherwise, it remains text. The running
-    /// time is linear in the length of the text (times the logarithm of the longest word).
+    /// time is O(*n* log *w*) for a text of *n* bytes whose longest word has *w* bytes.
     ///
     /// # Errors
     /// The text is longer than [`TEXT_BYTES_MAX`], the vocabulary has no token for a part of it (which is rare), or the
@@ -72,8 +72,8 @@ impl Tokenizer {
         // The library panics for unusual steps in a `tokenizer.json`, such as a replacement of the empty text. A panic
         // leaves no inconsistent state: it may have changed only caches, whose entries are always complete.
         let encoded = panic::catch_unwind(AssertUnwindSafe(encode));
-        let mut tokens =
-            encoded.map_err(|_| EncodeError("the model's tokenizer fails on it".to_owned()))??;
+        let mut tokens = encoded
+            .map_err(|_| EncodeError("the model's tokenizer reported an internal error".to_owned()))??;
         if let AddedTokens::Tokens { before, after } = self.added
             && add_special
         {

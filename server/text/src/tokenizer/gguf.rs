@@ -231,7 +231,7 @@ impl<'a> Metadata<'a> {
                 Some((left.to_owned(), right[1..].to_owned()))
             })
             .collect::<Option<Vec<_>>>()
-            .ok_or_else(|| self.fault(MERGES, "has an element that is not two tokens".to_owned()))?;
+            .ok_or_else(|| self.fault(MERGES, "has an element that is not a pair of tokens".to_owned()))?;
         Ok(BPE::builder().vocab_and_merges(vocab, merges))
     }
 
@@ -271,7 +271,9 @@ impl<'a> Metadata<'a> {
                 Some(id) if (id as usize) < tokens.len() => Ok(Some(id)),
                 // Some programs, such as llama.cpp, write `u32::MAX` if the model has no such token.
                 Some(u32::MAX) => Ok(None),
-                Some(id) => Err(self.fault(key, format!("is {id}, but there are {} tokens", tokens.len()))),
+                Some(id) => {
+                    Err(self.fault(key, format!("is {id}, but the vocabulary has {} tokens", tokens.len())))
+                }
                 None => Ok(default.filter(|&id| (id as usize) < tokens.len())),
             }
         };

@@ -34,8 +34,8 @@ pub(super) struct Pipeline {
 }
 
 impl Pipeline {
-    /// Copies the pipeline that a `tokenizer.json` describes, without truncation and padding: a server rejects
-    /// long prompts instead of truncating them.
+    /// Copies the pipeline of `tokenizer` without its truncation and padding: a server rejects long prompts instead of
+    /// truncating them.
     pub(super) fn new(tokenizer: &tokenizers::Tokenizer) -> Result<Self, tokenizers::Error> {
         let mut added: AddedVocabulary = tokenizer.get_added_vocabulary().clone();
         added.set_encode_special_tokens(false);

@@ -39,7 +39,8 @@ pub(super) async fn bodies_that_never_end(targets: Targets) -> anyhow::Result<St
     Ok(statuses.only(&[408, 429])?.some(408)?.to_string())
 }
 
-/// Connections that never send a byte, also to the port on which the server reports its load to the router.
+/// Connections that never send a byte, including connections to the port on which the server reports its load to the
+/// router.
 pub(super) async fn silent_sockets(targets: Targets) -> anyhow::Result<String> {
     const CONNECT_LIMIT: Duration = Duration::from_secs(2);
     let [router, server] = addresses(&targets);
@@ -56,7 +57,7 @@ pub(super) async fn silent_sockets(targets: Targets) -> anyhow::Result<String> {
     }
     let client = Client::of_router(&targets);
     let (status, body) = client.post(CHAT, &chat("Hello", json!({}))).await?;
-    ensure!(status == 200, "a request while silent sockets are open: {status} {body:.300}");
+    ensure!(status == 200, "a request failed while silent sockets were open: {status} {body:.300}");
     Ok(format!("{} sockets", sockets.len()))
 }
 
@@ -75,7 +76,10 @@ pub(super) async fn readers_that_never_read(targets: Targets) -> anyhow::Result<
         if number % 4 == 3 {
             // Send an ordinary request between the streams, so that only a few streams are generated at the same time.
             let (status, body) = client.post(CHAT, &chat("Hello", json!({}))).await?;
-            ensure!(status == 200, "a request while {number} streams are unread: {status} {body:.300}");
+            ensure!(
+                status == 200,
+                "a request failed while {number} streams were unread: {status} {body:.300}"
+            );
         }
     }
     Ok(format!("{} unread streams", streams.len()))

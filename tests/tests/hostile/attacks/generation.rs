@@ -101,6 +101,9 @@ pub(super) async fn numbers_at_the_edge(targets: Targets) -> anyhow::Result<Stri
     ensure!(status == 200 || status == 400, "{status} {answer:.300}");
     let logprobs = answer.pointer("/choices/0/logprobs/token_logprobs").and_then(Value::as_array);
     let is_finite = |value: &Value| value.as_f64().is_some_and(f64::is_finite);
-    ensure!(logprobs.is_none_or(|values| values.iter().all(is_finite)), "log probabilities {answer:.300}");
+    ensure!(
+        logprobs.is_none_or(|values| values.iter().all(is_finite)),
+        "a log probability is not finite: {answer:.300}"
+    );
     Ok(statuses.to_string())
 }

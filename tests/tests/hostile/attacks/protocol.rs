@@ -9,7 +9,7 @@ use crate::hostile::client::{Statuses, Targets, chat};
 use crate::hostile::raw;
 
 /// Clients that close their sending half after the request. The server responds to them. The router, like many proxies,
-/// assumes that they have disconnected, and closes the connection.
+/// assumes that they have disconnected, and closes their connections.
 pub(super) async fn half_closed_clients(targets: Targets) -> anyhow::Result<String> {
     let mut by_process = [Statuses::default(), Statuses::default()];
     for number in 0..32 {
@@ -62,7 +62,7 @@ pub(super) async fn broken_http(targets: Targets) -> anyhow::Result<String> {
         for (number, request) in requests.iter().enumerate() {
             let answer = raw::exchange(address, request).await.unwrap_or_default();
             let status = raw::status(&answer);
-            ensure!(status < 500, "request {number} to {address} is answered with {status}");
+            ensure!(status < 500, "{address} answered request {number} with status {status}");
             statuses.add(status);
         }
     }

@@ -67,12 +67,12 @@ pub(super) async fn other_tenants_objects(targets: Targets) -> anyhow::Result<St
 
 /// Tries to learn the prompts of another tenant from `cached_tokens`.
 ///
-/// This fails if tenants share cached prompts, because the router does not send the tenant or the server does not use it
-/// as a salt of the prefix cache: the attacker's request then finds the blocks of the victim. The requests have no
-/// `cache_salt`, which would separate them regardless of their tenants.
+/// The attack succeeds if tenants share cached prompts, because the router does not send the tenant, or the server does
+/// not use the tenant as a salt of the prefix cache: the attacker's request then finds the blocks of the victim. The
+/// requests have no `cache_salt`, which would separate them regardless of their tenants.
 pub(super) async fn other_tenants_cache(targets: Targets) -> anyhow::Result<String> {
     let [attacker, victim] = clients(&targets);
-    // The attack is repeated, and both clients have cached their earlier prompts. No block of the prompt is among them,
+    // The attack is repeated, so the earlier prompts of both clients are cached. No block of this prompt is cached yet,
     // because its first tokens are unique.
     let run = SystemTime::now().duration_since(UNIX_EPOCH)?.as_micros();
     let secret = "All that follows is confidential. ".repeat(40);

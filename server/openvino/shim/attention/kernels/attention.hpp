@@ -1,8 +1,8 @@
 // The interface of the attention kernels: attention over a paged KV cache.
 //
-// Kernels do not use OpenVINO. `kernels.cpp` is compiled once for each instruction set, so every function in this header is
-// `static`: if it were `inline`, the linker could keep the body that was compiled for AVX-512 and call it on a processor
-// without AVX-512.
+// Kernels do not use OpenVINO. `kernels.cpp` is compiled once for each instruction set, so every function in this
+// header is `static`: of an `inline` function, the linker could keep the body that was compiled for AVX-512, which a
+// processor without AVX-512 would then run.
 #pragma once
 
 #include <cstddef>
@@ -50,11 +50,11 @@ constexpr size_t U4_KEY_WORD = 6, U4_KEY_GROUP = 4, U4_VALUE_GROUP = 16;
 // - keys `[key_size][token]`, then, if they are u8, `[group][scale, minimum][token]` in f32. The tokens are the innermost
 //   dimension, so that a vector contains the scores of consecutive tokens;
 // - values `[token][value_size]`, then, if they are u8, `[scale, minimum][token]` in f32.
-// If they are bf16, it contains pairs as products in bf16 multiply them: keys `[key_size / 2][token][2]` and values
-// `[token / 2][value_size][2]`.
+// If they are bf16, it contains the pairs of numbers that bf16 products multiply together: keys
+// `[key_size / 2][token][2]` and values `[token / 2][value_size][2]`.
 // If they are u4, one head of a block contains, with scales in bf16,
-// - keys of five bits, in words `[element / U4_KEY_WORD][token]`, then `[word / U4_KEY_GROUP][token]` scales, then the key of
-//   the first token in f16, from which the others are differences;
+// - keys of five bits, in words `[element / U4_KEY_WORD][token]`, then `[word / U4_KEY_GROUP][token]` scales, then the
+//   key of the first token in f16, from which all keys are stored as differences;
 // - values of four bits, in words `[token / 8][element]`, then `[element / U4_VALUE_GROUP][token]` scales.
 struct Layer {
     size_t heads, kv_heads;
@@ -72,8 +72,8 @@ struct Layer {
     bool is_bidirectional;
     // Whether queries, keys, values and outputs are bf16 instead of f32.
     bool is_bf16;
-    // The fraction of the attention mass that the keys of a tile of a long prompt must cover, or 0 if all tiles attend to all
-    // keys.
+    // The fraction of the attention mass that the selected keys of a tile of a long prompt must cover, or 0 if all
+    // tiles attend to all keys.
     float attention_mass;
     // Whether decodes report the attention to each block.
     bool block_scores;
@@ -109,13 +109,14 @@ static inline const char* unsupported(const Layer& layer) {
     if (!is_within(layer.key_size, KEY_MULTIPLE, HEAD_SIZE_MAX)) return "the key size must be a multiple of 32, up to 512";
     if (!is_within(layer.value_size, VALUE_MULTIPLE, HEAD_SIZE_MAX))
         return "the value size must be a multiple of 16, up to 512";
-    if (layer.key_padding >= layer.key_size || layer.value_padding >= layer.value_size) return "the padding is too large";
-    if (layer.is_bf16 && (layer.key_padding || layer.value_padding)) return "only tensors in f32 are padded";
+    if (layer.key_padding >= layer.key_size || layer.value_padding >= layer.value_size)
+        return "the padding must be smaller than the key size and the value size";
+    if (layer.is_bf16 && (layer.key_padding || layer.value_padding)) return "only f32 tensors may be padded";
     if (layer.precision < Precision::f32 || layer.precision > Precision::u4) return "the cache has an unknown precision";
     if (!(layer.scale > 0) || layer.scale > 1e30f) return "the scale must be a positive, finite number";
     if (!(layer.attention_mass >= 0) || layer.attention_mass > 1) return "the attention mass must be from 0 to 1";
-    if (layer.window > size_t(INT32_MAX)) return "the sliding window does not fit into 32 bits";
-    if (layer.window && layer.is_bidirectional) return "a bidirectional attention has no sliding window";
+    if (layer.window > size_t(INT32_MAX)) return "the sliding window must be at most 2147483647 tokens";
+    if (layer.window && layer.is_bidirectional) return "bidirectional attention must not have a sliding window";
     return nullptr;
 }
 

@@ -1,4 +1,5 @@
-// Finds the attention kernels for an instruction set. This file is compiled for any processor.
+// Finds the attention kernels for an instruction set. This file is compiled without flags for an instruction set, so it
+// runs on any processor.
 #include "attention.hpp"
 
 namespace ovfleet {

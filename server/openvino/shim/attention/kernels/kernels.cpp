@@ -9,8 +9,8 @@
 // attend adds a zero. `fused_multiply_add` rounds in the same way in every copy of a loop, because the compiler may not fuse
 // other operations (-ffp-contract=off).
 //
-// The file uses only memcpy and memset of the standard library: the linker could use inline functions that are compiled here
-// for other callers.
+// The file uses only memcpy and memset of the standard library: other files could otherwise call the copies of inline
+// functions that are compiled here.
 #include "products_tiles.hpp"
 #include "sparse.hpp"
 #include "u4.hpp"
@@ -41,7 +41,8 @@ struct Tile {
     float *block_masses, *block_maxima;
 };
 
-// How products are computed: in f32, in bf16, or in the tile registers of AMX and in vectors with the same bits.
+// How products are computed: in f32, in bf16, or in the tile registers of AMX and, with bitwise identical results, in
+// vectors.
 enum class Products { f32, bf16, tiles };
 
 #if defined(OVFLEET_TILES)
@@ -206,8 +207,8 @@ struct FloatWeights : OutsideTileRegisters {
     }
 };
 
-// Softmax weights that are rounded to bf16. The total of a query adds up the rounded weights, so that the rounding does not
-// scale the output.
+// Softmax weights that are rounded to bf16. The total of a query is the sum of the rounded weights, so that the
+// rounding does not scale the output.
 struct Bf16Weights {
     static Floats weights_of(Floats scores, float scale, float maximum) {
         return power_of_two(fused_multiply_add(scores, broadcast(scale * LOG2_E), broadcast(-maximum * LOG2_E)));
@@ -441,7 +442,7 @@ inline void online_softmax(const Layer& layer, const Tile& tile, size_t query, K
     for (size_t key = LANES; key < keys; key += LANES) high = larger(high, load(scores + key));
     float now = largest(high) * layer.scale;
     if (maximum > now) now = maximum;
-    // The query attends to no key of the chunk, nor of the part before it.
+    // The query attends to no key of the chunk or of the part before it.
     if (now == MASKED) {
         BlockWeights zeros = {};
         for (size_t key = 0; key < keys; key += BLOCK_TOKENS) Blocks::store(tile, query, key, zeros);

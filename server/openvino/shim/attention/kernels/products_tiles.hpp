@@ -203,9 +203,9 @@ inline void pack_values(const Layer& layer, const uint8_t* block, uint32_t* to, 
 
 // ---- In vectors ----
 
-// The number of sums of a result that are in registers at the same time: 2 if the products with even and those with odd indices
-// are added together, 1 if they are added one after the other. Two sums keep the processor busy while it waits for the latest
-// additions, but with more than 3 queries they do not fit into the registers.
+// The number of sums of a result that are in registers at the same time: 2 if one loop adds the products with even and
+// with odd indices, 1 if two loops add them. Two sums keep the processor busy while it waits for the latest additions,
+// but with more than 3 queries they do not fit into the registers.
 constexpr size_t chains_at_once(size_t queries) { return queries <= 3 ? 2 : 1; }
 
 // Computes the scores of `R` queries with the keys of a block.

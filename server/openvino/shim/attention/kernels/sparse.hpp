@@ -1,8 +1,9 @@
 // Selects the keys that a tile of a long prompt attends to with sparse attention. Only for kernels.cpp.
 //
-// Some queries of the tile are multiplied with all keys. The fraction of their attention mass that a chunk of keys receives is
-// the estimate for all queries (SampleAttention; Zhu et al., 2024). Chunks are selected by decreasing mass until they cover the
-// required fraction (XAttention; Xu et al., 2025). The first chunk and those of the tile itself are always selected.
+// Some queries of the tile are multiplied by all keys. The fraction of their attention mass that a chunk of keys
+// receives is the estimate for all queries (SampleAttention; Zhu et al., 2024). Chunks are selected by decreasing mass
+// until they cover the required fraction (XAttention; Xu et al., 2025). The first chunk and those of the tile itself
+// are always selected.
 #pragma once
 
 #include "products_f32.hpp"
@@ -16,7 +17,7 @@ constexpr size_t SELECTION_QUERIES_MIN = 16, SELECTION_CHUNKS_MIN = 16;
 
 inline size_t chunks_of(size_t blocks) { return (blocks + CHUNK_BLOCKS - 1) / CHUNK_BLOCKS; }
 
-// The queries of a tile that are multiplied with all keys: all heads of the last token of every `step` tokens.
+// The queries of a tile that are multiplied by all keys: all heads of the last token of every `step` tokens.
 struct Sample {
     size_t group, step, count;
     size_t query(size_t index) const { return (index / group * step + step - 1) * group + index % group; }
@@ -48,8 +49,8 @@ inline void allocate_selection(const Layer& layer, size_t queries, size_t blocks
     scratch.chunks = (uint32_t*)allocate(selects ? chunks : 0);
 }
 
-// Returns the sum of exp(score - largest score) over the keys from `from` to `to`, and stores the largest score in `most`.
-// Scores are multiplied by `scale`. Masks all other keys.
+// Returns the sum of exp(score - largest score) over the keys from `from` to `to`, and stores the largest score in
+// `most`. Scores are multiplied by `scale`. Masks the scores of all other keys.
 inline float mass_of(float* scores, size_t from, size_t to, size_t keys, float scale, float& most) {
     for (size_t key = 0; key < from; ++key) scores[key] = MASKED;
     for (size_t key = to; key < keys; ++key) scores[key] = MASKED;

@@ -1,14 +1,15 @@
-// A cache of small integers (u4): keys of five bits and values of four. This header has the functions that store them and that
-// multiply with them. Only for kernels.cpp.
+// A cache of small integers (u4): keys of five bits and values of four. This header contains the functions that store
+// and multiply them. Only for kernels.cpp.
 //
 // Two methods keep rounding errors small (docs/decisions/0090-u4-cache.md):
 // - Queries, keys and values are rotated by a Hadamard matrix, which distributes large elements over all dimensions of a
 //   head. The matrix is orthogonal and its own inverse: scores do not change, and outputs are rotated back.
-// - Keys are stored as differences from the first key of their block, because the keys of a head have much in common. It is
-//   stored in f16, and its product with a query is added to all scores of the block.
+// - Keys are stored as differences from the first key of their block, because the keys of a head are similar. The first
+//   key is stored in f16, and its product with a query is added to all scores of the block.
 //
-// Products are computed with the stored integers and scaled afterward. Large tiles read u4 blocks directly, as small tiles
-// do, instead of first converting each block once: converting the integers takes only a few instructions.
+// Products are computed with the stored integers: scores are scaled afterward, and the scales of values are multiplied
+// into the weights. Large tiles read u4 blocks directly, as small tiles do, instead of first converting each block
+// once: converting the integers takes only a few instructions.
 #pragma once
 
 #include "products_bf16.hpp"
@@ -269,7 +270,7 @@ struct LeftMatrix {
     size_t row_stride, group_stride;
 };
 
-// Adds the products of `R` rows with `V` vectors of words, of which the first `COUNT` numbers are used.
+// Adds the products of `R` rows with the first `COUNT` numbers of each word in `V` vectors of words.
 template <typename Products, size_t BITS, size_t COUNT, size_t R, size_t V>
 inline void multiply_words(const LeftMatrix<Products>& left, const uint32_t* from, Floats (&sum)[R][V]) {
     Words words[V];
@@ -386,7 +387,7 @@ inline void accumulate_u4(const u4* values, size_t size, const typename Products
         if (count) accumulate_u4<Products, R - 1>(values, size, weights, sums, count, prefetch);
 }
 
-// Specializations of the functions that tiles call for every precision.
+// Specializations of the functions that the kernels call for every precision.
 
 template <>
 inline void score<u4>(const Layer& layer, const uint8_t* block, const float* queries, float* scores, size_t count,

@@ -6,8 +6,8 @@
 // weights are rounded to bf16, and their products are summed in f32, in an order that depends only on K: the result of a row
 // depends neither on the other rows of the step nor on the division of the work.
 //
-// The file uses only memcpy and memset of the standard library, because the linker could use inline functions that are compiled
-// here for other callers.
+// The file uses only memcpy and memset of the standard library, because other files could otherwise call the copies of
+// inline functions that are compiled here.
 #include "../../tiles.hpp"
 #include "../../vectors.hpp"
 #include "epilogue.hpp"
@@ -193,7 +193,8 @@ inline TileConfig config_for(size_t m_tile) {
     return config;
 }
 
-// The number of vectors of quants that are loaded for a step, with each of which a part of the next block is prefetched.
+// The number of vectors of quants that are loaded for a step. With each of them, a part of the next block is
+// prefetched.
 template <size_t BITS>
 constexpr size_t LOADS_PER_STEP = N_BLOCK / LANES * K_STEP / (BITS == SIX_BITS ? 4 : 32 / stored_bits(BITS));
 
@@ -306,8 +307,8 @@ void finish_tile(const Matmul& matmul, const PackedSrc& src, size_t tile, size_t
     for (; r < rows; ++r) finish_rows<1>(matmul, sums + r * N_BLOCK, block, first + r, src.lora, residual, dst);
 }
 
-// Multiplies the only tile of a range by a block of columns. The weights of a step are dequantized while the processor computes
-// the products of the steps before it, which takes as long.
+// Multiplies the only tile of a range by a block of columns. The weights of a step are dequantized while the processor
+// computes the products of the previous steps, which takes about as long.
 template <size_t BITS, size_t GROUP, bool PER_CHANNEL, size_t REGISTERS>
 inline void multiply_only_tile(const Matmul& matmul, const uint8_t* block, const uint8_t* rows, size_t m_tile,
                                TileRegisters& registers, Prefetch<2>& prefetch, float* sums) {

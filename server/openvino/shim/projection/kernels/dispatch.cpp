@@ -1,4 +1,5 @@
-// Finds the projection kernels for an instruction set. This file is compiled for any processor.
+// Finds the projection kernels for an instruction set. This file is compiled without flags for an instruction set, so
+// it runs on any processor.
 #include "projection.hpp"
 
 namespace ovfleet::projection {

@@ -58,8 +58,8 @@ struct PairSum {
     }
 };
 
-// Stores quants as numbers of 16 bits. Each four quants are stored in the order first, third, second, fourth, because a mask
-// or a shift divides four bytes of weights into the same two pairs.
+// Stores quants as numbers of 16 bits. Each group of four quants is stored in the order first, third, second, fourth,
+// because a mask or a shift divides four bytes of weights into the same two pairs.
 inline void store_pairs(int8_t* to, Ints quants) {
 #if defined(__AVX2__) && !defined(__AVX512F__)
     const __m256i order = _mm256_setr_epi8(0, 1, 8, 9, 4, 5, 12, 13, -1, -1, -1, -1, -1, -1, -1, -1,  //

@@ -1,4 +1,4 @@
-// Weights of E2M1, a format of floating-point numbers with 4 bits (OCP Microscaling Formats, 2023). Only for kernels.
+// Weights in E2M1, a format of floating-point numbers with 4 bits (OCP Microscaling Formats, 2023). Only for kernels.
 #pragma once
 
 #include "../../vectors.hpp"

@@ -118,8 +118,9 @@ inline void store_row_as(const Matmul& matmul, const Floats (&sums)[2], size_t b
     }
 }
 
-// Stores the sums of a row, to which the bias and an activation have been applied, after it has applied another epilogue. The
-// type of the destination is not a template parameter of the kernels, because each kernel would then be compiled twice.
+// Applies an epilogue other than an activation to the sums of a row, and stores them. The bias and an activation must
+// already have been applied. The type of the destination is not a template parameter of the kernels, because each
+// kernel would then be compiled twice.
 inline void store_row(const Matmul& matmul, const Floats (&sums)[2], size_t block, size_t pair, size_t row, FloatData residual,
                       FloatData dst) {
     if (dst.is_bf16) store_row_as(matmul, sums, block, pair, row, (const bf16*)residual.data, (bf16*)dst.data);

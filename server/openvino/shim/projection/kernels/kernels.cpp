@@ -1,14 +1,14 @@
 // The kernels of the projections. This file is compiled once for each instruction set, and `OVFLEET_KERNELS` is the name of its
 // table of functions.
 //
-// Products of integers are summed exactly within 16 or 32 weights, and then scaled in f32: the result of a row depends only on
-// the row, not on the other rows of the step. Each 32 numbers of a row are quantized with a scale that follows from the largest
-// of them: to 15 bits, which are multiplied as one number or in two terms of 8 bits, or to 8 bits as in llama.cpp's Q8_0. With
-// 8 bits, outliers are multiplied in f32, as in LLM.int8() (Dettmers et al., 2022, https://arxiv.org/abs/2208.07339), so that
-// they do not determine the scale of the other numbers.
+// Products of integers are summed exactly within 16 or 32 weights, and then scaled in f32: the result of a row depends
+// only on the row, not on the other rows of the step. Each group of 32 numbers of a row is quantized with a scale that
+// follows from the largest of them: to 15 bits, which are multiplied as one number or in two terms of 8 bits, or to 8
+// bits as in llama.cpp's Q8_0. With 8 bits, outliers are multiplied in f32, as in LLM.int8() (Dettmers et al., 2022,
+// https://arxiv.org/abs/2208.07339), so that they do not determine the scale of the other numbers.
 //
-// The file uses only memcpy and memset of the standard library, because the linker could use inline functions that are compiled
-// here for other callers.
+// The file uses only memcpy and memset of the standard library, because other files could otherwise call the copies of
+// inline functions that are compiled here.
 #include "../../vectors.hpp"
 #include "dot.hpp"
 #include "e2m1.hpp"

@@ -10,8 +10,8 @@ namespace {
 
 using namespace ovfleet::projection;
 
-// Adds the products of `up` and the results of `down` to the totals of rows with the same adapter. The ranks are summed in
-// their order, so that the result of a row does not depend on other rows.
+// Adds the products of `up` and the results of `down` to the totals of rows with the same adapter. The ranks are summed
+// in ascending order, so that the result of a row does not depend on other rows.
 template <size_t R>
 inline void add_up(const Matmul& matmul, size_t block, size_t pair, const LoraDown* lora, Floats (*total)[2]) {
     const auto* up_blocks = behind_adapters<UpBlock>(matmul, lora->adapter->up_blocks) + block * 2;

@@ -3,9 +3,9 @@
 // The source has M rows of K columns, the weights have N rows of K columns, and the destination has M rows of N columns. Each
 // row of the source belongs to a token.
 //
-// This header does not use OpenVINO. The kernels are compiled once for each instruction set, so every function in this header
-// is `static`: if it were `inline`, the linker could keep the body that was compiled for AVX-512 and call it on a processor
-// without AVX-512.
+// This header does not use OpenVINO. The kernels are compiled once for each instruction set, so every function in this
+// header is `static`: of an `inline` function, the linker could keep the body that was compiled for AVX-512, which a
+// processor without AVX-512 would then run.
 #pragma once
 
 #include <cstddef>
@@ -22,8 +22,8 @@ constexpr size_t SRC_GROUP = 32;
 // quant is `(first << TERM_BITS) + second`, and the second term is from -64 to 63.
 constexpr int TERM_BITS = 7;
 constexpr size_t TERMS_MAX = 2;
-// An element of the source is an outlier if its magnitude exceeds the root mean square of its row by more than this factor. A
-// row of K columns has at most `K / OUTLIER_RATIO^2` outliers.
+// An element of the source is an outlier if its magnitude exceeds the root mean square of its row multiplied by this
+// factor. A row of K columns has at most `K / OUTLIER_RATIO^2` outliers.
 constexpr size_t OUTLIER_RATIO = 4;
 // The number of columns of the destination that are computed together. The weights are packed in blocks of this size.
 constexpr size_t N_BLOCK = 32;
@@ -39,7 +39,8 @@ enum class Epilogue : int64_t {
     // Before that, the elements of the first half are clamped to at most the limit, and those of the second half to at most
     // the limit in magnitude.
     clamped_swiglu,
-    // GELU with erf, GELU with tanh, x * sigmoid(x), and x * sigmoid(QUICK_GELU_ALPHA * x). The destination must be f32.
+    // GELU with erf, GELU with tanh, x * sigmoid(x), and x * sigmoid(QUICK_GELU_ALPHA * x). The destination must be f32,
+    // except that AMX kernels also store bf16.
     gelu,
     gelu_tanh,
     silu,
@@ -88,8 +89,8 @@ constexpr size_t SIX_BITS = 6;
 // consecutive weights of a row share.
 constexpr float SUPER_ZERO = 32;
 constexpr size_t SUPER_BLOCK = 256, SUPER_GROUP = 16;
-// The size of wide groups of weights. Most weights of 4 and 8 bits that NNCF compresses have groups whose size is a multiple of
-// it, or one scale for each row.
+// The size of wide groups of weights. Most weights of 4 and 8 bits that NNCF compresses have groups whose size is a
+// multiple of this size, or one scale for each row.
 constexpr size_t WIDE_GROUP = 128;
 
 // The number of bits that a quant occupies in memory.

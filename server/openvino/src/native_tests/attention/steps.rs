@@ -1,5 +1,5 @@
-//! Compares steps of random composition with the plain computation in every precision, and a prompt in different
-//! chunks.
+//! Compares steps of random composition with the plain computation in every precision, and the outputs of a prompt that
+//! is divided into different chunks.
 
 use super::super::{THREADS, Threads, on_threads};
 use super::{Activations, FloatType, KernelVariant, Layer, OtherSequences, Random, tolerance};

@@ -60,12 +60,12 @@ impl Recipe {
     }
 
     fn layers(&self) -> u64 {
-        // In gemma, five layers with a window are followed by one layer without a window. The seventh layer has a
-        // window again.
+        // In Gemma 3, five layers with sliding-window attention are followed by one layer with full attention. The
+        // seventh layer has sliding-window attention again.
         if self.is("gemma3") { 7 } else { 2 }
     }
 
-    /// The heads of Qwen3 and gemma are larger than the hidden size divided by the number of heads.
+    /// The heads of Qwen3 and Gemma 3 are larger than the hidden size divided by the number of heads.
     fn head_size(&self) -> u64 {
         if self.is("gemma3") || self.is("qwen3") || self.is("qwen3moe") { 128 } else { HIDDEN / HEADS }
     }

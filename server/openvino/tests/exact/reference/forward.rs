@@ -297,7 +297,7 @@ impl Reference {
     /// Applies the rotary embedding: llama rotates adjacent pairs, all other architectures rotate halves.
     fn rotate(&self, head: &mut [f64], position: usize, sliding: bool) {
         let half = head.len() / 2;
-        // Gemma's layers with a window have this base, regardless of the file's base for the other layers.
+        // Gemma 3's sliding-window layers have this base, regardless of the file's base for the other layers.
         let base = if sliding && self.architecture == "gemma3" { 10_000.0 } else { self.rope_base };
         let factors = self.tensors.get(self.rope_factors);
         for i in 0..half {

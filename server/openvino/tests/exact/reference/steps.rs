@@ -47,7 +47,7 @@ pub(crate) fn is_independent_of_the_batch(runner: &mut OpenVinoRunner, tokens: &
 
 /// Computes the tokens in sequences, each of which is given as its number of tokens in a step and its adapter. Calls
 /// `visit` with the number of the sequence, the position and the logits of the last token of each chunk. The first
-/// sequence must have the smallest chunks, because the function returns when it ends.
+/// sequence must have the smallest chunks, because the function returns when this sequence ends.
 fn run(
     runner: &mut OpenVinoRunner,
     tokens: &[u32],

@@ -7,7 +7,7 @@ use crate::prepare::parameters::kind::Kind;
 
 pub(super) const TABLE: &[Parameter] = &[
     row("messages", Kind::Array(&Kind::Object, usize::MAX), "", ALL)
-        .note("Messages of the user can contain images.")
+        .note("User messages can contain images.")
         .required(),
     row("logprobs", Kind::Boolean, "false", OVMS_PARTLY).note("OVMS: not with `stream`."),
     row("top_logprobs", Kind::Integer(0, TOP_LOGPROBS_MAX as i64), "0", OPENAI_VLLM)

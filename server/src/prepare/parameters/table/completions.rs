@@ -9,7 +9,7 @@ pub(super) const TABLE: &[Parameter] = &[
         .required()
         .note("A string, several strings, a list of token IDs, or several lists. OVMS: one string."),
     row("suffix", Kind::Text(usize::MAX), "", OPENAI_VLLM)
-        .note("Fill-in-the-middle. A 400 if the vocabulary has no tokens for it. vLLM always rejects it."),
+        .note("Fill-in-the-middle. The server returns 400 if the vocabulary has no tokens for it. vLLM always rejects it."),
     row("echo", Kind::Boolean, "false", ALL).note(
         "With `echo`, `max_tokens` may be 0. With `logprobs`, the prompt has log probabilities too, streamed or not.",
     ),

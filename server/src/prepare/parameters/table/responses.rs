@@ -19,16 +19,16 @@ const INCLUDABLE: &[&str] = &[
 
 pub(super) const TABLE: &[Parameter] = &[
     row("input", Kind::Either(&[Kind::Text(usize::MAX), Kind::Array(&Kind::Object, usize::MAX)]), "", ALL).note(
-        "A text of the user, or items: `message`, `reasoning`, `function_call`, `function_call_output`, \
-         `custom_tool_call`, `custom_tool_call_output`, `item_reference`. Messages of the user can contain images.",
+        "The text of a user message, or items: `message`, `reasoning`, `function_call`, `function_call_output`, \
+         `custom_tool_call`, `custom_tool_call_output`, `item_reference`. User messages can contain images.",
     ),
     row("instructions", Kind::Text(usize::MAX), "", OPENAI_VLLM)
         .note("The first system message. Later responses do not inherit it. OVMS ignores it."),
     row("previous_response_id", Kind::Text(usize::MAX), "", OPENAI_VLLM)
-        .note("A 404, code `previous_response_not_found`, if the response is not stored."),
+        .note("The server returns 404 with the code `previous_response_not_found` if the response is not stored."),
     row("conversation", Kind::Either(&[Kind::Text(usize::MAX), Kind::Object]), "", OPENAI)
         .note("A conversation of `/conversations`. Not with `previous_response_id`."),
-    row("max_output_tokens", COUNT, "", ALL).note("At least 1. Reasoning and calls count."),
+    row("max_output_tokens", COUNT, "", ALL).note("At least 1. Reasoning and tool calls count toward the limit."),
     row("max_tokens", COUNT, "", OVMS).accepted("Ignored, as in OVMS: use `max_output_tokens`."),
     row("max_completion_tokens", COUNT, "", OVMS).accepted("Ignored, as in OVMS: use `max_output_tokens`."),
     row("max_tool_calls", Kind::Integer(1, u32::MAX as i64), "", OPENAI_VLLM)
@@ -45,7 +45,7 @@ pub(super) const TABLE: &[Parameter] = &[
          effect: the summary is always the whole reasoning, and the template receives the reasoning of earlier turns.",
     ),
     row("truncation", Kind::OneOf(&["auto", "disabled"]), "disabled", OPENAI_VLLM).note(
-        "`auto` removes the beginning of the conversation, up to a message of the user, until the rest and the answer fit. \
+        "`auto` removes the beginning of the conversation, up to a user message, until the rest and the answer fit. \
          Without `max_output_tokens`, a quarter of the context length is left for the answer, if the last turn permits it.",
     ),
     row("include", Kind::Array(&Kind::OneOf(INCLUDABLE), usize::MAX), "", OPENAI_VLLM)

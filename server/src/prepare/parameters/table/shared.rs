@@ -27,7 +27,7 @@ pub(super) const CONVERSATION: &[Parameter] = &[
         ),
 ];
 
-/// The parameters of the length and the form of answers.
+/// The parameters for the length and the format of answers.
 pub(super) const OUTPUT: &[Parameter] = &[
     row("model", Kind::Text(usize::MAX), "", ALL).required().note("One of the names in `/v3/models`."),
     row("stream", Kind::Boolean, "false", ALL),
@@ -102,7 +102,7 @@ pub(super) const OUTPUT: &[Parameter] = &[
         .accepted("Only 0, as in vLLM without priority scheduling. The router's priority classes are set with the header `x-ovfleet-priority`."),
 ];
 
-/// The efforts of reasoning.
+/// The reasoning efforts.
 pub(super) const EFFORTS: &[&str] = &["none", "minimal", "low", "medium", "high", "xhigh", "max"];
 pub(super) const NO_MODERATION: &str = "this server has no moderation model";
 
@@ -142,8 +142,8 @@ pub(super) const SAMPLING: &[Parameter] = &[
          at most 20 draft tokens. Not with `num_assistant_tokens`.",
     ),
     row("max_ngram_size", Kind::Integer(1, 1024), "3", OVMS).accepted(
-        "It affects only the speed: enables prompt lookup, which proposes the tokens after an earlier occurrence of this \
-         number of last tokens. `--prompt-lookup` enables it for all requests. Values above 8 count as 8.",
+        "It affects only the speed: it enables prompt lookup, which proposes the tokens after an earlier occurrence of \
+         this number of last tokens. `--prompt-lookup` enables it for all requests. Values above 8 count as 8.",
     ),
     row("response_format", Kind::Object, "", OVMS_PARTLY)
         .note("See [structured output](structured-output.md). An unsupported format is a 400; OVMS ignores it."),
@@ -179,7 +179,7 @@ const STRUCTURED_OUTPUTS: &[(&str, Kind)] = &[
     ("structural_tag", TAG),
 ];
 
-/// The parameters of the selection of choices.
+/// The parameters that select the returned choices.
 pub(super) const CANDIDATES: &[Parameter] = &[
     row("best_of", Kind::Integer(1, CHOICES_MAX as i64), "n", OVMS_OPENAI).note(
         "Number of generated choices, of which the `n` with the greatest log probability per token are returned. Not with \

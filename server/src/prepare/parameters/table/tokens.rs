@@ -15,7 +15,7 @@ pub(super) const TOKENIZE: &[Parameter] = &[
     row("add_special_tokens", Kind::Boolean, "true", OVMS_VLLM)
         .note("No effect on a conversation, as in chat completions."),
     row("max_length", Kind::Integer(1, u32::MAX as i64), "", OVMS)
-        .note("Maximum number of tokens to return for each text: the first ones."),
+        .note("Returns at most this number of tokens of each text, from its beginning."),
     row("pad_to_max_length", Kind::Boolean, "false", OVMS)
         .note("Pads shorter lists to `max_length`, which is then required."),
     row("padding_side", Kind::OneOf(&["left", "right"]), "right", OVMS),

@@ -161,7 +161,7 @@ fn errors_name_the_part() {
     );
     check(
         json!({"type": "image_url", "image_url": {"url": IMAGES[0], "detail": "huge"}}),
-        &expect![[r#"messages[1].content[1].image_url.detail: "huge" must be one of auto, low, high"#]],
+        &expect![[r#"messages[1].content[1].image_url.detail: must be one of auto, low, high, not "huge""#]],
     );
     check(
         text("a <image>"),

@@ -108,7 +108,7 @@ fn a_malformed_tool_is_rejected_with_its_path() {
         (json!([{"type": "custom", "name": "f", "format": {}}]), "tools[0].format.type: is missing"),
         (
             json!([{"type": "custom", "name": "f", "format": {"type": "grammar", "syntax": "x", "definition": ""}}]),
-            "tools[0].format.syntax: \"x\" must be \"lark\" or \"regex\"",
+            "tools[0].format.syntax: must be \"lark\" or \"regex\", not \"x\"",
         ),
         (
             json!([{"type": "custom", "name": "f", "format": {"type": "grammar", "syntax": "lark"}}]),
