@@ -72,8 +72,8 @@ public:
         // Check the attributes, because they may come from a file.
         const char* fault = unsupported(layer_);
         OPENVINO_ASSERT(!fault, "a native attention has invalid attributes: ", fault);
-        OPENVINO_ASSERT(isa_ > Isa::plugin && int64_t(isa_) < ISA_COUNT, "a native attention has an unknown instruction set: ",
-                        int64_t(isa_));
+        OPENVINO_ASSERT(isa_ > Isa::plugin && int64_t(isa_) < ISA_COUNT,
+                        "a native attention has an unknown instruction set: ", int64_t(isa_));
         const size_t inputs = get_input_size() - (has_sinks_ ? 1 : 0);
         OPENVINO_ASSERT(inputs == BLOCK_SCORES || inputs == BLOCK_SCORES + 1,
                         "a native attention must have 6 or 7 inputs, and one more with sinks, but has ", get_input_size());
