@@ -208,7 +208,7 @@ fn faulty_metadata_is_refused_with_the_name_of_the_key() {
         &|w| {
             w.metadata("tokenizer.ggml.merges", vec!["ab".to_owned()]);
         },
-        "not two tokens",
+        "not a pair of tokens",
     );
     refused(
         &|w| {
