@@ -124,7 +124,7 @@ pub struct ChatMessage {
     pub function_call: Option<FunctionCall>,
 }
 
-/// A tool call.
+/// A tool call in an answer.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct ToolCall {
     /// The identifier of the call, which the message with the result refers to.
