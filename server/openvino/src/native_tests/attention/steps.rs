@@ -17,7 +17,7 @@ fn kernels_compute_the_same_as_a_plain_computation() {
         {
             // The model of tiles is slow. `make sanitize` computes more cases with it.
             let seeds = match variant {
-                KernelVariant::Kernels(_) => 3,
+                KernelVariant::Kernels(_) => 2,
                 KernelVariant::TileModel(Isa::Portable) if kv_cache != Precision::U8 => 0,
                 KernelVariant::TileModel(_) => u64::from(activations == FloatType::F32),
             };
@@ -52,7 +52,7 @@ fn kernels_compute_the_same_as_a_plain_computation() {
         }
     }
     // The portable kernels run on every processor.
-    assert!(tried >= 5 * 2 * 3 * 6, "{tried}");
+    assert!(tried >= 5 * 2 * 2 * 6, "{tried}");
 }
 
 /// A prompt is computed as a whole, in chunks of random sizes and token by token, alone and together with another
@@ -64,8 +64,8 @@ fn the_output_of_a_token_does_not_depend_on_chunks_or_other_sequences() {
     for variant in KernelVariant::all() {
         let seeds = match variant {
             KernelVariant::TileModel(Isa::Portable) => 1,
-            KernelVariant::TileModel(_) => 5,
-            KernelVariant::Kernels(_) => 15,
+            KernelVariant::TileModel(_) => 2,
+            KernelVariant::Kernels(_) => 10,
         };
         for seed in 0..seeds {
             let mut random = Random(seed);
@@ -100,7 +100,7 @@ fn the_output_of_a_token_does_not_depend_on_chunks_or_other_sequences() {
             });
         }
     }
-    assert!(tried >= 15, "{tried}");
+    assert!(tried >= 10, "{tried}");
 }
 
 /// Decodes are divided into parts if there are few of them for the number of threads.
@@ -115,6 +115,9 @@ fn attention_does_not_depend_on_the_number_of_threads() {
         let mut layer = Layer { block_scores: false, attention_mass: 0.0, window, ..layer };
         let tensors = layer.tensors(&mut Random(9), TOKENS);
         for variant in KernelVariant::all() {
+            if variant.is_tile_model() && seed > 0 {
+                continue;
+            }
             // A prompt, decodes around the end of the first part, another prompt, and decodes in the third part.
             let chunk = |past| match past {
                 0 => 505,
