@@ -215,8 +215,8 @@ impl Core {
         command
     }
 
-    /// The pause after a step, if images are being encoded and the step only decoded. There is no pause if a sequence
-    /// has ended, because a waiting sequence may be able to start.
+    /// The pause after a step, if images are being encoded and the step only decoded. The engine does not pause if
+    /// a sequence has ended, because a waiting sequence may be able to start.
     fn pause_after_step(&self, now: Duration) -> Option<EncoderPause> {
         let is_encoding = self.encoder.as_ref().is_some_and(Encoder::is_busy);
         let has_ended = |event: &Event| matches!(event, Event::Finished { .. });

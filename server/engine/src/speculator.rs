@@ -84,7 +84,7 @@ impl Speculator {
         }
     }
 
-    /// Wakes the draft model. If that fails, the model is no longer used.
+    /// Wakes the draft model. If that fails, the draft model is disabled.
     pub(crate) fn wake(&mut self) {
         if let Some(model) = &mut self.model {
             model.wake();

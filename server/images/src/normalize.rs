@@ -57,21 +57,17 @@ impl Normalization {
         let statistics = if file.optional_bool("do_normalize")? == Some(false) {
             ColorStatistics { mean: [0.0; 3], std: [1.0; 3] }
         } else {
-            let colors = |names: [&'static str; 2], default: [f64; 3]| -> Result<[f64; 3], LoadError> {
-                for name in names {
-                    if let Some(colors) = file.optional_colors(name)? {
-                        if name.ends_with("_std") && colors.iter().any(|std| *std as f32 == 0.0) {
-                            return Err(file.fault(name, "contains 0"));
-                        }
-                        return Ok(colors);
-                    }
-                }
-                Ok(default)
+            let first = |names: [&'static str; 2]| names.into_iter().find(|name| file.get(name).is_some());
+            let colors = |name: Option<&str>, default| match name {
+                Some(name) => Ok(file.optional_colors(name)?.unwrap_or(default)),
+                None => Ok(default),
             };
-            ColorStatistics {
-                mean: colors(["image_mean", "norm_mean"], default.mean)?,
-                std: colors(["image_std", "norm_std"], default.std)?,
+            let std_name = first(["image_std", "norm_std"]);
+            let std = colors(std_name, default.std)?;
+            if std.iter().any(|std| *std as f32 == 0.0) {
+                return Err(file.fault(std_name.unwrap_or("image_std"), "contains 0"));
             }
+            ColorStatistics { mean: colors(first(["image_mean", "norm_mean"]), default.mean)?, std }
         };
         Ok(Self::new(scale, statistics))
     }

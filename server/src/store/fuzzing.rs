@@ -29,7 +29,7 @@ const NAMES: [&str; 4] = [
     "resp_000000000000000100000000000000000000000300000000",
     "conv_000000000000000100000000000000000000000400000000",
 ];
-/// A tenant that owns records in the seeds.
+/// The owner of the records in the seeds.
 const TENANT: &str = "0123456789abcdef0123456789abcdef";
 /// The limits of the store. The limit in bytes exceeds every input, so that only the limit on the number of records
 /// evicts records.
@@ -206,8 +206,8 @@ fn owner(content: &[u8]) -> Option<Tenant> {
     }
 }
 
-/// Returns the default tenant, the tenant that owns records in the seeds, [`Tenant::NOBODY`], and all other owners of
-/// these files.
+/// Returns the default tenant, the owner of the records in the seeds, [`Tenant::NOBODY`], and all other owners of these
+/// files.
 fn tenants(files: &[RecordFile<'_>]) -> Vec<Tenant> {
     let mut tenants = vec![Tenant::default(), Tenant::parse(TENANT).expect("a tenant"), Tenant::NOBODY];
     for owner in files.iter().filter_map(|file| file.owner) {

@@ -97,7 +97,7 @@ impl DraftModel {
         self.cache.clear();
     }
 
-    /// Wakes the runner. If that fails, the model is no longer used.
+    /// Wakes the runner. If that fails, the draft model is disabled.
     pub(super) fn wake(&mut self) {
         if let Err(error) = self.runner.wake() {
             tracing::warn!("failed to wake the draft model, continuing without it: {}", error.message);
