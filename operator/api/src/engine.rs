@@ -137,9 +137,9 @@ pub struct MediaSources {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 pub struct KvCache {
-    /// Size in bytes, such as `8Gi`. The memory limit must cover this cache, the weights and another 2 GiB. Default:
-    /// half of the memory that is free after the model is loaded, but at most what `engine.maxNumSeqs` sequences of the
-    /// maximum length need.
+    /// Size in bytes, such as `8Gi`. The memory limit must cover this cache, the weights and another 2 GiB, and for a
+    /// vision-language model also the image encoder and the images. Default: half of the memory that is free after the
+    /// model is loaded, but at most what `engine.maxNumSeqs` sequences of the maximum length need.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("maxLength" = 32, "x-kubernetes-validations" = rules(&[("isQuantity(string(self)) && quantity(string(self)).compareTo(quantity('1')) >= 0", "engine.kvCache.size must be a positive number of bytes, such as 8Gi")])))]
     pub size: Option<Quantity>,

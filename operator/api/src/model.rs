@@ -58,8 +58,8 @@ pub struct Fetch {
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     #[schemars(extend("maxProperties" = 32))]
     pub env: BTreeMap<String, String>,
-    /// ConfigMap with the certificates of the certificate authorities to trust, such as that of a proxy or a mirror.
-    /// They replace the certificate authorities of the image. Default: the certificate authorities of the image.
+    /// ConfigMap with the certificates of the certificate authorities to trust, such as the authority of a proxy or a
+    /// mirror. These authorities replace those of the image. Default: the certificate authorities of the image.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ca_bundle: Option<CaBundle>,
     /// Annotations of the ServiceAccount of the pods that fetch files. Cloud providers use them to assign identities to
@@ -243,8 +243,8 @@ pub struct Cache {
     #[serde(default)]
     pub mode: CacheMode,
     /// Size in bytes, such as `40Gi`. With the modes `perPod` and `shared`, it is required, and is the size of the
-    /// volume. If `model.source` is to be changed, a shared volume needs space for two models, because replicas serve
-    /// the former model until the next one has been fetched. With the mode `none`, it is the limit of the ephemeral
+    /// volume. A shared volume needs space for two models if `model.source` will change, because replicas serve the
+    /// previous model until the new one has been fetched. With the mode `none`, it is the limit of the ephemeral
     /// storage. Default: no limit.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("maxLength" = 32, "x-kubernetes-validations" = rules(&[("isQuantity(string(self)) && quantity(string(self)).isGreaterThan(quantity('0'))", "model.cache.size must be a positive number of bytes, such as 40Gi")])))]

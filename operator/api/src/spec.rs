@@ -94,9 +94,9 @@ pub struct LlmDeploymentSpec {
 
     /// Policy for restarting replicas and routers after an upgrade of the operator. The new version may have different
     /// default images or render pods differently. `Auto`: the operator upgrades a limited number of resources at the
-    /// same time, and a failed upgrade of one resource stops the upgrades of the others. `Manual`: the pods are
-    /// restarted when the annotation `ovfleet.dev/upgrade` has the value of `status.release.available`. A change to
-    /// this resource that restarts pods also performs the upgrade.
+    /// same time (1 by default). A resource whose upgrade fails still counts, so it can block the upgrades of other
+    /// resources. `Manual`: the pods are restarted when the annotation `ovfleet.dev/upgrade` has the value of
+    /// `status.release.available`. A change to this resource that restarts pods also performs the upgrade.
     #[serde(default)]
     pub upgrade_policy: UpgradePolicy,
 
