@@ -1,5 +1,5 @@
-//! The client for the API server. It limits the time of each request: without a limit, a connection that has lost its
-//! peer would delay a request by 15 minutes, or forever.
+//! The client for the API server. It limits the duration of each request: without a limit, a request on a connection
+//! whose peer has disappeared would fail only after 15 minutes, or never.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ use tokio::time::timeout;
 /// If exceeded: the request fails, and the operator retries it later.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Returns a client that sends its requests with `client`, and limits their time.
+/// Returns a client that sends its requests with `client`, and limits the duration of each request.
 pub(crate) fn with_request_timeout(client: Client) -> Client {
     let namespace = client.default_namespace().to_owned();
     Client::new(tower::service_fn(move |request| send_in_time(client.clone(), request)), namespace)

@@ -31,7 +31,7 @@ use release::{ModelState, UpgradePermission, UpgradeStep};
 pub struct DesiredState {
     /// The desired objects, in the order in which they are applied.
     pub manifests: Vec<Manifest>,
-    /// The objects of a former desired state that must not be deleted yet, because pods need them.
+    /// The objects of an earlier desired state that must not be deleted yet, because pods need them.
     pub in_use: Vec<(Kind, String)>,
     /// The Secret with the replica token, without its data: it is created if it does not exist. `None` if the user
     /// provides it.

@@ -110,7 +110,8 @@ impl Election {
         Ok(())
     }
 
-    /// Acquires or renews the Lease if possible, and fails after `limit`. The next attempt uses another connection.
+    /// Acquires or renews the Lease if possible. Returns whether this process holds it now. Fails if the API server
+    /// does not respond within `limit`; the next attempt then uses another connection.
     async fn try_within(&mut self, limit: Duration) -> anyhow::Result<bool> {
         let attempt = timeout(limit, self.try_acquire_or_renew()).await;
         attempt.with_context(|| format!("the API server did not respond within {limit:?}"))?

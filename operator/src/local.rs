@@ -43,7 +43,7 @@ const EXIT_TIME: Duration = Duration::from_secs(5);
 /// The size of each replica's KV cache in bytes if the resource does not set it. By default, a server uses half of the
 /// free memory, which several replicas on one machine cannot all have.
 const KV_CACHE_SIZE: u64 = 1 << 30;
-/// The property of the OpenVINO plugin with the number of processors that a replica uses.
+/// The property of the OpenVINO plugin that sets the number of inference threads of a replica.
 const THREADS: &str = "INFERENCE_NUM_THREADS";
 
 /// Runs the resource until a termination signal arrives.

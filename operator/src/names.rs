@@ -25,10 +25,10 @@ pub const TEMPLATE: &str = "ovfleet.dev/template";
 pub const APPLIED: &str = "ovfleet.dev/applied";
 /// The annotation of a fetch Job with the report of its pod, which outlives the pod.
 pub const FETCHED: &str = "ovfleet.dev/fetched";
-/// The annotation of a resource that restarts a failed fetch when it changes.
+/// The annotation of an LLMDeployment whose change restarts a failed fetch.
 pub const RETRY: &str = "ovfleet.dev/retry";
-/// The annotation of a resource that approves a release if `upgradePolicy` is `Manual`. Its value is that of
-/// `status.release.available`.
+/// The annotation of an LLMDeployment with the release that the user approves if `upgradePolicy` is `Manual`: the value
+/// of `status.release.available`.
 pub const UPGRADE: &str = "ovfleet.dev/upgrade";
 /// The annotation of a Deployment with the digest of the fields of the resource that its pod template was rendered
 /// from.

@@ -26,9 +26,9 @@ pub struct ObservedState {
     pub job_failures: BTreeMap<String, Problem>,
     /// Whether the cluster has the kind ServiceMonitor.
     pub has_service_monitors: bool,
-    /// The value of the resource's annotation that restarts a failed fetch when it changes.
+    /// The value of the resource's annotation whose change restarts a failed fetch.
     pub retry: Option<String>,
-    /// The value of the resource's annotation that approves a release.
+    /// The release that the user has approved with an annotation of the resource.
     pub approved_release: Option<String>,
 }
 

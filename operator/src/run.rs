@@ -273,8 +273,8 @@ async fn run_controllers(
     Ok(())
 }
 
-/// Returns the namespaces of the controllers: each of `namespaces` once, because two controllers of a namespace would
-/// interfere with each other, or `None` for one controller of all namespaces.
+/// Returns the scope of each controller: `None` for a single controller of all namespaces, or else each of `namespaces`
+/// once, because two controllers of the same namespace would interfere with each other.
 fn scopes(namespaces: &[String]) -> Vec<Option<String>> {
     if namespaces.is_empty() {
         return vec![None];

@@ -106,7 +106,7 @@ mod tests {
     use crate::pod::PodState;
     use crate::validate::{Defaults, validate};
 
-    /// The result of an apply with these failures.
+    /// Returns the result of an apply with these failures, before which `pods` were observed.
     fn applied(failures: Vec<ApplyFailure>, pods: Vec<PodState>) -> ApplyResult {
         let object = json!({
             "apiVersion": "ovfleet.dev/v1alpha1",

@@ -90,7 +90,7 @@ fn fetched_by_pod(valid: &ValidDeployment, fetched: &FetchedModel, volume: Value
 }
 
 /// Returns the key of the source of a model. A shared volume has a directory with this name for each source, so that
-/// replicas can still serve the former model while the next one is fetched.
+/// replicas can still serve the previous model while the next one is fetched.
 pub(super) fn source_key(fetched: &FetchedModel) -> String {
     digest(&json!(flags::source(fetched, RevisionValue::Requested)))
 }
@@ -144,7 +144,7 @@ fn resources(fetched: &FetchedModel) -> Value {
     if let Some(resources) = &fetched.container.resources {
         return to_json(resources);
     }
-    // Limits equal requests, because only such pods can have exclusive CPUs.
+    // A pod can have exclusive CPUs only if the CPU and memory requests of all its containers equal their limits.
     let limits = json!({"cpu": "500m", "memory": "256Mi"});
     let mut requests = limits.clone();
     if let ModelCache::Scratch { size_limit: Some(size) } = &fetched.cache {
@@ -168,7 +168,7 @@ fn container_volumes(fetched: &FetchedModel) -> Vec<Value> {
 
 /// Returns the affinity of the replicas and of the Job that fetches their model. If only one node can mount the shared
 /// volume, all of them must be on the same node. Otherwise the Job for the next model could wait on another node for
-/// the volume that the replicas of the former model use, while these replicas wait for the Job.
+/// the volume that the replicas of the previous model use, while these replicas wait for the Job.
 pub(super) fn affinity(valid: &ValidDeployment) -> Option<Value> {
     let affinity = valid.server.placement.affinity.as_ref().map(to_json);
     let shared = valid.files.shared();

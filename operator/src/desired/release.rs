@@ -52,7 +52,7 @@ pub enum UpgradeStep {
     /// No upgrade is needed: the templates are those of this version of the operator.
     #[default]
     None,
-    /// The Deployments retain their former templates.
+    /// The Deployments retain their current templates.
     Wait(UpgradePermission),
     /// The templates of this version of the operator are applied.
     Start,
@@ -95,7 +95,7 @@ pub(super) enum ModelState {
 }
 
 /// Decides which pod templates are applied to the Deployments. While the model is being fetched, the replicas serve the
-/// former model.
+/// previous model.
 pub(super) fn plan_upgrade(
     valid: &ValidDeployment,
     observed: &ObservedState,

@@ -29,8 +29,8 @@ pub(super) fn secret(valid: &ValidDeployment) -> Option<Manifest> {
     Some(owner.manifest(Kind::Secret, &owner.replica_token_secret(), Component::Server, content))
 }
 
-/// Returns the volume with the token. Every user in the container can read its files, because the pod does not set a
-/// group if doing so would change the owner of the model's files.
+/// Returns the volume with the token. Every user in the container can read its files, because the pod does not set an
+/// `fsGroup` if that would change the group of the model's files.
 pub(super) fn volume(valid: &ValidDeployment) -> Value {
     let created = || DataKey { name: valid.owner.replica_token_secret(), key: KEY.to_owned() };
     let DataKey { name, key } = valid.security.replica_token.clone().unwrap_or_else(created);

@@ -54,8 +54,8 @@ pub(super) struct Child {
 }
 
 impl Child {
-    /// Starts the process. It must be called by the main thread, because the kernel kills the child when that thread
-    /// exits.
+    /// Starts the process. Only the main thread may call this function, because the kernel kills the child when the
+    /// calling thread exits.
     pub(super) fn start(program: Program) -> anyhow::Result<Self> {
         let mut child = Self {
             program,

@@ -265,7 +265,7 @@ fn is_admitted(server: &Child, report: &ReplicaReport) -> bool {
     server.addresses().is_some_and(|addresses| report.admitted.contains(&addresses.http.to_string()))
 }
 
-/// Writes a file that another process may read at any time.
+/// Replaces a file atomically, because another process may read it at any time.
 fn write_atomically(path: &Path, text: &str) -> anyhow::Result<()> {
     let part = path.with_extension("part");
     std::fs::write(&part, text)
