@@ -1,6 +1,6 @@
 //! Formats errors with their causes.
 
-/// Formats an error and its causes in one line. Omits a cause with which the text of its error already ends.
+/// Formats an error and its causes in one line. Omits a cause if the text before it already ends with that cause.
 #[must_use]
 pub fn chain(error: &(dyn std::error::Error + 'static)) -> String {
     let mut text = String::new();

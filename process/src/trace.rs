@@ -14,9 +14,9 @@ pub struct Tracer {
 }
 
 impl Tracer {
-    /// Creates an exporter that sends the spans of `service` to `endpoint`, a URL of OTLP over gRPC. A trace that a
-    /// client has started continues, and `sampling_ratio` is the fraction of the other operations that start a trace.
-    /// Must be called within a Tokio runtime.
+    /// Creates an exporter that sends the spans of `service` to `endpoint`, a URL of OTLP over gRPC. If a client has
+    /// started a trace, its sampling decision applies; of the other operations, the fraction `sampling_ratio` is
+    /// traced. Must be called within a Tokio runtime.
     ///
     /// # Errors
     /// `endpoint` is not a URL, or its scheme is HTTPS, which the exporter does not support because it is built without
