@@ -1,6 +1,6 @@
 //! Limits the number of resources that are upgraded at the same time after an upgrade of the operator. A resource holds
-//! its slot until its pods are replaced and ready, so a resource whose upgrade fails stops the upgrade of the others. A
-//! resource that serves no requests is upgraded without a slot: it may never become ready.
+//! its slot until its pods are replaced and ready, so if the upgrades in all slots fail, no other resource is upgraded.
+//! A resource that serves no requests is upgraded without a slot: it may never become ready.
 
 use std::collections::HashSet;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

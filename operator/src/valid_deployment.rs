@@ -211,7 +211,7 @@ pub struct Revision {
 pub struct FetchContainer {
     /// The environment variables of the container.
     pub env: BTreeMap<String, String>,
-    /// The entry of a ConfigMap with certificates of additional authorities.
+    /// The entry of a ConfigMap with the certificates of the trusted authorities; `None` for those of the image.
     pub ca_bundle: Option<DataKey>,
     /// The annotations of the ServiceAccount of the container.
     pub service_account_annotations: BTreeMap<String, String>,
@@ -343,7 +343,7 @@ pub struct RouterSettings {
     pub queue_tokens: u64,
     /// The maximum time that a request waits.
     pub queue_timeout: Duration,
-    /// The maximum number of replicas to which a request is sent.
+    /// The maximum number of attempts to send a request to a replica.
     pub attempts: u32,
     /// The maximum number of retries per 100 requests.
     pub retry_budget_percent: u32,

@@ -65,7 +65,8 @@ pub enum ValidationError {
     },
 }
 
-/// The reason of [`ValidationError::Rejected`]. The operator tries to create the objects of such a resource again.
+/// The reason of [`ValidationError::Rejected`]. For a resource with this reason, the operator continues to apply the
+/// objects.
 pub(crate) const REFUSED_BY_CLUSTER: &str = "RefusedByCluster";
 
 impl ValidationError {

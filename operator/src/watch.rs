@@ -97,9 +97,9 @@ impl Watches {
 
     /// Waits until all watches of objects and pods have listed all existing ones.
     ///
-    /// Until then, it discards the changes, so that a watch with more objects than the channel holds can list them all.
-    /// No change is lost if the caller lists the resources afterward: the list triggers a reconcile of each resource,
-    /// and the caches already contain the discarded changes.
+    /// Until then, this function discards the changes, so that a watch with more objects than the channel holds can
+    /// list them all. No change is lost if the caller lists the resources afterward: the list triggers a reconcile of
+    /// each resource, and the caches already contain the discarded changes.
     pub async fn ready(&mut self) {
         let Self { changes, ready, count, .. } = self;
         let listed = async {
@@ -159,7 +159,7 @@ fn config() -> watcher::Config {
     watcher::Config::default().labels(&format!("{MANAGED_BY}={OPERATOR}"))
 }
 
-/// Follows a watch: stores the reported objects, and sends the resources that have changed.
+/// Follows a watch: stores the reported objects, and sends the resources whose objects have changed.
 #[derive(Clone)]
 struct Follower {
     namespace: Option<String>,
@@ -196,7 +196,7 @@ impl Follower {
     }
 
     /// Waits until the cluster has the kind ServiceMonitor, because the Prometheus operator may be installed later.
-    /// Then it triggers reconciles of the resources, so that their ServiceMonitors are created, and watches the
+    /// Then triggers reconciles of the resources, so that their ServiceMonitors are created, and watches the
     /// ServiceMonitors.
     async fn service_monitors(self, client: Client, interval: Duration) -> anyhow::Result<()> {
         loop {
@@ -251,8 +251,8 @@ impl Follower {
         anyhow::bail!("the watch of Pod has ended")
     }
 
-    /// Follows the events about a kind of failure. The operator does not wait for this watch: without the permission to
-    /// read events, its messages about failures are only less specific.
+    /// Follows the events about a kind of failure. The operator does not wait for this watch, because it also works
+    /// without the permission to read events: its messages about failures are then less specific.
     async fn failures(self, kind: FailureKind, api: Api<KubernetesEvent>) -> anyhow::Result<()> {
         let selector = format!("involvedObject.kind={},reason={}", kind.object_kind(), kind.reason());
         let config = watcher::Config::default().fields(&selector);

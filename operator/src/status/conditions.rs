@@ -275,7 +275,7 @@ fn pods_with_other_revision<'a>(
         })
 }
 
-/// Whether requests are served, by any version of the replicas.
+/// Returns the condition `Available`, which reports whether replicas of any version serve requests.
 pub(super) fn available(desired: i32, routable: i32, router: &ConditionState) -> ConditionState {
     if desired == 0 && routable == 0 {
         return ConditionState::new(false, "ScaledToZero", "the desired number of replicas is 0");
@@ -290,8 +290,9 @@ pub(super) fn available(desired: i32, routable: i32, router: &ConditionState) ->
     }
 }
 
-/// Whether the resource has its desired state. A resource that is scaled to zero is ready: a client that waits for
-/// readiness would otherwise wait forever. The condition `Available` reports whether requests are served.
+/// Returns the condition `Ready`, which reports whether the resource has its desired state. A resource that is scaled
+/// to zero is ready: a client that waits for readiness would otherwise wait forever. The condition `Available` reports
+/// whether requests are served.
 pub(super) fn ready(summary: &Summary, basic: &BasicConditions) -> ConditionState {
     let BasicConditions { accepted, model, replicas, router } = basic;
     if accepted.holds == Some(false) {

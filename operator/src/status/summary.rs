@@ -79,7 +79,7 @@ impl Summary {
     }
 }
 
-/// The pods of a component that have neither finished nor are being deleted. A finished pod, such as an evicted one,
+/// The pods of a component that have not finished and are not being deleted. A finished pod, such as an evicted one,
 /// remains for a long time after its Deployment has replaced it.
 pub(super) fn present_pods(
     observed: &ObservedState,
@@ -192,7 +192,7 @@ fn fetch_state(applied: &ApplyResult) -> FetchState {
             _ => pending,
         };
     }
-    // Pods with a former template may have fetched a former model, so they count only if no pod with the current
+    // Pods with an earlier template may have fetched another model, so they count only if no pod with the current
     // template has started a fetch.
     let is_current = |pod: &&PodState| pod.template_hash == applied.desired.template_hash;
     let has_fetch = |pod: &PodState| pod.is_fetching || pod.fetched.is_some();

@@ -339,12 +339,12 @@ fn a_fetch_that_has_finished_is_no_failure_while_its_job_is_not_complete() {
     assert_eq!(reason(&status, "Degraded"), "True DiskFull");
 }
 
-/// The name of the Job that fetches for `object`.
+/// The name of the Job that fetches the model of `object`.
 fn job_of(object: &LlmDeployment) -> Option<String> {
     applied(object, ObservedState::default(), 1).desired.fetch_job
 }
 
-/// The status while the Deployment of the replicas has this condition.
+/// Returns the status of `object` when the replicas' Deployment has `condition`.
 fn with_condition(object: &LlmDeployment, pods: &[PodState], condition: &Value) -> LlmDeploymentStatus {
     let mut applied = applied(object, observed(pods), 1);
     let key = (Kind::Deployment, "chat-server".to_owned());
@@ -371,7 +371,7 @@ fn the_progress_deadline_excludes_fetching_and_loading() {
     assert_eq!(reason(&status, "Degraded"), "True DeadlineExceeded");
 }
 
-/// The status while the Deployment of the routers has this status.
+/// Returns the status of the resource when the routers' Deployment has the status `routers`.
 fn with_routers(pods: &[PodState], routers: &Value) -> LlmDeploymentStatus {
     let object = object(1);
     let mut applied = applied(&object, observed(pods), 1);

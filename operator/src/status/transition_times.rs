@@ -6,7 +6,7 @@ use operator_api::LlmDeploymentStatus;
 
 use super::conditions::ConditionState;
 
-/// Adds the times at which the conditions last changed.
+/// Returns the conditions in `states`, each with the time at which its status last changed.
 pub(super) fn with_transition_times(
     states: impl IntoIterator<Item = (&'static str, ConditionState)>,
     generation: Option<i64>,

@@ -7,7 +7,7 @@
 use ipnet::IpNet;
 use reqwest::Url;
 
-/// The host that stands for all hosts.
+/// The entry of `allowedDomains` that allows all hosts.
 const ALL: &str = "all";
 
 /// Checks an entry of `allowedDomains`. The error describes what is wrong.

@@ -254,7 +254,7 @@ async fn a_shared_model_is_fetched_first_and_failures_are_reported() {
         let server = stage.objects(Kind::Deployment).get("chat-server").await.ok()?;
         (server.data.pointer("/status/readyReplicas") == Some(&json!(3))).then_some(())
     };
-    eventually(scaled).await.expect("the replicas of the former model are scaled");
+    eventually(scaled).await.expect("the replicas of the previous model are scaled");
     let report = json!({"reason": "Fetched", "digest": "sha256:1", "bytes": 5, "bytes_total": 5});
     stage.kubelet.set_fetch_result(0, report);
     stage.apply("chat", spec("http://host/model.gguf")).await.unwrap();

@@ -46,7 +46,7 @@ pub(crate) async fn start(definition: CustomResourceDefinition) -> anyhow::Resul
     Ok(cluster)
 }
 
-/// Establishes this definition of LLMDeployment, and grants the operator its permissions.
+/// Creates this definition of LLMDeployment, waits until it is established, and grants the operator its permissions.
 pub(crate) async fn install(client: &Client, definition: &CustomResourceDefinition) -> anyhow::Result<()> {
     let definitions = Api::all(client.clone());
     definitions.create(&PostParams::default(), definition).await?;
@@ -177,7 +177,7 @@ pub(crate) async fn operator(
     operator_with(namespace, metrics, routers, Settings { lease, ..Settings::default() }).await
 }
 
-/// The settings of an operator that tests change.
+/// The settings of the operator that tests can override.
 pub(crate) struct Settings {
     pub(crate) lease: Option<operator::leader::Config>,
     pub(crate) tracer: Option<Tracer>,

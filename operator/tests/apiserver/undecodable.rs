@@ -57,7 +57,7 @@ async fn a_resource_that_cannot_be_decoded_is_refused_and_does_not_affect_others
     };
     create("old", json!({"maxSurge": 3_000_000_000_u32})).await;
     create("good", json!({})).await;
-    // A former operator has written a status.
+    // An earlier version of the operator has written a status.
     let status = json!({"status": {"replicas": 2, "selector": "a=b"}});
     resources.patch_status("old", &PatchParams::default(), &Patch::Merge(&status)).await.unwrap();
 

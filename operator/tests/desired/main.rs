@@ -211,7 +211,7 @@ fn scaling_and_suspending_work_while_the_next_model_is_fetched() {
         assert_eq!(after["spec"]["replicas"], replicas);
         assert_eq!(
             after["spec"]["template"], before["spec"]["template"],
-            "replicas still serve the former model"
+            "replicas still serve the previous model"
         );
         let inputs = |deployment: &Value| deployment["metadata"]["annotations"]["ovfleet.dev/inputs"].clone();
         assert_eq!(
