@@ -120,7 +120,7 @@ pub(crate) fn model_name() -> Value {
     matches(r"^[^\s,]+$", "must not contain whitespace or commas")
 }
 
-/// The rule for a duration, as described at [`crate::Period`].
+/// The rule for a duration in the notation of [`crate::Period`].
 pub(crate) fn duration() -> Value {
     matches(
         "^[0-9]{1,9}(ms|s|m|h)$",

@@ -147,8 +147,8 @@ pub struct HttpSource {
     /// URL of the file. If the file is a part of a split GGUF model, all parts are fetched.
     #[schemars(length(max = 2048), extend("x-kubernetes-validations" = formats::url()))]
     pub url: String,
-    /// SHA-256 of the file, in hexadecimal. A file with another digest is rejected. It is not supported for a split
-    /// model. Default: the file is not verified.
+    /// SHA-256 of the file, in hexadecimal. A file with another digest is rejected. This field is not supported for a
+    /// split model. Default: the file is not verified.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 64), extend("x-kubernetes-validations" = formats::sha256()))]
     pub sha256: Option<String>,
@@ -173,8 +173,8 @@ pub struct S3Source {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 1024), extend("x-kubernetes-validations" = formats::url()))]
     pub endpoint: Option<String>,
-    /// SHA-256 of the object, in hexadecimal. An object with another digest is rejected. It is supported only for a
-    /// single object. Default: objects are not verified.
+    /// SHA-256 of the object, in hexadecimal. An object with another digest is rejected. This field is supported only
+    /// for a single object. Default: objects are not verified.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 64), extend("x-kubernetes-validations" = formats::sha256()))]
     pub sha256: Option<String>,

@@ -155,7 +155,7 @@ pub enum Policy {
 }
 
 impl Policy {
-    /// Returns the value of the router's option.
+    /// Returns the value of the router's option `policy`.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -182,7 +182,7 @@ pub enum KeyIsolation {
 }
 
 impl KeyIsolation {
-    /// Returns the value of the router's option.
+    /// Returns the value of the router's option `key-isolation`.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {

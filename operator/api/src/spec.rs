@@ -311,7 +311,7 @@ pub struct TokenReference {
     /// Name of the Secret.
     #[schemars(length(min = 1, max = 253), extend("x-kubernetes-validations" = formats::object_name()))]
     pub name: String,
-    /// Key of the Secret whose value is the token.
+    /// Key of the Secret whose value contains the tokens, one per line.
     #[serde(default = "token")]
     #[schemars(length(min = 1, max = 253), extend("x-kubernetes-validations" = formats::data_key()))]
     pub key: String,
