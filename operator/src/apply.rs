@@ -69,7 +69,7 @@ pub enum FailureCause {
 }
 
 impl FailureCause {
-    /// Whether a retry fails until the user changes the resource or the cluster.
+    /// Whether retries fail until the user changes the resource or the cluster.
     #[must_use]
     pub fn is_permanent(&self) -> bool {
         match self {

@@ -168,7 +168,7 @@ pub struct LocalArgs {
     #[arg(long, value_name = "PATH")]
     pub model: Option<PathBuf>,
 
-    /// Number of replicas. Overrides the resource. The processors are divided equally among the replicas.
+    /// Number of replicas. Overrides the number in the resource. The processors are divided equally among the replicas.
     #[arg(long, value_name = "COUNT", value_parser = value_parser!(i32).range(1..=256))]
     pub replicas: Option<i32>,
 

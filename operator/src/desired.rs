@@ -36,8 +36,8 @@ pub struct DesiredState {
     /// The Secret with the replica token, without its data: it is created if it does not exist. `None` if the user
     /// provides it.
     pub replica_token: Option<Manifest>,
-    /// The hash of the pod template that replicas should have. While the next model is being fetched, it is the
-    /// template for that model; while an upgrade waits, it is the live template.
+    /// The hash of the pod template that replicas should have: while the next model is being fetched, the template for
+    /// that model; while an upgrade waits, the live template.
     pub template_hash: String,
     /// The step of the upgrade of the resource.
     pub upgrade: UpgradeStep,

@@ -124,7 +124,7 @@ pub fn canonical(value: &Value) -> Value {
     sorted
 }
 
-/// Returns ten hexadecimal digits of the SHA-256 of `value`.
+/// Returns the first ten hexadecimal digits of the SHA-256 of `value`.
 #[must_use]
 pub fn digest(value: &Value) -> String {
     use sha2::{Digest as _, Sha256};

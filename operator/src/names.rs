@@ -25,7 +25,7 @@ pub const TEMPLATE: &str = "ovfleet.dev/template";
 pub const APPLIED: &str = "ovfleet.dev/applied";
 /// The annotation of a fetch Job with the report of its pod, which outlives the pod.
 pub const FETCHED: &str = "ovfleet.dev/fetched";
-/// The annotation of an LLMDeployment whose change restarts a failed fetch.
+/// The annotation that restarts the failed fetch of an LLMDeployment when the value changes.
 pub const RETRY: &str = "ovfleet.dev/retry";
 /// The annotation of an LLMDeployment with the release that the user approves if `upgradePolicy` is `Manual`: the value
 /// of `status.release.available`.

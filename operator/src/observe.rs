@@ -26,7 +26,7 @@ pub struct ObservedState {
     pub job_failures: BTreeMap<String, Problem>,
     /// Whether the cluster has the kind ServiceMonitor.
     pub has_service_monitors: bool,
-    /// The value of the resource's annotation whose change restarts a failed fetch.
+    /// The value of the annotation that restarts a failed fetch when the value changes.
     pub retry: Option<String>,
     /// The release that the user has approved with an annotation of the resource.
     pub approved_release: Option<String>,

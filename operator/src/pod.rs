@@ -34,7 +34,7 @@ pub struct PodState {
     pub template_hash: String,
     /// The name of the Job that owns the pod, if a Job does.
     pub job: Option<String>,
-    /// The source of the model that its server serves.
+    /// The source of the model that the pod's server serves.
     pub source: ModelSourceKey,
     /// Whether the pod is being deleted.
     pub is_terminating: bool,

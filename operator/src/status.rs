@@ -71,7 +71,8 @@ pub fn status(
     }
 }
 
-/// Returns the usage of the KV caches, or the previous value if it was not requested.
+/// Returns the usage of the KV caches, or the previous value if the usage was not requested. `None` if no replica
+/// receives requests.
 fn kv_cache_percent(
     applied: &ApplyResult,
     previous: Option<&LlmDeploymentStatus>,

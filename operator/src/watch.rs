@@ -95,7 +95,7 @@ impl Watches {
         Self { changes, sender, ready, count: kinds.len() + 1 }
     }
 
-    /// Waits until all watches of objects and pods have listed all existing ones.
+    /// Waits until the watches have listed all existing objects and pods.
     ///
     /// Until then, this function discards the changes, so that a watch with more objects than the channel holds can
     /// list them all. No change is lost if the caller lists the resources afterward: the list triggers a reconcile of

@@ -62,7 +62,7 @@ pub enum Error {
     },
 }
 
-/// An error in the content of a file of tokens. Messages never contain a token.
+/// An error in the content of a token file. Messages never contain a token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Invalid {
     /// The file contains no token.

@@ -109,7 +109,7 @@ impl Node {
         Ok(())
     }
 
-    /// Returns the number of objects that all resources own, excluding pods.
+    /// Returns the total number of objects that the resources own, excluding pods.
     pub(crate) async fn owned(&self, client: &Client) -> anyhow::Result<usize> {
         let mut count = 0;
         for kind in Kind::BUILT_IN {

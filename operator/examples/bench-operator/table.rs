@@ -8,7 +8,7 @@ use crate::process::Sample;
 #[derive(Debug)]
 pub(crate) struct Figures {
     pub(crate) resources: usize,
-    /// The number of objects that all resources own, excluding pods.
+    /// The total number of objects that the resources own, excluding pods.
     pub(crate) objects: usize,
     /// The time until all resources were created.
     pub(crate) created: Duration,

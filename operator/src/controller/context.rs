@@ -105,7 +105,7 @@ impl Context {
         })
     }
 
-    /// Whether the upgrade of the resource may start, if one is available.
+    /// Returns whether the upgrade of the resource may start, or [`UpgradePermission::Granted`] if none is available.
     pub(super) fn upgrade_permission(
         &self,
         valid: &ValidDeployment,

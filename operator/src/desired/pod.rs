@@ -72,8 +72,8 @@ pub(super) fn set_placement(
     set_member(spec, "runtimeClassName", placement.runtime_class_name.clone());
 }
 
-/// The topology spread constraints of pods. A constraint without a selector applies to the pods of `selector`. Without
-/// constraints, pods are spread over nodes as evenly as possible.
+/// The topology spread constraints of pods. A constraint without a selector applies to the pods that match `selector`.
+/// Without constraints, pods are spread over nodes as evenly as possible.
 fn spread(constraints: &[TopologySpreadConstraint], selector: &Value) -> Value {
     let selector = json!({"matchLabels": selector});
     if constraints.is_empty() {

@@ -103,7 +103,7 @@ fn completed_job(valid: &ValidDeployment, key: &str, observed: &ObservedState) -
     Some(existing_job(valid, name, job))
 }
 
-/// An existing Job with its live template, which is immutable.
+/// Returns the manifest of an existing Job with its live pod template, which is immutable.
 fn existing_job(valid: &ValidDeployment, name: &str, job: &DynamicObject) -> Manifest {
     let mut spec = json!({"template": job.data["spec"]["template"]});
     for field in ["backoffLimit", "podFailurePolicy"] {
@@ -112,8 +112,8 @@ fn existing_job(valid: &ValidDeployment, name: &str, job: &DynamicObject) -> Man
     valid.owner.manifest(Kind::Job, name, Component::Fetch, json!({"spec": spec}))
 }
 
-/// The Job for a source that has not been fetched yet. An incomplete Job is replaced when its pod changes (its image,
-/// its Secret or its node selector); the next Job resumes with the files that were already fetched.
+/// The Job for a source that has not been fetched yet. An incomplete Job is replaced when its pod template changes (its
+/// image, its Secret or its node selector); the next Job resumes the fetch.
 fn new_job(valid: &ValidDeployment, fetched: &FetchedModel, observed: &ObservedState) -> Manifest {
     let owner = &valid.owner;
     let placement = &valid.server.placement;
