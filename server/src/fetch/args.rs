@@ -62,8 +62,8 @@ pub struct FetchArgs {
     #[arg(long, value_enum, default_value = "auto", help_heading = "Source")]
     pub format: Format,
 
-    /// A directory with one file per credential: token; username and password; or accessKeyId, secretAccessKey and
-    /// sessionToken.
+    /// A directory with one file per credential: token; username and password; or accessKeyId, secretAccessKey and,
+    /// for temporary credentials, sessionToken.
     #[arg(long, value_name = "PATH", help_heading = "Source")]
     pub credentials: Option<PathBuf>,
 
