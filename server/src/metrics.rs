@@ -127,7 +127,7 @@ impl Metrics {
             ),
             failed_step_requests: metrics.zero(
                 "failed_step_requests",
-                "Requests that failed because a step of the model, the image encoder or a wake-up failed",
+                "Requests that failed because a model step, a run of the image encoder or a wake-up failed",
             ),
             images: metrics.zero("images", "Images in accepted requests"),
             image_tokens: metrics.zero("image_tokens", "Prompt tokens of the images in accepted requests"),
