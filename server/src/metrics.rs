@@ -79,12 +79,12 @@ struct AdapterLabels {
     adapter: String,
 }
 
-/// Buckets from 0.1 ms to 13 seconds.
+/// Returns a histogram with buckets from 0.1 ms to 13 s.
 fn short() -> Histogram {
     Histogram::new(exponential_buckets(0.000_1, 2.0, 18))
 }
 
-/// Buckets from 1 to 32768.
+/// Returns a histogram with buckets from 1 to 32768.
 fn size() -> Histogram {
     Histogram::new(exponential_buckets(1.0, 2.0, 16))
 }

@@ -148,7 +148,7 @@ impl Resolve for FakeResolver {
     }
 }
 
-/// A policy that allows `domains`, public addresses and 127.0.0.1.
+/// Returns a policy that allows `domains`, public addresses and 127.0.0.1.
 fn policy(domains: &[&str]) -> MediaPolicy {
     MediaPolicy {
         allowed_media_domains: domains.iter().map(|domain| domain.parse().unwrap()).collect(),
