@@ -1,7 +1,7 @@
 //! Implements the parts of OVMS's API that differ from OpenAI's, for clients that were written for OVMS
-//! (`--ovms-compat`). Errors are `{"error": "message"}`, in answers and in streams, and OVMS's additional paths exist.
-//! Statuses and the events of `/responses` are OpenAI's. The remaining differences are listed in
-//! `docs/reference/ovms.md`.
+//! (`--ovms-compat`): errors are `{"error": "message"}`, in answers and in streams, and OVMS's additional paths are
+//! served. Statuses and the events of `/responses` are OpenAI's. `docs/reference/ovms.md` lists the remaining
+//! differences.
 
 use axum::body::{Body, to_bytes};
 use axum::extract::{Path, Request, State};

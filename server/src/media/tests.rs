@@ -26,7 +26,7 @@ enum Answer {
     Silence,
     /// Sends a byte of a long body every second.
     Trickle,
-    /// Sends an endless body without its length as fast as the client reads.
+    /// Sends an endless body, whose length is not declared, as fast as the client reads.
     Flood,
 }
 

@@ -99,7 +99,7 @@ pub(super) struct WholeChoice {
     pub(super) calls: Vec<WholeCall>,
     /// The tokens of all deltas but the last, in order.
     pub(super) tokens: Vec<TokenText>,
-    /// The generated tokens after these, which are not part of the text.
+    /// The generated tokens after `tokens`, which are not part of the text.
     pub(super) end_tokens: Vec<TokenId>,
     pub(super) reason: Option<ChoiceFinishReason>,
 }

@@ -147,7 +147,7 @@ impl<'a> Selection<'a> {
 /// Returns the number of the first requested event of a response, or `None` if no events are requested.
 ///
 /// # Errors
-/// A parameter has a wrong type.
+/// A parameter has the wrong type.
 pub(super) fn events_from(uri: &Uri) -> Result<Option<usize>, Error> {
     let (mut stream, mut from) = (false, 0);
     for (name, value) in pairs(uri)? {
