@@ -78,8 +78,8 @@ async fn model_ready(State(app): State<App>, Path(path): Path<String>) -> Result
     }
 }
 
-/// Handles `GET /v1/config`, which returns the state of each model. Every model has one version. The list is empty
-/// until the model is loaded, because [`App`] does not contain the names of the model before that.
+/// Handles `GET /v1/config`, which returns the state of each model. Every model has one version. The object is
+/// empty until the model is loaded, because [`App`] does not contain the names of the model before that.
 async fn config(State(app): State<App>) -> Json<Value> {
     let state = if app.is_ready() { "AVAILABLE" } else { "UNLOADING" };
     let status = json!({"model_version_status": [

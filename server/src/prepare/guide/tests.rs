@@ -145,8 +145,8 @@ fn three_tools(strict: bool) -> Vec<Tool> {
     ]
 }
 
-/// Returns a tool whose name and most of whose parameter names are not identifiers. For LFM2, whose calls cannot express
-/// it, the parameter `filter[status]` is omitted.
+/// Returns a tool whose name and most of whose parameter names are not identifiers. The parameter `filter[status]` is
+/// omitted for LFM2, whose calls cannot express it.
 fn oddly_named(format: ToolFormat) -> Tool {
     let mut properties = json!({
         "q": {"type": "string", "enum": ["x", "y"]},

@@ -221,8 +221,8 @@ impl<'a> Calls<'a> {
         MarkedForm { mark: "<｜tool▁call▁begin｜>", rest: Form::Sequence(rest) }
     }
 
-    /// Returns the form of an answer that is either calls in Llama's format or text. The calls have no mark, so the text
-    /// must not begin like a call.
+    /// Returns the form of an answer that is either calls in Llama's format or text. The calls have no mark, so the
+    /// text must not begin like a call.
     fn llama_in_text(&self) -> Form {
         let calls = self.several(self.each(|call| object(call, "parameters")), "; ");
         let text = Form::Regex { pattern: r"[^\s\{\[](?s:.*)".to_owned(), at: "tools".to_owned() };

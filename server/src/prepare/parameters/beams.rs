@@ -100,7 +100,7 @@ impl TextStop for StopStrings {
 mod tests {
     use super::*;
 
-    /// The special token `<|endoftext|>` of the built-in tokenizer. The ID of each token that is not special is its byte.
+    /// The special token `<|endoftext|>` of the built-in tokenizer. The ID of a token that is not special is its byte.
     const SPECIAL: TokenId = 256;
     const A: TokenId = b'a' as TokenId;
     const B: TokenId = b'b' as TokenId;
