@@ -77,7 +77,7 @@ pub struct FetchArgs {
 
     /// Maximum time in seconds that `ovfleet-server fetch` waits for data from the source.
     ///
-    /// If exceeded: the attempt to list the files or to fetch a file fails, see `--attempts`.
+    /// If exceeded: the attempt to list the files or to fetch a file fails (see `--attempts`).
     #[arg(long, value_name = "SECONDS", default_value_t = 60)]
     pub idle_timeout: u64,
 

@@ -3,8 +3,8 @@
 use std::io::Write;
 
 /// Memory for the parsed JSON values of a request body, including their text. With `--max-body-bytes` above 32 MiB, the
-/// limit is twice that size, and it is never more than `--max-buffered-body-bytes`. The server estimates the memory from
-/// the length of the text and the numbers of objects, arrays and elements.
+/// limit is twice that size, and it is never more than `--max-buffered-body-bytes`. The server estimates the memory
+/// from the length of the text and the numbers of objects, arrays and elements.
 ///
 /// If exceeded: 400, `too_many_values`.
 const VALUES_BYTES_MAX: usize = 64 << 20;
