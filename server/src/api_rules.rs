@@ -32,7 +32,7 @@ impl ApiRules {
         }
     }
 
-    /// The default of `max_tokens` for completions; `None` means as many tokens as fit.
+    /// Returns the default of `max_tokens` for completions; `None` means as many tokens as fit.
     pub(crate) fn completion_tokens_default(self) -> Option<u32> {
         match self {
             Self::OpenAi => Some(16),

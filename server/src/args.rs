@@ -133,9 +133,9 @@ pub struct Args {
     /// Number of thread groups among which the weights and the KV heads are divided, at most 64. Set it to the number
     /// of NUMA nodes, so that each group runs on one node and reads only the memory of that node.
     ///
-    /// The number does not change the output. With 1, threads are not bound to nodes. The speed on machines with
-    /// several nodes has not been measured; the alternative is one replica per node (--numa-node). Only the native
-    /// kernels divide their work in this way.
+    /// The number does not change the output. With 1, threads are bound to a node only if --numa-node is set. The speed
+    /// on machines with several nodes has not been measured; the alternative is one replica per node (--numa-node).
+    /// Only the native kernels divide their work in this way.
     #[arg(
         long,
         value_name = "NUMBER",
@@ -218,10 +218,12 @@ pub struct Args {
     pub max_num_batched_tokens: u32,
 
     /// Maximum number of tokens processed in a step that both generates tokens and processes prompts. A lower value
-    /// shortens the pauses between streamed tokens; a higher value processes long prompts faster. However many
-    /// sequences generate, prompts may use at least a quarter of this number. If several prompts wait for each
-    /// generating sequence, or many prompts wait in total, the limit is a multiple of this number. While several
-    /// tenants have requests, it is exactly this number, and also applies to steps that only process prompts.
+    /// shortens the pauses between streamed tokens; a higher value processes long prompts faster. Regardless of the
+    /// number of generating sequences, prompts may use at least a quarter of this number, except for the later chunks
+    /// of a long prompt, which are smaller, so that all of its chunks take about equally long. If several prompts wait
+    /// for each generating sequence, or many prompts wait in total, the limit is a multiple of this number. While
+    /// several tenants have requests, the limit is at most this number, and also applies to steps that only process
+    /// prompts.
     ///
     /// If exceeded: the rest of the prompts is processed in the following steps.
     #[arg(

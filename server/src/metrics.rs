@@ -79,12 +79,12 @@ struct AdapterLabels {
     adapter: String,
 }
 
-/// Buckets from 0.1 ms to 13 seconds.
+/// Returns a histogram with buckets from 0.1 ms to 13 s.
 fn short() -> Histogram {
     Histogram::new(exponential_buckets(0.000_1, 2.0, 18))
 }
 
-/// Buckets from 1 to 32768.
+/// Returns a histogram with buckets from 1 to 32768.
 fn size() -> Histogram {
     Histogram::new(exponential_buckets(1.0, 2.0, 16))
 }
@@ -127,7 +127,7 @@ impl Metrics {
             ),
             failed_step_requests: metrics.zero(
                 "failed_step_requests",
-                "Requests that failed because a step of the model, the image encoder or a wake-up failed",
+                "Requests that failed because a model step, a run of the image encoder or a wake-up failed",
             ),
             images: metrics.zero("images", "Images in accepted requests"),
             image_tokens: metrics.zero("image_tokens", "Prompt tokens of the images in accepted requests"),

@@ -63,7 +63,7 @@ pub(super) fn load(config: &BackendConfig, context: Option<u32>) -> anyhow::Resu
     Ok(Runners { model, draft, description, identity, images })
 }
 
-/// The configuration of the OpenVINO crate.
+/// Converts the configuration of the backend to that of the OpenVINO crate.
 fn runtime_config(config: &BackendConfig, context: Option<u32>) -> anyhow::Result<runtime::Config> {
     let OpenVinoConfig {
         device,
@@ -93,9 +93,8 @@ fn runtime_config(config: &BackendConfig, context: Option<u32>) -> anyhow::Resul
     })
 }
 
-/// The configuration of the draft model at `path`. It is the configuration of the model, except for the path, the
-/// adapters and the maximum length. Without `--max-model-len`, the draft model's own context length limits its
-/// sequences.
+/// Returns the configuration of the draft model at `path`: that of the model, except for the path, the adapters and the
+/// maximum length. Without `--max-model-len`, the draft model's own context length limits its sequences.
 fn draft_config(
     path: &Path,
     max_model_len: Option<u32>,

@@ -122,8 +122,10 @@ pub fn script(answers: &[String], text: &ModelText) -> anyhow::Result<SimScript>
         opening.context("the chat template does not open the model's turn, which --sim-answer requires")?;
     let end = text.defaults.eos.first();
     let end = *end.context("the model has no token that ends a turn, which --sim-answer requires")?;
-    let encode =
-        |answer: &str| text.tokenizer.encode(answer, false, true).context("failed to tokenize an answer");
+    let encode = |answer: &str| {
+        let problem = "failed to tokenize an answer or the opening of the model's turn";
+        text.tokenizer.encode(answer, false, true).context(problem)
+    };
     let answer = |answer: &String| {
         let mut tokens = encode(answer)?;
         tokens.push(end);

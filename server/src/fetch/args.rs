@@ -62,8 +62,8 @@ pub struct FetchArgs {
     #[arg(long, value_enum, default_value = "auto", help_heading = "Source")]
     pub format: Format,
 
-    /// A directory with one file per credential: token; username and password; or accessKeyId, secretAccessKey and
-    /// sessionToken.
+    /// A directory with one file per credential: token; username and password; or accessKeyId, secretAccessKey and,
+    /// for temporary credentials, sessionToken.
     #[arg(long, value_name = "PATH", help_heading = "Source")]
     pub credentials: Option<PathBuf>,
 
@@ -77,7 +77,7 @@ pub struct FetchArgs {
 
     /// Maximum time in seconds that `ovfleet-server fetch` waits for data from the source.
     ///
-    /// If exceeded: the attempt to list the files or to fetch a file fails, see `--attempts`.
+    /// If exceeded: the attempt to list the files or to fetch a file fails (see `--attempts`).
     #[arg(long, value_name = "SECONDS", default_value_t = 60)]
     pub idle_timeout: u64,
 

@@ -23,7 +23,7 @@ const PAUSE_MAX: Duration = Duration::from_secs(10);
 /// Size of the chunks in which files are read from disk.
 const CHUNK_BYTES: usize = 1 << 20;
 
-/// The pause after this many consecutive attempts without data.
+/// Returns the pause after this many consecutive attempts without data.
 pub(crate) fn retry_pause(failures: u32) -> Duration {
     PAUSE_MIN.saturating_mul(1 << failures.min(8)).min(PAUSE_MAX)
 }

@@ -51,7 +51,7 @@ pub(crate) fn remove(into: &Path, keep: &[String]) {
     }
 }
 
-/// Whether a directory contains the files of a model and nothing that a fetch does not create.
+/// Whether a directory contains the files of a model, and only entries that a fetch creates.
 fn is_of_a_fetch(directory: &Path) -> bool {
     let Ok(entries) = directory.read_dir() else { return false };
     let names: Vec<_> = entries.flatten().map(|entry| entry.file_name()).collect();

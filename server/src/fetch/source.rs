@@ -223,7 +223,7 @@ pub(crate) fn client(idle: Duration) -> Result<Client, Error> {
     /// Time within which `ovfleet-server fetch` must connect to a source; `--idle-timeout` applies if it is
     /// shorter.
     ///
-    /// If exceeded: the attempt to list the files or to fetch a file fails, see `--attempts`.
+    /// If exceeded: the attempt to list the files or to fetch a file fails (see `--attempts`).
     const CONNECT: Duration = Duration::from_secs(15);
     // Installing fails only if a provider is already installed.
     let _ = rustls::crypto::ring::default_provider().install_default();

@@ -316,7 +316,7 @@ async fn a_second_fetch_into_the_same_directory_waits_for_the_first() {
     fetches.spawn(args.clone().run());
     wait_for_size(&directory.path().join("files/model.gguf.part"), 600_000).await;
     fetches.spawn(args.run());
-    // Without a lock, the second fetch would continue the part of the first one and end before it.
+    // Without a lock, the second fetch would resume the partial download of the first one and finish before it.
     let ended = tokio::time::timeout(Duration::from_millis(500), fetches.join_next()).await;
     assert!(ended.is_err(), "the second fetch did not wait: {ended:?}");
     web.resume.notify_one();

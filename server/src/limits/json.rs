@@ -3,14 +3,14 @@
 use std::io::Write;
 
 /// Memory for the parsed JSON values of a request body, including their text. With `--max-body-bytes` above 32 MiB, the
-/// limit is twice that size, and it is never more than `--max-buffered-body-bytes`. The server estimates the memory from
-/// the length of the text and the numbers of objects, arrays and elements.
+/// limit is twice that size, and it is never more than `--max-buffered-body-bytes`. The server estimates the memory
+/// from the length of the text and the numbers of objects, arrays and elements.
 ///
 /// If exceeded: 400, `too_many_values`.
 const VALUES_BYTES_MAX: usize = 64 << 20;
 
-/// The limit on the values of a body of at most `body_bytes_max` bytes, if the values of all bodies may take
-/// `all_bytes_max` bytes.
+/// Returns the maximum memory in bytes for the values of a body of at most `body_bytes_max` bytes, if the values of all
+/// bodies together may take `all_bytes_max` bytes.
 pub(crate) fn values_bytes_max(body_bytes_max: usize, all_bytes_max: usize) -> usize {
     VALUES_BYTES_MAX.max(body_bytes_max.saturating_mul(2)).min(all_bytes_max)
 }
@@ -134,7 +134,7 @@ mod tests {
         }
     }
 
-    /// A lower bound for the memory of a parsed value: its own size and the sizes of everything in it.
+    /// Returns a lower bound for the memory of a parsed value: its own size and the sizes of everything in it.
     fn occupied(value: &Value) -> usize {
         let within = match value {
             Value::Array(elements) => elements.iter().map(occupied).sum(),

@@ -161,13 +161,13 @@ mod tests {
     /// A call whose answer does not end.
     const ENDLESS: &str = "/test/Endless";
 
-    /// An HTTP/2 frame on the first stream.
+    /// Returns an HTTP/2 frame on the first stream.
     fn frame(kind: u8, flags: u8, payload: &[u8]) -> Vec<u8> {
         let length = u8::try_from(payload.len()).unwrap();
         [&[0, 0, length, kind, flags, 0, 0, 0, 1], payload].concat()
     }
 
-    /// A call of the method with this path, with an empty message.
+    /// Returns the bytes of a call, with an empty message, to the method with this path.
     fn call(path: &str) -> Vec<u8> {
         let field = |name: &[u8], value: &str| {
             [name, &[u8::try_from(value.len()).unwrap()], value.as_bytes()].concat()

@@ -22,7 +22,7 @@ const PAUSE: Duration = Duration::from_millis(100);
 #[derive(Clone, Debug)]
 pub(super) struct Peer {
     stream: Arc<OwnedReadHalf>,
-    /// Whether a part of an answer is waiting for the client to read.
+    /// Whether a part of an answer cannot be sent until the client reads.
     is_stalled: Arc<AtomicBool>,
 }
 

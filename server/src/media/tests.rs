@@ -26,7 +26,7 @@ enum Answer {
     Silence,
     /// Sends a byte of a long body every second.
     Trickle,
-    /// Sends an endless body without its length as fast as the client reads.
+    /// Sends an endless body, whose length is not declared, as fast as the client reads.
     Flood,
 }
 
@@ -148,7 +148,7 @@ impl Resolve for FakeResolver {
     }
 }
 
-/// A policy that allows `domains`, public addresses and 127.0.0.1.
+/// Returns a policy that allows `domains`, public addresses and 127.0.0.1.
 fn policy(domains: &[&str]) -> MediaPolicy {
     MediaPolicy {
         allowed_media_domains: domains.iter().map(|domain| domain.parse().unwrap()).collect(),

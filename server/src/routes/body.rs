@@ -77,7 +77,7 @@ impl From<BudgetExhausted> for Refusal {
     }
 }
 
-/// A body that is arriving.
+/// A request body that is being received, with the memory that is reserved for it.
 struct Buffer {
     reservation: ByteReservation,
     bytes: Vec<u8>,

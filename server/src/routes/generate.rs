@@ -99,7 +99,7 @@ pub(super) struct WholeChoice {
     pub(super) calls: Vec<WholeCall>,
     /// The tokens of all deltas but the last, in order.
     pub(super) tokens: Vec<TokenText>,
-    /// The generated tokens after these, which are not part of the text.
+    /// The generated tokens after `tokens`, which are not part of the text.
     pub(super) end_tokens: Vec<TokenId>,
     pub(super) reason: Option<ChoiceFinishReason>,
 }
@@ -248,7 +248,8 @@ impl<E: TextEndpoint> Encoder for ChunkEncoder<E> {
         self.context.choices()
     }
 
-    /// The first chunk of a choice can contain the text, the IDs and the log probabilities of its prompt.
+    /// Returns the cost of the first chunk of a choice, which can contain the text, the token IDs and the log
+    /// probabilities of the prompt.
     fn opening_cost(&self, choice: u32) -> EncodingCost {
         let prompt = self.context.answer_options.prompts.get(self.context.prompt_of(choice));
         let tokens = EncodingCost::of_tokens(prompt.map_or(0, |prompt| prompt.len()));
@@ -276,7 +277,7 @@ impl<E: TextEndpoint> Encoder for ChunkEncoder<E> {
         events
     }
 
-    /// The status has been sent already, so the error is sent as an event, and no `[DONE]` follows.
+    /// Appends the error as an event, because the status has already been sent. No `[DONE]` follows.
     async fn fail(self: Box<Self>, error: Error, mut events: Events) -> Events {
         self.context.errors.push_error(&error, &mut events);
         events

@@ -7,12 +7,12 @@ use axum::response::{IntoResponse, Response};
 use crate::app::App;
 use crate::metrics::Exposition;
 
-/// The liveness probe: the process answers.
+/// Handles the liveness probe, which succeeds as long as the process answers.
 pub(super) async fn live() -> StatusCode {
     StatusCode::OK
 }
 
-/// The readiness probe: whether the server should receive requests.
+/// Handles the readiness probe, which succeeds if the server should receive requests.
 pub(super) async fn ready(State(app): State<App>) -> StatusCode {
     if app.is_ready() { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE }
 }

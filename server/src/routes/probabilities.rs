@@ -195,8 +195,8 @@ fn id(token: TokenId) -> String {
     format!("token_id:{token}")
 }
 
-/// Converts an `f32` with its shortest decimal form. A `Value` contains an `f64`, which would be written with the
-/// digits of the widened number.
+/// Returns the JSON number with the shortest decimal form of an `f32`. A `Value` contains an `f64`, so a widened `f32`
+/// would be written with more digits.
 fn number(logprob: f32) -> Value {
     let shortest = logprob.to_string().parse().ok();
     shortest.and_then(serde_json::Number::from_f64).map_or(Value::Null, Value::Number)

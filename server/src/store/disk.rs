@@ -263,7 +263,7 @@ impl fmt::Display for FirstLine {
     }
 }
 
-/// Reads the first line of a file: its number and the entry of its record.
+/// Reads the first line of a file. Returns the number of the file and the entry of its record.
 fn read_head(path: &Path) -> std::io::Result<(u64, Entry)> {
     let file = File::open(path)?;
     let size = file.metadata()?.len();

@@ -7,7 +7,7 @@ use server_guidance::Form;
 
 use super::tools::Calls;
 
-/// A message that is not the last one of the answer.
+/// Returns the form of a message that is not the last one of the answer.
 fn message(channel: &str) -> Form {
     Form::Sequence(vec![
         Form::literal(format!("<|channel|>{channel}<|message|>")),
@@ -16,7 +16,7 @@ fn message(channel: &str) -> Form {
     ])
 }
 
-/// Any number of messages in the analysis channel.
+/// Returns the form of any number of messages in the analysis channel.
 fn analysis() -> Form {
     message("analysis").repeated(0)
 }
@@ -31,12 +31,12 @@ fn last(content: Form) -> Form {
     ])
 }
 
-/// An answer whose content is constrained.
+/// Returns the form of an answer with this content and without calls.
 pub(super) fn answer(content: Form) -> Form {
     Form::Sequence(vec![analysis(), last(content)])
 }
 
-/// An answer that must or may be a call.
+/// Returns the form of an answer that ends with a call or, unless `must_call` is set, with content.
 pub(super) fn with_calls(calls: &Calls<'_>, must_call: bool, content: Option<&Form>) -> Form {
     let call = |(name, arguments): (&str, Form)| {
         Form::Sequence(vec![

@@ -14,7 +14,7 @@ use server_parsers::{Delta, Parser, Tools};
 use super::*;
 use crate::prepare::tools::{Tool, ToolChoice};
 
-/// The vocabulary: all bytes, the special tokens of all formats, and some tokens of several bytes.
+/// A compiler whose vocabulary has all bytes, the special tokens of all formats, and some tokens of several bytes.
 static COMPILER: LazyLock<Compiler> = LazyLock::new(|| {
     let formats = || {
         let tools = ToolFormat::ALL.into_iter().flat_map(|format| format.special_tokens());
@@ -145,8 +145,8 @@ fn three_tools(strict: bool) -> Vec<Tool> {
     ]
 }
 
-/// A tool whose name and most of whose parameter names are not identifiers. LFM2's calls cannot express
-/// `filter[status]`.
+/// Returns a tool whose name and most of whose parameter names are not identifiers. The parameter `filter[status]` is
+/// omitted for LFM2, whose calls cannot express it.
 fn oddly_named(format: ToolFormat) -> Tool {
     let mut properties = json!({
         "q": {"type": "string", "enum": ["x", "y"]},
@@ -234,7 +234,7 @@ fn conversation(mut tools: Vec<Tool>, choice: ToolChoice) -> Conversation {
     Conversation { param: "messages", tools, choice, ..Conversation::default() }
 }
 
-/// Each format of tool calls, with the format of reasoning of a model that uses it.
+/// Returns each format of tool calls, with the format of reasoning of a model that uses it.
 fn all_formats() -> impl Iterator<Item = Formats> {
     ToolFormat::ALL.into_iter().filter(|format| *format != ToolFormat::None).map(formats)
 }

@@ -221,7 +221,8 @@ impl<'a> Calls<'a> {
         MarkedForm { mark: "<｜tool▁call▁begin｜>", rest: Form::Sequence(rest) }
     }
 
-    /// Llama's calls have no mark, and an answer is either calls or text. Therefore, text must not begin like a call.
+    /// Returns the form of an answer that is either calls in Llama's format or text. The calls have no mark, so the
+    /// text must not begin like a call.
     fn llama_in_text(&self) -> Form {
         let calls = self.several(self.each(|call| object(call, "parameters")), "; ");
         let text = Form::Regex { pattern: r"[^\s\{\[](?s:.*)".to_owned(), at: "tools".to_owned() };
@@ -254,7 +255,7 @@ impl MarkedForm {
     }
 }
 
-/// A call as a JSON object, with the whitespace that models are trained with.
+/// Returns the form of a call as a JSON object, with the whitespace that models are trained with.
 fn object(call: Call<'_>, arguments: &str) -> Form {
     let begin = format!("{{\"name\": {}, \"{arguments}\": ", json!(call.name));
     Form::Sequence(vec![Form::literal(begin), call.json(), Form::literal("}")])

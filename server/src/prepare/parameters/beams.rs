@@ -63,7 +63,7 @@ impl StopStrings {
         Some(Self { tokenizer, stops, bytes_max, skip_special: text.skip_special })
     }
 
-    /// The bytes that a token adds to the text.
+    /// Returns the bytes that a token adds to the text.
     fn bytes(&self, token: TokenId) -> &[u8] {
         let is_skipped = self.skip_special && self.tokenizer.is_special(token);
         if is_skipped { &[] } else { self.tokenizer.token_bytes(token) }
@@ -100,12 +100,12 @@ impl TextStop for StopStrings {
 mod tests {
     use super::*;
 
-    /// The special token `<|endoftext|>` of the built-in tokenizer, in which the ID of any other token is its byte.
+    /// The special token `<|endoftext|>` of the built-in tokenizer. The ID of a token that is not special is its byte.
     const SPECIAL: TokenId = 256;
     const A: TokenId = b'a' as TokenId;
     const B: TokenId = b'b' as TokenId;
 
-    /// Searches for one stop string, and skips special tokens.
+    /// Returns a search for one stop string that skips special tokens.
     fn stop_string(stop: &str) -> StopStrings {
         let tokenizer = crate::backend::built_in_text().unwrap().tokenizer;
         StopStrings { tokenizer, stops: vec![stop.to_owned()], bytes_max: stop.len(), skip_special: true }

@@ -45,7 +45,8 @@ fn hermes_tools(tools: &[Value]) -> String {
     text
 }
 
-/// Describes tools for DeepSeek's models, in either of their two formats of calls, which the template determines.
+/// Returns the description of tools for DeepSeek's models. The template determines which of their two call formats the
+/// description contains.
 fn deepseek_tools(tools: &[Value], model: &Model) -> String {
     let template = model.text.chat_template.as_ref().map(ChatTemplate::source).unwrap_or_default();
     let call = if template.contains("```json") {

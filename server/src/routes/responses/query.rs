@@ -72,8 +72,8 @@ const PAGE_BYTES_MAX: u64 = 1 << 20;
 /// Selects the items of a page. All items of the list must be added to the selection in the order of the page.
 ///
 /// The IDs of new items are unique, but earlier versions stored items with duplicate IDs. A page begins after the first
-/// item with a given ID. If an item that repeats an ID ended a page, the next page would begin before the end of that
-/// page, and a client would request pages forever. Therefore, items that repeat an ID are on no page.
+/// item whose ID is `after`. If an item that repeats an ID ended a page, the next page would begin before the end of
+/// that page, and a client would request pages forever. Therefore, items that repeat an ID are on no page.
 pub(crate) struct Selection<'a> {
     page: &'a Page,
     /// The hashes of the IDs of all items so far. The IDs themselves would take too much memory for a long chain of
@@ -147,7 +147,7 @@ impl<'a> Selection<'a> {
 /// Returns the number of the first requested event of a response, or `None` if no events are requested.
 ///
 /// # Errors
-/// A parameter has a wrong type.
+/// A parameter has the wrong type.
 pub(super) fn events_from(uri: &Uri) -> Result<Option<usize>, Error> {
     let (mut stream, mut from) = (false, 0);
     for (name, value) in pairs(uri)? {

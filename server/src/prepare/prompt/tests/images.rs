@@ -265,7 +265,7 @@ fn an_image_waits_while_others_are_decoded() {
     });
 }
 
-/// The `data:` URL of the header of a PNG file.
+/// Returns a `data:` URL with the header of a PNG file.
 fn png_header(width: u32, height: u32) -> String {
     let mut file = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR".to_vec();
     file.extend(width.to_be_bytes().into_iter().chain(height.to_be_bytes()));

@@ -16,8 +16,8 @@ fn refused(tools: &Value) -> String {
     read(tools).unwrap_err().to_string()
 }
 
-/// Tools like those that Codex sends: functions, a custom tool with a grammar, a namespace for each MCP server, and
-/// built-in tools.
+/// Returns tools like those that Codex sends: functions, a custom tool with a grammar, a namespace for each MCP server,
+/// and built-in tools.
 fn codex() -> Value {
     json!([
         {"type": "function", "name": "exec_command", "description": "Runs a command.", "strict": false,
