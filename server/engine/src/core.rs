@@ -50,7 +50,7 @@ pub(crate) struct Core {
     runner: Box<dyn ModelRunner>,
     /// `None` if evicted blocks are not stored.
     spill: Option<Spill>,
-    /// `None` if the model reads no images.
+    /// `None` if the model accepts no images.
     encoder: Option<Encoder>,
     workers: Workers,
     guides: GuideDispatcher,
@@ -347,8 +347,9 @@ impl Core {
         if self.requests.suspended.is_empty() {
             return;
         }
-        // A thread with a pending guide wakes the engine, which then tries again. Without such a thread, no event would
-        // wake the engine, so it waits for the locks.
+        // A thread that computes a guide wakes the engine when it has finished, and the engine then tries again.
+        // Without such a thread, nothing would wake the engine, so sampling waits for the locks of the guides' shared
+        // state.
         let wait = if self.guides.has_pending() { LockWait::Never } else { LockWait::Allowed };
         let Self { requests, workers, speculator, outputs, .. } = self;
         outputs.clear();
