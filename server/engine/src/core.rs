@@ -310,7 +310,10 @@ impl Core {
         let waits = self.scheduler.is_restoring()
             || self.scheduler.has_suspended()
             || self.scheduler.is_waiting_for_images();
-        assert!(waits || self.scheduler.is_idle(), "invariant: a scheduler without waits schedules a batch");
+        assert!(
+            waits || self.scheduler.is_idle(),
+            "invariant: a busy scheduler that waits for nothing schedules a batch"
+        );
         self.is_stalled = waits;
         if self.report.generated_tokens + self.report.requests_failed > 0 {
             (self.observer)(&self.report);
