@@ -92,7 +92,7 @@ fn is_table(properties: &serde_json::Map<String, Value>) -> bool {
 
 fn parameters(schema: &Value) -> String {
     let mut text = String::from(
-        "| parameter | what it may be | default | OVMS | OpenAI | vLLM | ovfleet | |\n|---|---|---|---|---|---|---|---|\n",
+        "| parameter | allowed values | default | OVMS | OpenAI | vLLM | ovfleet | |\n|---|---|---|---|---|---|---|---|\n",
     );
     let required = schema["required"].as_array().cloned().unwrap_or_default();
     for (name, property) in schema["properties"].as_object().expect("properties") {

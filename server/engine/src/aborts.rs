@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 #[derive(Debug)]
 pub(crate) struct Aborts {
     sequences: Box<[AtomicBool]>,
-    /// Whether the engine has not yet received some of the aborts.
+    /// Whether there are aborts that the engine has not received yet.
     has_new: AtomicBool,
 }
 

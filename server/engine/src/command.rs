@@ -67,7 +67,7 @@ pub(crate) struct SleepCommand {
     pub(crate) _permit: OwnedSemaphorePermit,
 }
 
-/// Counts the sequences of a request as waiting until it is dropped.
+/// A permit that counts the sequences of a request as waiting until the permit is dropped.
 #[derive(Debug)]
 pub(crate) struct WaitingPermit {
     waiting: Arc<AtomicU32>,

@@ -50,7 +50,7 @@ pub(crate) struct Core {
     runner: Box<dyn ModelRunner>,
     /// `None` if evicted blocks are not stored.
     spill: Option<Spill>,
-    /// `None` if the model reads no images.
+    /// `None` if the model accepts no images.
     encoder: Option<Encoder>,
     workers: Workers,
     guides: GuideDispatcher,
@@ -310,7 +310,10 @@ impl Core {
         let waits = self.scheduler.is_restoring()
             || self.scheduler.has_suspended()
             || self.scheduler.is_waiting_for_images();
-        assert!(waits || self.scheduler.is_idle(), "invariant: a scheduler without waits schedules a batch");
+        assert!(
+            waits || self.scheduler.is_idle(),
+            "invariant: a busy scheduler that waits for nothing schedules a batch"
+        );
         self.is_stalled = waits;
         if self.report.generated_tokens + self.report.requests_failed > 0 {
             (self.observer)(&self.report);
@@ -347,8 +350,9 @@ impl Core {
         if self.requests.suspended.is_empty() {
             return;
         }
-        // A thread with a pending guide wakes the engine, which then tries again. Without such a thread, no event would
-        // wake the engine, so it waits for the locks.
+        // A thread that computes a guide wakes the engine when it has finished, and the engine then tries again.
+        // Without such a thread, nothing would wake the engine, so sampling waits for the locks of the guides' shared
+        // state.
         let wait = if self.guides.has_pending() { LockWait::Never } else { LockWait::Allowed };
         let Self { requests, workers, speculator, outputs, .. } = self;
         outputs.clear();

@@ -378,7 +378,7 @@ impl EncoderThread {
         tracing::warn!(
             error,
             images = batch.len(),
-            "failed to encode images as a batch; encoding each alone"
+            "failed to encode images as a batch; encoding each image separately"
         );
         None
     }

@@ -86,7 +86,7 @@ pub struct EngineOptions {
     pub draft: Option<DraftRunner>,
     /// The directory in which evicted blocks are stored.
     pub spill: Option<SpillConfig>,
-    /// The image encoder, if the model reads images.
+    /// The image encoder, if the model accepts images.
     pub encoder: Option<EncoderConfig>,
     /// The number of threads that sample tokens between two steps, including the engine's thread. `None` uses all
     /// processors, up to 16. Answers do not depend on this number.
@@ -138,7 +138,7 @@ impl Engine {
     /// Starts an engine with optional parts.
     ///
     /// # Errors
-    /// The same as for [`Self::start`]. Errors of the directory in [`EngineOptions::spill`] are only logged.
+    /// The same as for [`Self::start`]. Errors that concern the directory in [`EngineOptions::spill`] are only logged.
     pub fn start_with_options(
         config: EngineConfig,
         runner: Box<dyn ModelRunner>,

@@ -28,7 +28,7 @@ const WAIT_MAX: Duration = Duration::from_millis(5);
 ///
 /// If exceeded: 400, `form_too_complex`; a stream ends with this error.
 const REQUEST_TIME_MAX: Duration = Duration::from_secs(30);
-/// Additional time for each generated token that a request may spend computing the allowed next tokens.
+/// Additional time that a request may spend computing the allowed next tokens, for each generated token.
 ///
 /// If exceeded: 400, `form_too_complex`; a stream ends with this error.
 const TOKEN_TIME_MAX: Duration = Duration::from_millis(20);

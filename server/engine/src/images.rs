@@ -81,7 +81,8 @@ impl PromptPositions {
 }
 
 impl RequestImages {
-    /// Whether the spans are valid in a prompt of `prompt_tokens` tokens, and each reads rows of one of the images.
+    /// Whether the images are distinct and have rows, the spans are valid in a prompt of `prompt_tokens` tokens and
+    /// read only existing rows, and `positions`, if set, covers the whole prompt.
     pub(crate) fn are_valid(&self, prompt_tokens: usize) -> bool {
         let Self { inputs, prompt, positions } = self;
         let has_rows = |image: &Arc<ImageInput>| image.rows > 0;
@@ -105,8 +106,8 @@ impl RequestImages {
     }
 }
 
-/// The inputs of a step that depend on images. For all other tokens, the runner reads the embedding of the token, and
-/// the position is the index of the token in its sequence.
+/// The inputs of a step that depend on images. For a token that is not in `rows`, the runner reads the token's
+/// embedding. In a sequence that is not in `positions`, the position of a token is its index in the sequence.
 #[derive(Clone, Debug, Default)]
 pub struct StepImages {
     /// The tokens that read the output of the encoder, in ascending order.

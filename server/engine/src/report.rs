@@ -41,7 +41,7 @@ pub struct StepReport {
     pub encoder_runs: u32,
     /// Number of images that were encoded.
     pub encoded_images: u32,
-    /// The time that the image encoder took for them, concurrently with the steps.
+    /// The time that the image encoder took to encode these images, concurrently with the steps.
     pub encode_time: Duration,
     /// Number of sequences whose allowed tokens are computed by guides.
     pub guided_sequences: u32,
@@ -49,7 +49,7 @@ pub struct StepReport {
     pub sequence_suspensions: u32,
     /// The time for which sampling waited for guides after the model had run.
     pub structured_output_wait: Duration,
-    /// The time of the whole step: scheduling, running, sampling and sending events.
+    /// The time of the whole step: scheduling, drafting, running, waiting for guides, sampling and sending events.
     pub step_time: Duration,
     /// The time that the engine took to wake, if this report describes a wake-up.
     pub wake_time: Option<Duration>,
@@ -108,8 +108,8 @@ pub struct EngineLoad {
 /// The time constant of the moving averages in [`EngineLoad`]. Only the time spent in steps, or in the encoder, counts.
 pub const RATE_WINDOW: Duration = Duration::from_secs(5);
 
-/// A moving average of tokens per second. The rate is the ratio of tokens to time, which decay equally, so that a slow
-/// first step counts only for its own time.
+/// A moving average of tokens per second. The rate is the ratio of tokens to time. Both decay equally, so that each
+/// step, even a slow first one, is weighted by its duration.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Rate {
     tokens: f64,

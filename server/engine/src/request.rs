@@ -15,8 +15,8 @@ use crate::search::BeamSearch;
 pub struct Request {
     /// The tokens of the prompt.
     pub prompt: Vec<TokenId>,
-    /// The images of the prompt. The draft model reads no images, so it proposes no drafts for the request. The prompt
-    /// cannot be scored.
+    /// The images of the prompt. The draft model accepts no images, so it proposes no drafts for the request. The
+    /// prompt cannot be scored.
     pub images: Option<Arc<RequestImages>>,
     /// The number of sequences that continue the prompt, at least 1. Each event contains the index of its sequence.
     pub num_sequences: u32,
@@ -80,7 +80,7 @@ pub struct Sampling {
     /// The number by which logits are divided. 0 selects greedy sampling: the most probable token, or the one with the
     /// lowest id among equals.
     pub temperature: f32,
-    /// Keeps the most probable tokens whose probabilities add up to this value; 1 keeps all.
+    /// Keeps the fewest most probable tokens whose probabilities add up to at least this value; 1 keeps all.
     pub top_p: f32,
     /// The number of most probable tokens to keep; 0 keeps all.
     pub top_k: u32,

@@ -40,7 +40,8 @@ pub trait ModelRunner: Send {
     }
 
     /// The attention of the last batch to each of its blocks, in the order of [`Batch::blocks`], summed over all
-    /// layers. Only the scores of sequences with one token are meaningful. Empty if the runner has no scores.
+    /// layers. Only the scores of sequences with one token in the batch are meaningful. Empty if the runner has no
+    /// scores.
     fn block_scores(&self) -> &[f32] {
         &[]
     }

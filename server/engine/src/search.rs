@@ -37,7 +37,8 @@ mod tests;
 pub struct BeamSearch {
     /// The number of results that the client receives, best first, at most the width.
     pub num_results: u32,
-    /// The number of groups of beams that should differ from each other. It must divide the width.
+    /// The number of groups into which the beams are divided, so that the groups find different texts. It must divide
+    /// the width.
     pub num_groups: u32,
     /// The score of a result is divided by its length to the power of this number.
     pub length_penalty: f32,
@@ -251,8 +252,8 @@ impl Search {
         &self.moves
     }
 
-    /// Finishes a step. `complete` contains the slots whose beams no token can follow. Returns whether the search has
-    /// ended.
+    /// Finishes a step. `complete` contains the slots of the beams after which no token is allowed. Returns whether the
+    /// search has ended.
     pub(crate) fn finish_step(&mut self, complete: &[u32]) -> bool {
         if self.generated >= self.stop.max_tokens {
             for index in 0..self.groups.len() {
@@ -400,7 +401,7 @@ impl Search {
         worst >= self.normalized_score(best.score, length)
     }
 
-    /// Ends a group that has reached the maximum number of tokens. Its beams are results.
+    /// Ends a group that has reached the maximum number of tokens. Its beams become results.
     fn end_group(&mut self, index: usize, complete: &[u32]) {
         if std::mem::replace(&mut self.groups[index].has_ended, true) {
             return;

@@ -29,7 +29,7 @@ pub struct TokenStream {
 }
 
 impl TokenStream {
-    /// `events` must have room for all events of a request with as many sequences as `aborts`.
+    /// Creates a stream. `events` must have room for all events of a request with as many sequences as `aborts`.
     pub(crate) fn new(events: mpsc::Receiver<Event>, aborts: Arc<Aborts>, waker: Waker) -> Self {
         let open = aborts.num_sequences();
         Self { events, aborts, ended: vec![false; open], open, waker }

@@ -29,7 +29,7 @@ pub struct Model {
     /// The base model of an adapter; absent for base models.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub parent: Option<String>,
-    /// The largest number of tokens of prompt and response together. (An extension of OpenAI's API with the name that
-    /// other servers use.)
+    /// The largest number of tokens of a prompt and its response together. (An extension of OpenAI's API with the name
+    /// that other servers use.)
     pub max_model_len: u32,
 }

@@ -19,7 +19,7 @@ pub struct RequestError {
 /// stack.
 ///
 /// # Errors
-/// The body is not a JSON object.
+/// [`RequestError`] if the body is not a JSON object.
 pub fn object(body: &[u8]) -> Result<Value, RequestError> {
     let invalid = |message: String| RequestError { message, param: None, is_missing: false };
     let value: Value = serde_json::from_slice(body)

@@ -99,7 +99,7 @@ pub struct Generation {
     pub seed: Option<i64>,
     /// The divisor of the logits; 0 selects greedy sampling.
     pub temperature: Option<f32>,
-    /// Sample only from the most probable tokens whose probabilities add up to this value.
+    /// Sample only from the fewest most probable tokens whose probabilities add up to at least this value.
     pub top_p: Option<f32>,
     /// Sample only from this number of most probable tokens; 0 and -1 mean all tokens.
     pub top_k: Option<i32>,
@@ -140,9 +140,9 @@ pub struct Generation {
     pub prompt_logprobs: Option<u32>,
     /// Whether to convert the output tokens to text.
     pub detokenize: Option<bool>,
-    /// Whether log probabilities identify tokens by ID instead of text.
+    /// Whether log probabilities identify tokens by their IDs instead of their texts.
     pub return_tokens_as_token_ids: Option<bool>,
-    /// Whether to report the token IDs of prompt and output.
+    /// Whether to report the token IDs of the prompt and the output.
     pub return_token_ids: Option<bool>,
     /// Whether to add the special tokens that the model expects around the prompt.
     pub add_special_tokens: Option<bool>,
@@ -201,7 +201,7 @@ impl ChatRequest {
     /// Parses a request body.
     ///
     /// # Errors
-    /// The body is not a JSON object, or a field has a wrong type.
+    /// [`RequestError`] if the body is not a JSON object or a field has a wrong type.
     pub fn parse(body: &[u8]) -> Result<Self, RequestError> {
         Self::read(&parse::object(body)?)
     }
@@ -209,7 +209,7 @@ impl ChatRequest {
     /// Parses a request from a JSON object.
     ///
     /// # Errors
-    /// A field has a wrong type.
+    /// [`RequestError`] if a field has a wrong type.
     pub fn read(object: &Value) -> Result<Self, RequestError> {
         Ok(Self { generation: parse::fields(object)?, ..parse::fields(object)? })
     }
@@ -219,7 +219,7 @@ impl CompletionRequest {
     /// Parses a request body.
     ///
     /// # Errors
-    /// The body is not a JSON object, or a field has a wrong type.
+    /// [`RequestError`] if the body is not a JSON object or a field has a wrong type.
     pub fn parse(body: &[u8]) -> Result<Self, RequestError> {
         Self::read(&parse::object(body)?)
     }
@@ -227,7 +227,7 @@ impl CompletionRequest {
     /// Parses a request from a JSON object.
     ///
     /// # Errors
-    /// A field has a wrong type.
+    /// [`RequestError`] if a field has a wrong type.
     pub fn read(object: &Value) -> Result<Self, RequestError> {
         Ok(Self { generation: parse::fields(object)?, ..parse::fields(object)? })
     }
@@ -290,7 +290,7 @@ pub struct ContentPart {
     pub image_url: Option<ImageUrl>,
 }
 
-/// The location of an image. A request may contain only the URL, as a string.
+/// The location of an image. A request may also contain the URL as a string instead of an object.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct ImageUrl {
     /// The URL, which may contain the image itself (`data:`).

@@ -44,7 +44,7 @@ pub struct TokenizeResponse {
     pub tokens: Lists<u32>,
     /// The total number of tokens of all texts, without padding.
     pub count: usize,
-    /// The largest number of tokens of prompt and response together.
+    /// The largest number of tokens of a prompt and its response together.
     pub max_model_len: u32,
     /// The tokens as strings; absent unless requested.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -86,7 +86,7 @@ impl TokenizeRequest {
     /// Parses a request from a JSON object.
     ///
     /// # Errors
-    /// A field has a wrong type.
+    /// [`RequestError`] if a field has a wrong type.
     pub fn read(object: &Value) -> Result<Self, RequestError> {
         parse::fields(object)
     }
@@ -96,7 +96,7 @@ impl DetokenizeRequest {
     /// Parses a request from a JSON object.
     ///
     /// # Errors
-    /// A field has a wrong type.
+    /// [`RequestError`] if a field has a wrong type.
     pub fn read(object: &Value) -> Result<Self, RequestError> {
         parse::fields(object)
     }

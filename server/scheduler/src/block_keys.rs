@@ -1,9 +1,10 @@
 //! Keys of blocks: names that identify the content of a block as reliably as the content itself, for storage of evicted
 //! blocks outside the cache.
 //!
-//! The key of a block is derived from the key of the block before it and from the block's tokens and images, and the
-//! key of a first block from the request's prefix seed and adapter. The caller provides the function, which must be
-//! collision-resistant, because content that is found by its key is not compared.
+//! The key of a block is derived from its parent key, its tokens and its images. The parent key is the key of the block
+//! before it or, for the first block, a key derived from the request's prefix seed and adapter. The caller provides the
+//! function that derives keys. It must be collision-resistant, because content that is found by its key is not
+//! compared.
 
 use crate::block::{BlockHash, BlockId, BlockParent, TokenId};
 use crate::images::with_block_words;
@@ -12,8 +13,8 @@ use crate::images::with_block_words;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct BlockKey(pub [u8; 32]);
 
-/// Derives the key of a block from the key before it and from its tokens. If the block has images, the words that
-/// identify them follow the tokens.
+/// Derives the key of a block from its parent key and its tokens. If the block has images, the words that identify them
+/// follow the tokens.
 pub type BlockKeyFn = fn(BlockKey, &[TokenId]) -> BlockKey;
 
 /// The scheme by which the keys of blocks are derived.
@@ -50,7 +51,7 @@ impl BlockKeys {
         Self { scheme, keys: vec![BlockKey([0; 32]); blocks_total as usize], evicted: Vec::new() }
     }
 
-    /// The key from which the key of the next block is derived.
+    /// The parent key of a block that follows `parent`.
     pub(crate) fn parent_key(&self, parent: BlockParent) -> BlockKey {
         match parent {
             BlockParent::Start { prefix_seed: BlockHash(seed), adapter } => {
@@ -63,7 +64,7 @@ impl BlockKeys {
         }
     }
 
-    /// The key of the block with these tokens and images after the key `parent`.
+    /// The key of the block with these tokens and images and the parent key `parent`.
     pub(crate) fn block_key(&self, parent: BlockKey, tokens: &[TokenId], images: &[u32]) -> BlockKey {
         with_block_words(tokens, images, |words| (self.scheme.block_key)(parent, words))
     }

@@ -45,8 +45,9 @@ impl Serial {
     /// The bit that distinguishes the serial numbers of starts from those of registrations.
     const START: u64 = 1 << 63;
 
-    /// The parent of the first block of a sequence that is computed with this adapter. Because each adapter has its own
-    /// start, content is never shared between adapters, even if hashes collide.
+    /// The serial number that stands for the parent of the first block of a sequence that is computed with this
+    /// adapter. Because each adapter has its own start, content is never shared between adapters, even if hashes
+    /// collide.
     pub(crate) fn start(adapter: u32) -> Self {
         Self(Self::START | u64::from(adapter))
     }

@@ -7,7 +7,7 @@ use crate::request::Rejection;
 /// The smallest number of blocks to which [`SchedulerConfig::kv_eviction_tokens`] may limit a sequence.
 pub const KV_EVICTION_BLOCKS_MIN: u32 = 4;
 
-/// Number of prompt tokens in a step whose log probabilities are reported. Each of these tokens needs a row of logits,
+/// Number of prompt tokens for which a step reports log probabilities. Each of these tokens needs a row of logits,
 /// which is as long as the vocabulary and takes about as much time as one or two layers.
 ///
 /// If exceeded: the rest of the prompts is processed in the following steps.
@@ -47,8 +47,9 @@ pub struct SchedulerConfig {
     pub max_num_batched_tokens: u32,
     /// Maximum number of tokens that a step computes while sequences decode and prompts wait to be computed. The
     /// setting limits how long a prompt may delay the decoding sequences. Prompts get at least a quarter of these
-    /// tokens, regardless of how many sequences decode. The limit is a multiple of this number, up to
-    /// `max_num_batched_tokens`, if several prompts wait for each decoding sequence or many prompts wait.
+    /// tokens, regardless of how many sequences decode, except for late chunks of a long prompt, which shrink so that
+    /// all chunks take equally long, and while several tenants are present. The limit is a multiple of this number, up
+    /// to `max_num_batched_tokens`, if several prompts wait for each decoding sequence or many prompts wait.
     pub max_chunk_tokens: u32,
     /// The duration that a step with decoding sequences should not exceed. Prompts get as many tokens as fit into this
     /// time, predicted from the times of earlier steps ([`Scheduler::record_step`](crate::Scheduler::record_step)), but

@@ -94,8 +94,7 @@ impl FairQueue {
         clock
     }
 
-    /// Removes the clocks that are not ahead of `now` and have no queued requests when the number of clocks has
-    /// doubled.
+    /// When the number of clocks has doubled, removes those that are not ahead of `now` and have no queued requests.
     fn remove_idle(&mut self) {
         if self.clocks.len() < self.clocks_max.max(IDLE_CLOCKS_MAX) {
             return;

@@ -429,7 +429,7 @@ mod tests {
         reservation
     }
 
-    /// The images that were requested and evicted since the last call.
+    /// Returns the images that were requested and those that were evicted since the last call.
     fn drained(cache: &mut ImageCache) -> (Vec<u8>, Vec<u8>) {
         let requested = cache.drain_requests().iter().map(|request| request.digest.0[0]).collect();
         (requested, cache.drain_evicted().iter().map(|digest| digest.0[0]).collect())

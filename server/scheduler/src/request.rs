@@ -153,7 +153,7 @@ pub enum Rejection {
         /// if they are in lockstep.
         max_model_len: u32,
     },
-    /// The sequences of the request can never run at the same time, or never wait at the same time.
+    /// The request has more sequences than can ever run, or wait, at the same time.
     TooManySequences {
         /// The number of sequences of the request.
         num_sequences: u32,

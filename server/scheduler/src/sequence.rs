@@ -249,8 +249,8 @@ impl Sequence {
         span.map_or(0, |span| span.end() - computed)
     }
 
-    /// The number of leading blocks, at most `blocks`, after which the computation may begin: not within a span whose
-    /// tokens attend to each other, because the step must compute such a span as a whole.
+    /// The largest number of leading blocks, at most `blocks`, after which the computation may begin. It must not begin
+    /// within a span whose tokens attend to each other, because a step computes such a span as a whole.
     pub(crate) fn reusable_blocks(&self, blocks: usize, block_tokens: u32) -> usize {
         let mut blocks = blocks;
         while let Some(span) = self.group.images.indivisible_at(blocks as u32 * block_tokens) {

@@ -1,9 +1,9 @@
 //! A model of the duration of steps, which predicts how many tokens of a prompt fit into a step of limited duration.
 //!
 //! The time of a step is modeled as a sum of three costs: one for the step, one for each of its tokens, and one for
-//! each pair of a token and a token that it attends to. A Kalman filter (1960) estimates the three costs from recorded
-//! steps. Each step changes the least certain costs the most. The filter does not forget a cost that contributes
-//! nothing to many steps, and a single outlier changes little.
+//! each pair of a token and a token that it attends to. A Kalman filter (Kalman, 1960) estimates the three costs from
+//! recorded steps. Each step changes the least certain costs the most. The filter does not forget a cost that
+//! contributes nothing to many steps, and a single outlier changes little.
 //!
 //! The module makes no decisions and reads no clock: the caller records the times.
 
@@ -166,7 +166,7 @@ mod tests {
     use crate::batch::ScheduledSequence;
     use crate::request::SequenceId;
 
-    /// A batch of eight decoding sequences of 300 tokens, and a chunk of a prompt.
+    /// Returns a batch of eight decoding sequences of 300 tokens, and a chunk of a prompt.
     fn batch(chunk: u32, computed_tokens: u32) -> Batch {
         let mut batch = Batch::default();
         let mut push = |tokens: u32, computed_tokens: u32| {
@@ -190,7 +190,8 @@ mod tests {
         batch
     }
 
-    /// The time of a step on some processor: 5 ms, 1.4 ms for a token and 0.4 us for an attention pair.
+    /// Returns the time of a step on some processor: 5 ms, plus 1.4 ms for each token and 0.4 µs for each attention
+    /// pair.
     fn actual_time(batch: &Batch) -> Duration {
         let StepWork { tokens, attention_pairs } = StepWork::of(batch);
         Duration::from_secs_f64(5e-3 + 1.4e-3 * f64::from(tokens) + 0.4e-6 * attention_pairs as f64)

@@ -1,4 +1,4 @@
-//! Runs the fuzz test of bodies for some seconds with fixed seeds; `make fuzz` runs it for longer.
+//! Runs the fuzz test of bodies for a few seconds with fixed seeds; `make fuzz` runs it for longer.
 
 use crate::bodies::{check, post, server};
 use crate::harness::completion;

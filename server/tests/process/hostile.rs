@@ -170,7 +170,7 @@ fn forms_that_would_take_gigabytes_to_compile_are_rejected() {
         assert!(error["message"].as_str().unwrap().contains("to be compiled"), "{error}");
         assert!(error["param"].as_str().unwrap().starts_with("guided_"), "{error}");
     }
-    // A form that is large but not costly is compiled after its trial.
+    // A form that is large but not costly passes its trial in a separate process and is then compiled.
     let valid = json!({"guided_json": {"type": "object", "properties": properties}});
     let accepted = ask(valid);
     assert!(accepted.starts_with("HTTP/1.1 200"), "{accepted}");

@@ -1,4 +1,4 @@
-//! The part of sampling that any thread can do: a job computes the tokens of one sequence from its logits.
+//! The part of sampling that can run on any thread: a job computes the tokens of one sequence from its logits.
 //!
 //! A job owns everything that it changes, so the result depends neither on the thread nor on the other jobs. It does
 //! not commit tokens to guides, because their states can share data.
@@ -22,7 +22,7 @@ pub(super) struct GeneratedToken {
     pub(super) logprobs: Option<Box<TokenLogprobs>>,
 }
 
-/// The computation of one sequence, or of one scored token of a prompt.
+/// The sampling of one sequence, or the scoring of one prompt token.
 pub(super) struct SamplingJob<'a> {
     pub(super) sequence: SequenceId,
     /// The logits of the last known token, and those of the draft tokens after it.
@@ -31,7 +31,7 @@ pub(super) struct SamplingJob<'a> {
     pub(super) outcome: Result<SamplingResult, Failure>,
 }
 
-/// The computation of a job.
+/// The work of a job.
 pub(super) enum SamplingWork<'a> {
     /// Computes the score of the token after the one at `position` of a prompt.
     Score { position: usize, token: TokenId, count: u32 },

@@ -429,8 +429,8 @@ fn plan_candidates<'a>(
     jobs.push(SamplingJob::new(sequence, logits, SamplingWork::FindCandidates { state, count }));
 }
 
-/// Moves the histories and guides of sequences along with their beams. Adds to `complete` the sequences that no token
-/// can follow.
+/// Moves the histories and guides of sequences along with their beams. Adds to `complete` the sequences after which no
+/// token is allowed.
 fn apply_moves(active: &mut ActiveRequest, moves: &[Move], complete: &mut Vec<u32>) -> Result<(), Failure> {
     // Copy the states of all parents before any token is added to them, because several beams may continue the same
     // parent. Each parent also continues in its own slot, so no copy overwrites the state of a parent.

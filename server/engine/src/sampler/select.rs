@@ -146,9 +146,9 @@ const BUCKETS: usize = 1024;
 /// The cutoff that keeps the fewest most probable `candidates` whose weights add up to at least `mass`. The order of
 /// `candidates` is undefined afterward.
 ///
-/// Many candidates are first divided into buckets by their logits, and only the bucket in which the sum crosses `mass`
-/// is searched. The search partitions the candidates at the middle, and continues in the half in which the sum crosses
-/// `mass`.
+/// If there are more than [`BUCKETS`] candidates, they are first divided into buckets by their logits, and only the
+/// bucket in which the sum crosses `mass` is searched. The search partitions the candidates at the middle, and
+/// continues in the half in which the sum crosses `mass`.
 ///
 /// # Panics
 /// Panics if `candidates` is empty.

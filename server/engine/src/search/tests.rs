@@ -7,7 +7,7 @@ const VOCABULARY: u32 = 6;
 /// The token that ends a text.
 const END: TokenId = 0;
 
-/// A model whose log probabilities depend on all previous tokens.
+/// Returns the log probabilities of the token after `text`, which depend on all tokens of `text`.
 fn model(seed: u64, text: &[TokenId]) -> Vec<f32> {
     let mut state = crate::hash::mix(seed);
     for &token in text {

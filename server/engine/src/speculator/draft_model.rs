@@ -307,8 +307,8 @@ fn proposer(
     drafters.get_mut(&sequence.request)?.sequences.get_mut(sequence.index as usize)?.active_model()
 }
 
-/// Samples a draft like the token at its position, and adds it to the drafts of its sequence. `None` if no further
-/// drafts follow.
+/// Samples a draft in the same way as the target's token at that position, and adds it to the drafts of its sequence.
+/// `None` if no further drafts follow.
 fn sample_draft(
     drafting: &mut DraftingSequence,
     active: &ActiveRequest,

@@ -47,7 +47,7 @@ pub(super) struct NgramProposer {
     limit: usize,
     /// The drafts for the next step.
     drafts: Vec<TokenId>,
-    /// Length of the match: the number of last tokens that occurred before.
+    /// Length of the match: the number of tokens at the end of the text that also occur earlier.
     matched: usize,
 }
 
@@ -244,7 +244,7 @@ impl ModelProposer {
     }
 }
 
-/// The number of drafts in the next step, at most `max_drafts`.
+/// Returns the limit on the number of drafts in the next step, at most `max_drafts`.
 fn next_limit(limit: usize, max_drafts: usize, accepted: u32, computed: u32) -> usize {
     match accepted {
         0 => (limit / 2).max(1),

@@ -224,7 +224,7 @@ impl Writer {
         Ok(stored)
     }
 
-    /// A hash of all inputs on which the content of a block depends.
+    /// A hash of the inputs, other than tokens and adapters, on which the content of a block depends.
     fn identity(&self) -> io::Result<u128> {
         let mut hash = Xxh3Default::new();
         hash.update(&MAGIC);

@@ -1,6 +1,6 @@
 //! Tests an engine with arbitrary bytes in the files of evicted blocks: it restores only files that are unchanged, and
-//! its output equals that of a model without a cache. `server/fuzz` runs `check` for hours, `mutated_spill.rs` for
-//! seconds.
+//! its output equals that of a model without a cache. `server/fuzz` runs `check` for hours, and `mutated_spill.rs` runs
+//! it for a few seconds.
 
 use std::cell::OnceCell;
 use std::fs;

@@ -267,7 +267,9 @@ async fn a_fast_and_accurate_draft_model_saves_time() {
 #[tokio::test]
 async fn a_wrong_or_slow_draft_model_is_soon_not_used() {
     let cases = [
-        // The draft model is always wrong, often wrong, as slow as the model, or slow at reading the prompt.
+        // The draft model is always wrong (and fast, or nearly as slow as the model), often wrong, as slow as the
+        // model, useless because verifying a draft token takes nearly as long as generating one, or slow at reading the
+        // prompt.
         (1000, costs(10, 1, 0), costs(1, 0, 0)),
         (1000, costs(10, 1, 0), costs(9, 0, 0)),
         (700, costs(10, 3, 0), costs(4, 0, 0)),

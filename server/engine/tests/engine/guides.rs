@@ -238,8 +238,8 @@ async fn a_complete_form_ends_the_sequence() {
     let form = Form::new(5, 6);
     let base = Request { guide: form.guide(), ..request(&prompt(1, 10), 50) };
     let stops: Vec<TokenId> = Vec::new();
-    // The sequence ends as complete even if it reaches its maximum number of tokens at the same time, or has not
-    // reached the minimum.
+    // The sequence ends with `FinishReason::Stop` even if it reaches its maximum number of tokens at the same time, or
+    // has not reached the minimum.
     for stop in [
         StopCriteria { stop_token_ids: stops.clone(), max_tokens: 50, min_tokens: 0 },
         StopCriteria { stop_token_ids: stops.clone(), max_tokens: 6, min_tokens: 0 },

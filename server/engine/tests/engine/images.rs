@@ -33,7 +33,7 @@ fn digest(image: u8) -> ImageDigest {
     ImageDigest([image; 32])
 }
 
-/// A request whose prompt begins with this text, followed by these images with text between them.
+/// Returns a request whose prompt begins with this text, followed by these images with text between them.
 fn with_images(text: u32, images: &[u8], tokens_max: u32) -> Request {
     let mut tokens = prompt(text, 5);
     let mut spans = Vec::new();
@@ -269,16 +269,17 @@ async fn other_requests_do_not_wait_for_the_encoder() {
     settled(&handle).await;
 }
 
-/// A configuration whose steps each take a day of simulated time. The engine waits for pauses in real time, so a test
-/// hangs if nothing ends a pause.
+/// Returns a configuration whose steps each take a day of simulated time. The engine waits for pauses in real time, so
+/// a test hangs if nothing ends a pause.
 fn with_long_steps() -> Setup {
     let mut setup = Setup::new(200);
     setup.sim.costs.step = Duration::from_hours(24);
     setup
 }
 
-/// Starts to decode a sequence while the encoder is busy with image 1, until the engine pauses after a step. The stream
-/// has 20 tokens; two of them have been received.
+/// Decodes a sequence while the encoder is busy with image 1, until the engine pauses after a step. Returns the streams
+/// of the request with the image and of the decoded sequence, which has 20 tokens. Two of these tokens have been
+/// received.
 async fn pause(handle: &EngineHandle, gate: &Gate) -> (TokenStream, TokenStream) {
     let waiting = handle.submit(with_image(1)).unwrap();
     gate.expect(&[1]);

@@ -1,4 +1,4 @@
-//! Mutates the files of evicted blocks like `make fuzz`, but only for seconds and with fixed seeds.
+//! Mutates the files of evicted blocks like `make fuzz`, but only for a few seconds and with fixed seeds.
 
 use crate::damaged_spill::{check, intact};
 use crate::mutations::check_mutations;

@@ -97,7 +97,7 @@ fn slow_guide(form: &Form, slowness: Slowness) -> Option<Arc<dyn Guide>> {
     Some(Arc::new(SlowGuide(form.clone(), slowness)))
 }
 
-/// The outcome of a request, with a deadline.
+/// Returns the outcome of a request. Panics if the request has not ended within a minute.
 async fn timely(stream: server_engine::TokenStream) -> Outcome {
     let outcome = tokio::time::timeout(Duration::from_secs(60), outcome(stream)).await;
     outcome.expect("no request waits for the guide of another")

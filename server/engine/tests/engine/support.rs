@@ -1,4 +1,4 @@
-//! An engine over the simulated runner, and requests for it.
+//! An engine with the simulated runner, and requests for it.
 
 use std::sync::mpsc::{Receiver, Sender, channel};
 
@@ -223,7 +223,7 @@ pub(crate) fn add(outcome: &mut Outcome, event: Event) {
     }
 }
 
-/// The output of a request's only sequence.
+/// Returns the output of a request's only sequence.
 pub(crate) async fn tokens(stream: TokenStream) -> Vec<TokenId> {
     let outcome = outcome(stream).await;
     assert_eq!(outcome.failure, None);

@@ -70,7 +70,7 @@ impl Request {
     /// Parses a request body.
     ///
     /// # Errors
-    /// The body is not a JSON object, or a field has a wrong type.
+    /// [`RequestError`] if the body is not a JSON object or a field has a wrong type.
     pub fn parse(body: &[u8]) -> Result<Self, RequestError> {
         Self::read(&parse::object(body)?)
     }
@@ -78,7 +78,7 @@ impl Request {
     /// Parses a request from a JSON object.
     ///
     /// # Errors
-    /// A field has a wrong type.
+    /// [`RequestError`] if a field has a wrong type.
     pub fn read(object: &Value) -> Result<Self, RequestError> {
         Ok(Self { generation: parse::fields(object)?, ..parse::fields(object)? })
     }
@@ -180,7 +180,7 @@ impl ConversationRequest {
     /// Parses a request body; an empty body is an empty request.
     ///
     /// # Errors
-    /// The body is not a JSON object, or a field has a wrong type.
+    /// [`RequestError`] if the body is not a JSON object or a field has a wrong type.
     pub fn parse(body: &[u8]) -> Result<Self, RequestError> {
         if body.is_empty() { Ok(Self::default()) } else { parse::fields(&parse::object(body)?) }
     }
@@ -190,7 +190,7 @@ impl ItemsRequest {
     /// Parses a request body.
     ///
     /// # Errors
-    /// The body is not a JSON object, or a field has a wrong type.
+    /// [`RequestError`] if the body is not a JSON object or a field has a wrong type.
     pub fn parse(body: &[u8]) -> Result<Self, RequestError> {
         parse::fields(&parse::object(body)?)
     }

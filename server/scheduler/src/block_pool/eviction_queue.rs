@@ -45,7 +45,7 @@ struct Link {
     deadline: Deadline,
 }
 
-/// The block with the smallest deadline is evicted first.
+/// The position of a block in the order of eviction. The block with the smallest deadline is evicted first.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Deadline {
     /// The time in evictions.
@@ -63,7 +63,7 @@ struct List {
 }
 
 impl EvictionQueue {
-    /// An empty queue. `retention` has the meaning of [`RETENTION`].
+    /// Creates an empty queue. `retention` has the meaning of [`RETENTION`].
     pub(super) fn new(blocks_total: u32, retention: [u32; RETENTION.len()]) -> Self {
         let blank = Link { older: NONE, newer: NONE, list: 0, deadline: Deadline::default() };
         Self {

@@ -106,7 +106,7 @@ fn chain(pool: &mut BlockPool, tokens: &[TokenId]) -> Vec<BlockId> {
     blocks
 }
 
-/// A request that finds these blocks in the cache and continues after the last.
+/// Simulates a request that finds these blocks in the cache and continues after the last one.
 fn hit(pool: &mut BlockPool, blocks: &[BlockId]) {
     blocks.iter().for_each(|&block| pool.acquire(block));
     pool.record_hit(blocks.iter().copied());
@@ -122,8 +122,8 @@ fn outlasts(pool: &mut BlockPool, hash: u64, tokens: std::ops::Range<TokenId>) -
     pool.contains_hash(BlockHash(hash))
 }
 
-/// A full pool of 8 blocks with a prompt of two blocks. Since the prompt was cached, more blocks were evicted than the
-/// hits of one burst may span, so the next hit counts.
+/// Returns a full pool of 8 blocks, and the two blocks of a prompt in it. Since the prompt was cached, more blocks were
+/// evicted than the hits of one burst may span, so the next hit counts.
 fn full_pool() -> (BlockPool, Vec<BlockId>) {
     let mut pool = BlockPool::new(8, 1);
     chain(&mut pool, &[1, 2]);

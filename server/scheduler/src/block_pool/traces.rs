@@ -19,12 +19,12 @@ const BLOCKS: u32 = 1000;
 /// Number of requests that hold their blocks at the same time.
 const CONCURRENT_REQUESTS: usize = 4;
 
-/// A random number that is at least 0 and less than 1.
+/// Returns a random number that is at least 0 and less than 1.
 fn fraction(random: &mut Random) -> f64 {
     (random.next() >> 11) as f64 / (1u64 << 53) as f64
 }
 
-/// A number in `0..count`, distributed approximately by Zipf's law.
+/// Returns a number in `0..count`, distributed approximately by Zipf's law.
 fn zipf(random: &mut Random, count: u32) -> u32 {
     (f64::from(count).powf(fraction(random)) as u32).saturating_sub(1).min(count - 1)
 }
@@ -170,7 +170,8 @@ impl Users {
     }
 }
 
-/// Conversations, interleaved with this fraction of prompts that never recur.
+/// Replays conversations, interleaved with prompts that never recur. `one_off` is the probability of such a prompt
+/// before each turn.
 fn conversations(replay: &mut Replay, conversations: Conversations, one_off: f64) {
     let mut users = Users::new(conversations);
     for number in 0..12_000 {
@@ -182,7 +183,7 @@ fn conversations(replay: &mut Replay, conversations: Conversations, one_off: f64
     }
 }
 
-/// Conversations, interleaved with questions about documents. All questions about a document follow each other.
+/// Replays conversations, interleaved with questions about documents. All questions about a document follow each other.
 fn conversations_and_documents(replay: &mut Replay, users: u32, questions: u32) {
     let mut users = Users::new(Conversations { users, turns: Turns::OnAverage(6) });
     let (mut random, mut fresh) = (Random(4), NewBlocks(1 << 28));
@@ -200,7 +201,7 @@ fn conversations_and_documents(replay: &mut Replay, users: u32, questions: u32) 
     }
 }
 
-/// Conversations, interleaved with requests of applications that have fixed prompts.
+/// Replays conversations, interleaved with requests of applications that have fixed prompts.
 fn conversations_and_applications(replay: &mut Replay, users: u32, applications: u32) {
     let mut users = Users::new(Conversations { users, turns: Turns::OnAverage(6) });
     let (mut random, mut fresh) = (Random(5), NewBlocks(1 << 28));
@@ -214,8 +215,9 @@ fn conversations_and_applications(replay: &mut Replay, users: u32, applications:
     }
 }
 
-/// Applications with fixed prompts of 48 blocks, some of them much more popular than others, interleaved with a
-/// fraction of prompts that never recur. After every `period` requests, other applications become popular.
+/// Replays requests of applications with fixed prompts of 48 blocks, some of which are much more popular than others,
+/// interleaved with prompts that never recur. `one_off` is the fraction of these prompts. After every `period`
+/// requests, other applications become popular.
 fn applications(replay: &mut Replay, count: u32, one_off: f64, period: u32) {
     let (mut random, mut fresh) = (Random(2), NewBlocks(1 << 20));
     for number in 0..20_000 {
@@ -230,7 +232,7 @@ fn applications(replay: &mut Replay, count: u32, one_off: f64, period: u32) {
     }
 }
 
-/// Requests for documents that are all equally popular.
+/// Replays requests for documents that are all equally popular.
 fn uniform(replay: &mut Replay, count: u32) {
     let (mut random, mut fresh) = (Random(3), NewBlocks(1 << 20));
     for number in 0..20_000 {
@@ -240,7 +242,7 @@ fn uniform(replay: &mut Replay, count: u32) {
     }
 }
 
-/// Requests for all documents in turn, repeatedly: the worst case of LRU.
+/// Replays requests for all documents in turn, repeatedly: the worst case for LRU.
 fn cyclic(replay: &mut Replay, count: u32) {
     let mut fresh = NewBlocks(1 << 20);
     for number in 0..10_000 {

@@ -1,5 +1,5 @@
-//! Runs the commands of an expectation on a scheduler, and compares the resulting batches and events with it. The
-//! commands are the lines that begin with `> `:
+//! Runs the commands of an expectation on a scheduler, and compares the resulting batches and events with the
+//! expectation. The commands are the lines that begin with `> `:
 //!
 //! ```text
 //! submit 1,2 abcd max=3     sequences 1 and 2 continue the prompt "abcd" (a letter is a token, a*9 is nine)
