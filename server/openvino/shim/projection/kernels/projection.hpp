@@ -3,9 +3,9 @@
 // The source has M rows of K columns, the weights have N rows of K columns, and the destination has M rows of N columns. Each
 // row of the source belongs to a token.
 //
-// This header does not use OpenVINO. The kernels are compiled once for each instruction set, so every function in this
-// header is `static`: of an `inline` function, the linker could keep the body that was compiled for AVX-512, which a
-// processor without AVX-512 would then run.
+// This header does not use OpenVINO. The kernels are compiled once for each instruction set, so every function in this header
+// is `static`: the linker could otherwise keep the body of an `inline` function that was compiled for AVX-512, and a processor
+// without AVX-512 would then run it.
 #pragma once
 
 #include <cstddef>
