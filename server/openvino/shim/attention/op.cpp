@@ -219,7 +219,7 @@ private:
 
 int64_t size_of(const ov::Node& node, const char* name) {
     const auto found = node.get_rt_info().find(name);
-    OPENVINO_ASSERT(found != node.get_rt_info().end(), "a paged attention lacks the rt_info ", name);
+    OPENVINO_ASSERT(found != node.get_rt_info().end(), "a paged attention operation lacks the rt_info ", name);
     return found->second.as<int64_t>();
 }
 
