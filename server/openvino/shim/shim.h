@@ -212,7 +212,7 @@ typedef struct ovfleet_kernel_plan {
     uint32_t attention_isa;           // an ovfleet_isa
     uint32_t attention_activations;   // OVFLEET_F32 or OVFLEET_BF16
     uint32_t kv_cache;                // OVFLEET_F32, OVFLEET_BF16, OVFLEET_F16, OVFLEET_U8 or OVFLEET_U4
-    float attention_mass;             // attention mass that the selected keys of long prompts must cover; 0: all keys
+    float attention_mass;             // the attention mass that the selected keys of long prompts must cover; 0: all keys
     uint32_t block_scores;            // whether decodes report the attention to each block
     uint32_t projection_terms;        // the number of 8-bit terms into which projections split activations: 1 or 2
     uint32_t native_experts;          // whether the kernels of the projections also compute experts
