@@ -218,7 +218,7 @@ typedef struct ovfleet_kernel_plan {
     uint32_t native_experts;          // whether the kernels of the projections also compute experts
 } ovfleet_kernel_plan;
 
-// The support of the native kernels for the experts of a model.
+// Whether the native kernels support the experts of a model.
 enum ovfleet_experts {
     OVFLEET_NO_EXPERTS = 0,      // the model has none
     OVFLEET_PLUGIN_EXPERTS = 1,  // only the plugin supports all of them

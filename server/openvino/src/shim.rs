@@ -292,7 +292,7 @@ pub(crate) fn replace_encoder_projections(
     Ok(replaced)
 }
 
-/// The support of the native kernels for the multiplications by weights in a model.
+/// Which multiplications by weights in a model the native kernels support.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ProjectionSupport {
     /// Whether the native kernels support all of them, including those of experts.

@@ -32,7 +32,7 @@ struct Matrix {
     ConstantPtr bias;
 };
 
-// The experts of a layer in the form of the GGUF front end, after ovfleet_fix_experts.
+// The experts of a layer as the GGUF front end builds them, after ovfleet_fix_experts.
 struct Layer {
     Output src;
     // The sum of the experts' weighted results.
