@@ -3,8 +3,8 @@
 use peak_alloc::PeakAlloc;
 
 /// Maximum number of bytes that a check may have allocated at the same time: a constant, plus a multiple of the size of
-/// its input. A byte of JSON, such as a digit in an array, becomes a value of 32 bytes. A list that grows may have two
-/// copies of the value, and a check compares several lists.
+/// its input. A byte of JSON, such as a digit in an array, becomes a value of 32 bytes. While a list grows, its values
+/// may be in memory twice, and a check compares several lists.
 const BYTES_MAX: usize = 1 << 20;
 const BYTES_PER_INPUT_BYTE_MAX: usize = 512;
 

@@ -1,5 +1,5 @@
 //! Mutates inputs for tests, which run the checks of the fuzz targets for a few seconds. (`make fuzz` runs libFuzzer
-//! for a configurable time.) The same seed generates the same inputs. The module does not check results.
+//! for a configurable time.) The number of a case determines its mutations. The module does not check results.
 
 #[path = "../scheduler/tests/random/random.rs"]
 #[expect(dead_code, reason = "mutations use only some of its functions")]

@@ -22,7 +22,7 @@ PYTHON = engines.ROOT / ".deps" / "venv-vision" / "bin" / "python"
 TESTS = ("cargo", "test", "--locked", "--package", "server-openvino", "--test", "vision", "--", "--ignored")
 COMPARED = re.compile(r"logits differ by at most ([\d.e+-]+)")
 FEATURES = re.compile(r"features differ from those of transformers by at most ([\d.e+-]+)")
-NOISE = re.compile(r"noise with weights of 8 bits: ([\d.e+-]+)")
+NOISE = re.compile(r"noise with 8-bit weights: ([\d.e+-]+)")
 
 
 def peer(model):

@@ -8,5 +8,5 @@ use libfuzzer_sys::fuzz_target;
 mod form;
 
 // The panic hook of libfuzzer-sys ends the process even if `server-guidance` catches a panic of llguidance. Without the
-// hook, only panics that nothing catches end the process.
+// hook, only uncaught panics end the process.
 fuzz_target!(init: drop(std::panic::take_hook()), |input: &[u8]| form::check(input));

@@ -8,5 +8,5 @@ use libfuzzer_sys::fuzz_target;
 mod template;
 
 // The panic hook of libfuzzer-sys ends the process even if `server-text` catches a panic of the template engine.
-// Without the hook, only panics that nothing catches end the process.
+// Without the hook, only uncaught panics end the process.
 fuzz_target!(init: drop(std::panic::take_hook()), |input: &[u8]| template::check(input));

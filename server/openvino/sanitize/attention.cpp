@@ -29,7 +29,7 @@ constexpr size_t PRECISION_COUNT = sizeof(PRECISIONS) / sizeof(*PRECISIONS);
 // The approximate number of multiplications of a case. The context is longer if each of its tokens needs fewer multiplications.
 constexpr size_t CASE_PRODUCTS = 2 << 20;
 constexpr size_t LONG_CONTEXT = 33'000;
-// The approximate number of multiplications of a sequence that is divided into chunks in several ways.
+// The approximate number of multiplications for a sequence that is divided into chunks in several ways.
 constexpr double DIVIDED_PRODUCTS = 1.5e7;
 
 struct TestedKernels {

@@ -1,6 +1,6 @@
-// Runs the experts of a layer under sanitizers, and compares their results with a computation in f64. The cases cover
-// various numbers of experts and rows, sizes, and forms of weights. They run with every instruction set of this machine. The
-// AMX kernels also run on the software model of the tiles, on any machine.
+// Runs the experts of a layer under sanitizers, and compares their results with a computation in f64. The cases cover various
+// numbers of experts and rows, sizes, and weight formats. They run with every instruction set of this machine. The AMX kernels
+// also run on the software model of the tiles, on any machine.
 #include <algorithm>
 #include <numeric>
 
@@ -20,8 +20,8 @@ struct Bounded {
     std::vector<double> values, off;
 };
 
-// The rounding of the kernels. Numbers of a row are rounded to integers, relative to the largest of 32 numbers, or to bf16,
-// like the weights.
+// How the kernels round the numbers of a row: to integers, relative to the largest of 32 numbers, or, like the weights, to
+// bf16.
 struct RowRounding {
     Rounding rounding;
     double most_quant;
@@ -100,7 +100,7 @@ void check_case(const TestedKernels& tested, size_t i) {
         pack({{&seconds, expert * K, K}}, down, memory.data() + down_at(experts) + expert * matrix_bytes(down));
     }
 
-    // The biases of the router, followed by those of each expert: of its gates, of its up projection and of its results.
+    // The biases of the router, followed by those of each expert's gate, up and down projections.
     std::vector<float> biases(has_biases ? count * (1 + 2 * inner + K) : 0);
     for (auto& one : biases) one = random.number();
     const auto biases_of = [&](size_t expert, size_t part) -> const float* {

@@ -20,7 +20,7 @@ namespace {
 
 using ovfleet::bits_of;
 
-// Sets the attributes of an operation, like the reader of a file.
+// Sets the attributes of an operation, as OpenVINO does when it reads a model from a file.
 class Attributes : public ov::AttributeVisitor {
 public:
     std::map<std::string, int64_t> numbers;

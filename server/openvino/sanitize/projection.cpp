@@ -1,6 +1,6 @@
 // Runs the projection kernels under sanitizers, and compares their results with a product in f64. The cases cover one and two
-// terms, and various bits, groups, sizes, numbers of rows, epilogues, norms and adapters. They run with every instruction set
-// of this machine. The AMX kernels also run on the software model of the tiles, on any machine.
+// terms, and various bit widths, group sizes, matrix sizes, numbers of rows, epilogues, norms and adapters. They run with every
+// instruction set of this machine. The AMX kernels also run on the software model of the tiles, on any machine.
 #include "projection.hpp"
 
 #include <algorithm>
@@ -149,7 +149,7 @@ void check_case(const TestedKernels& tested, Case test) {
         const double root = std::sqrt(squares / double(K) + 1e-5);
         for (size_t k = 0; has_norm && k < K; ++k) x[k] = x[k] / root * double(norm[k]);
         const double limit = terms == 1 ? outlier_limit(x) : HUGE_VAL;
-        // A product and its tolerance.
+        // Returns a product, and adds its tolerance to `off`.
         const auto product = [&](size_t n, double& off) {
             double sum = 0;
             for (size_t k = 0; k < K; ++k) {
@@ -213,7 +213,7 @@ void check_case(const TestedKernels& tested, Case test) {
 }
 
 // Computes rows of zeros, of subnormal numbers, and with numbers that are not finite, between ordinary rows of various
-// magnitudes. No row may change another, and outputs for numbers that are not finite must not be finite.
+// magnitudes. No row may change another, and the outputs of rows with numbers that are not finite must not be finite either.
 void check_special_rows(const TestedKernels& tested, size_t i) {
     Random random(i);
     constexpr size_t N = 34, M = 13;

@@ -36,7 +36,7 @@ struct RandomWeight {
             std::make_shared<ov::op::v0::Constant>(quants), has_zeros ? zeros_constant : nullptr, floats(scales), N, K, group};
     }
 
-    // A weight of MXFP4.
+    // A weight in the format MXFP4.
     static RandomWeight in_e2m1(Random& random, size_t N, size_t K) {
         RandomWeight made(random, N, K, 32, 4, false);
         std::vector<float> scales(N * K / 32);
@@ -55,7 +55,7 @@ struct RandomWeight {
         return made;
     }
 
-    // A weight of Q6_K.
+    // A weight in the format Q6_K.
     static RandomWeight with_super_scales(Random& random, size_t N, size_t K) {
         RandomWeight made(random, N, K, 16, 8, true);
         auto* quants = static_cast<int8_t*>(const_cast<void*>(made.weight.quants->get_data_ptr()));

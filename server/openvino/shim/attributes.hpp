@@ -1,4 +1,4 @@
-// The attributes of operations, in the form in which files contain them.
+// Converts attributes of operations to the types in which files store them, and back.
 #pragma once
 
 #include <cstdint>

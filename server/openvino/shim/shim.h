@@ -57,7 +57,7 @@ typedef struct {
 } ovfleet_tensor_rows;
 
 // Reads the tensors of the model's files. Each tensor is identified by a number. `read` returns 0 on success, and several
-// threads may call it at the same time. `free` is called once, when no constant needs the source any more.
+// threads may call it at the same time. `free` is called once, when no constant needs the source any longer.
 typedef struct {
     void* context;
     int (*read)(const void* context, const ovfleet_tensor_rows* rows);
@@ -162,22 +162,22 @@ int ovfleet_merge_projections(ov_model_t* model, size_t* merged);
 // - `window_mask` [windows, 1, 1, slots] (f32): 0 for slots of patches, and -inf for unused slots.
 // - `window_patches` [patches] (i64): the slot of each patch, counted over all windows.
 //
-// `replaced` receives the number of replaced attention operations: 0 if the graph has another form and was not changed.
+// `replaced` receives the number of replaced attention operations: 0 if the graph has another structure and was not changed.
 int ovfleet_remove_attention_masks(ov_model_t* model, size_t* replaced);
 
 // Replaces each convolution whose kernel covers its whole input with a matrix multiplication. `replaced` receives the
 // number of replaced convolutions.
 int ovfleet_replace_patch_convolutions(ov_model_t* model, size_t* replaced);
 
-// Replaces each attention without a mask in an encoder with the native attention for the instruction set `isa` (an
-// ovfleet_isa), which multiplies in bf16 with OVFLEET_AVX512_BF16 and OVFLEET_AMX, and in f32 with all others.
-// `replaced` receives the number of replaced operations. The plugin computes all other attention (with OVFLEET_PLUGIN,
-// all attention), in blocks of queries where possible.
+// Replaces each attention operation without a mask in an encoder with the native attention for the instruction set `isa` (an
+// ovfleet_isa), which multiplies in bf16 with OVFLEET_AVX512_BF16 and OVFLEET_AMX, and in f32 with all others. `replaced`
+// receives the number of replaced operations. The plugin computes all other attention (with OVFLEET_PLUGIN, all attention), in
+// blocks of queries where possible.
 int ovfleet_replace_encoder_attention(ov_model_t* model, uint32_t isa, size_t* replaced);
 
-// Replaces the multiplications by integer weights in an encoder with native projections for the instruction set `isa`
-// (an ovfleet_isa), which read and return f32 and multiply activations in `terms` terms of 8 bits. `replaced` receives
-// the number of replaced multiplications. The plugin computes all other multiplications.
+// Replaces the multiplications by integer weights in an encoder with native projections for the instruction set `isa` (an
+// ovfleet_isa), which read and return f32 and split activations into `terms` 8-bit terms. `replaced` receives the number of
+// replaced multiplications. The plugin computes all other multiplications.
 int ovfleet_replace_encoder_projections(ov_model_t* model, uint32_t isa, uint32_t terms, size_t* replaced);
 
 // ---- Paged attention and kernels ----
@@ -212,13 +212,13 @@ typedef struct ovfleet_kernel_plan {
     uint32_t attention_isa;           // an ovfleet_isa
     uint32_t attention_activations;   // OVFLEET_F32 or OVFLEET_BF16
     uint32_t kv_cache;                // OVFLEET_F32, OVFLEET_BF16, OVFLEET_F16, OVFLEET_U8 or OVFLEET_U4
-    float attention_mass;             // the fraction of the attention that long prompts must cover; 0: all keys
+    float attention_mass;             // the attention mass that the selected keys of long prompts must cover; 0: all keys
     uint32_t block_scores;            // whether decodes report the attention to each block
-    uint32_t projection_terms;        // the number of 8-bit terms in which projections multiply activations: 1 or 2
+    uint32_t projection_terms;        // the number of 8-bit terms into which projections split activations: 1 or 2
     uint32_t native_experts;          // whether the kernels of the projections also compute experts
 } ovfleet_kernel_plan;
 
-// The support of the native kernels for the experts of a model.
+// Whether the native kernels support the experts of a model.
 enum ovfleet_experts {
     OVFLEET_NO_EXPERTS = 0,      // the model has none
     OVFLEET_PLUGIN_EXPERTS = 1,  // only the plugin supports all of them

@@ -138,7 +138,7 @@ inline float horizontal_sum(Floats values) {
 inline uint32_t horizontal_sum(Words values) {
 #if defined(__AVX2__)
 #if defined(__AVX512F__)
-    // GCC defines _mm512_reduce_add_epi32 by additions of signed integers, which must not overflow.
+    // GCC implements _mm512_reduce_add_epi32 with additions of signed integers, which must not overflow.
     const __m256i half =
         _mm256_add_epi32(_mm512_castsi512_si256((__m512i)values), _mm512_extracti64x4_epi64((__m512i)values, 1));
 #else

@@ -28,9 +28,8 @@ pub struct Config {
     pub max_model_len: Option<u32>,
     /// The adapters. Sequences refer to them by numbers from 1.
     pub adapters: Vec<AdapterSource>,
-    /// The fraction of the attention mass that long prompts must cover with the keys that they read, from 0 to 1.
-    /// `None` reads all keys. The results of a sparse prompt are not exact. Only the native attention supports sparse
-    /// attention.
+    /// The fraction of the attention mass that the selected keys of long prompts must cover, from 0 to 1. `None` reads
+    /// all keys. The results of a sparse prompt are not exact. Only the native attention supports sparse attention.
     pub sparse_attention: Option<f32>,
     /// Whether decodes report the attention to each block
     /// ([`ModelRunner::block_scores`](server_engine::ModelRunner::block_scores)). Only the native attention reports
@@ -66,7 +65,7 @@ pub enum ActivationPrecision {
     /// A precision whose rounding errors are not larger than those of bf16.
     #[default]
     Auto,
-    /// Integers of 8 bits, with a scale for each 32 activations, and outliers in f32. This precision is faster, but
-    /// with some models its rounding errors exceed those of bf16.
+    /// 8-bit integers, with a scale for each 32 activations, and outliers in f32. This precision is faster, but with
+    /// some models its rounding errors exceed those of bf16.
     Int8,
 }

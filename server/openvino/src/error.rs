@@ -1,9 +1,10 @@
-//! The errors of loading and running a model.
+//! The errors that occur while a model is loaded or run.
 
 use std::iter::successors;
 use std::path::PathBuf;
 
-/// An error of loading or running a model. [`Error::chain`] formats it with its causes, for the caller that reports it.
+/// An error that occurs while a model is loaded or run. [`Error::chain`] formats it with its causes, for the caller
+/// that reports it.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {

@@ -208,9 +208,9 @@ fn reject_unproven_experts(file: &GgufFile) -> Result<(), Error> {
 }
 
 /// Corrects the graphs that the front end builds for these architectures. In these graphs, the output of the experts
-/// has the shape of one sequence. The weights of the chosen experts are normalized only if the file demands it, and for
-/// gpt-oss over a dimension of size 1. For qwen3moe, the graphs rotate pairs of adjacent elements, although the weights
-/// are for pairs of one element from each half of a head.
+/// has the shape of one sequence. The weights of the chosen experts are normalized only if the file requires it, and
+/// for gpt-oss over a dimension of size 1. For qwen3moe, the graphs rotate pairs of adjacent elements, although the
+/// weights are for pairs of one element from each half of a head.
 fn fix_experts(file: &GgufFile, model: &mut Model) -> Result<(), Error> {
     if !has_experts(file) {
         return Ok(());

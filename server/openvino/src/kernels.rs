@@ -18,7 +18,8 @@ mod tests;
 /// The parts of the configuration that affect the choice of kernels.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct KernelOptions {
-    /// The fraction of the attention mass that long prompts must cover. `None` computes the attention to all keys.
+    /// The fraction of the attention mass that the selected keys of long prompts must cover. `None` computes the
+    /// attention to all keys.
     pub(crate) sparse_attention: Option<f32>,
     /// Whether decodes report the attention to each block.
     pub(crate) block_scores: bool,
@@ -107,18 +108,18 @@ impl fmt::Display for Precision {
 pub(crate) enum ProjectionKernels {
     /// The native kernels, wherever they support the weights.
     Native(Isa),
-    /// The plugin kernels, which read any form of weights.
+    /// The plugin kernels, which read weights in any format.
     Plugin,
 }
 
 /// The precision in which the native projections multiply activations by weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ProductPrecision {
-    /// Activations are integers of 8 bits, with a scale for each 32 activations. Those far above the root mean square
-    /// of their row are multiplied in f32.
+    /// Activations are 8-bit integers, with a scale for each 32 activations. Those far above the root mean square of
+    /// their row are multiplied in f32.
     Int8,
-    /// Activations are integers of 15 bits, with a scale for each 32 activations. Kernels with VNNI multiply them in
-    /// two terms of 8 bits, and all other kernels as one number of 16 bits.
+    /// Activations are 15-bit integers, with a scale for each 32 activations. Kernels with VNNI multiply them as two
+    /// 8-bit terms, and all other kernels as one 16-bit number.
     Int16,
     /// Activations and weights are in bf16.
     Bf16,
@@ -187,7 +188,8 @@ pub(crate) struct NativeAttention {
     pub(crate) kv_cache: Precision,
     /// The precision of the queries, keys, values and outputs: f32 or bf16.
     pub(crate) activations: Precision,
-    /// The fraction of the attention mass that long prompts must cover. `None` computes the attention to all keys.
+    /// The fraction of the attention mass that the selected keys of long prompts must cover. `None` computes the
+    /// attention to all keys.
     pub(crate) attention_mass: Option<f32>,
     /// Whether decodes report the attention to each block.
     pub(crate) block_scores: bool,
@@ -274,7 +276,7 @@ impl CpuFeatures {
         isas.iter().copied().find(|isa| self.has(*isa))
     }
 
-    /// The instruction set of an attention in bf16. `None` if the processor has none, or if f32 is faster.
+    /// The instruction set of bf16 attention. `None` if the processor has none, or if f32 is faster.
     fn bf16_attention(self) -> Option<Isa> {
         self.first(&BF16_ATTENTION_ISAS).filter(|isa| *isa == Isa::Amx || !self.slow_avx512_bf16)
     }
@@ -296,7 +298,7 @@ pub(crate) fn projection_kernels(device: &DeviceOptions, cpu: CpuFeatures) -> Pr
     }
 }
 
-/// The kernels of an image encoder, around which the plugin computes everything else.
+/// The native kernels of an image encoder. The plugin computes everything else.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct EncoderPlan {
     /// The multiplications by integer weights. `None` leaves them to the plugin.

@@ -190,8 +190,8 @@ impl ModelLoader {
     }
 
     /// The entry of the compiled model in the cache directory. Models with adapters are not cached, because their
-    /// adapters must be read at every start, nor are the language models of vision-language models, because the probe
-    /// of the cache has no embeddings for them.
+    /// adapters must be read at every start. The language models of vision-language models are not cached either,
+    /// because the probe of the cache has no embeddings for them.
     fn compiled_entry(&self) -> Option<CompiledCacheEntry> {
         if !self.config.adapters.is_empty() || self.vision().is_some() {
             return None;

@@ -241,7 +241,7 @@ pub(crate) fn merge_projections(model: &mut Model) -> Result<usize, Error> {
 }
 
 /// Removes the attention masks, which have an element for each pair of patches, from the encoder of a Qwen model.
-/// Returns the number of replaced attention operations: 0 if the graph has another form and was not changed.
+/// Returns the number of replaced attention operations: 0 if the graph has another structure and was not changed.
 pub(crate) fn remove_attention_masks(model: &mut Model) -> Result<usize, Error> {
     let mut replaced = 0;
     // SAFETY: both pointers are valid for the call.
@@ -260,8 +260,8 @@ pub(crate) fn replace_patch_convolutions(model: &mut Model) -> Result<usize, Err
     Ok(replaced)
 }
 
-/// Replaces each attention without a mask in an image encoder with the native attention for `isa`. Returns the number
-/// of replaced operations: 0 with `None`, which leaves the attention to the plugin.
+/// Replaces each attention operation without a mask in an image encoder with the native attention for `isa`. Returns
+/// the number of replaced operations: 0 with `None`, which leaves the attention to the plugin.
 pub(crate) fn replace_encoder_attention(model: &mut Model, isa: Option<Isa>) -> Result<usize, Error> {
     let mut replaced = 0;
     let isa = isa.map_or(PLUGIN, |isa| isa as u32);
@@ -292,7 +292,7 @@ pub(crate) fn replace_encoder_projections(
     Ok(replaced)
 }
 
-/// The support of the native kernels for the multiplications by weights in a model.
+/// Which multiplications by weights in a model the native kernels support.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ProjectionSupport {
     /// Whether the native kernels support all of them, including those of experts.
@@ -309,7 +309,7 @@ pub(crate) fn projection_support(model: &mut Model) -> Result<ProjectionSupport,
     };
     check(code, "check the projections")?;
     let experts = ExpertSupport::new(experts as u64).ok_or_else(|| {
-        Error::runtime("check the projections", &format!("the support of experts {experts} is unknown"))
+        Error::runtime("check the projections", &format!("unknown value of the expert support: {experts}"))
     })?;
     Ok(ProjectionSupport { supports_all: supported != 0, experts })
 }

@@ -16,7 +16,7 @@ use server_gguf::{TensorType, f32_to_f16};
 pub(crate) enum Quants {
     /// Two values per byte, the first one in the low half.
     U4(Vec<u8>),
-    /// Two floating-point numbers of 4 bits per byte, the first one in the low half.
+    /// Two 4-bit floating-point numbers per byte, the first one in the low half.
     F4E2M1(Vec<u8>),
     U8(Vec<u8>),
     I8(Vec<u8>),
@@ -53,7 +53,7 @@ pub(crate) struct Matrix {
     pub(crate) zeros: Zeros,
     /// Whether the quants are integers of at most 6 bits: from 0 to 63, or from -32 to 31.
     pub(crate) fits_six_bits: bool,
-    /// Whether the 16 scales of each 256 values are multiples of one number in f16 by integers of 8 bits.
+    /// Whether the 16 scales of each 256 values are products of one f16 number and 8-bit integers.
     pub(crate) has_super_scales: bool,
 }
 

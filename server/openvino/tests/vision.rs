@@ -32,8 +32,8 @@ const FEATURE_TOLERANCE: f32 = 3e-5;
 /// The largest difference between a logit and that of transformers.
 const TOLERANCE: f32 = 2e-4;
 
-/// The largest noise of the features of an encoder with weights of 8 bits: the root mean square of the difference from
-/// the features that the plugin computes in f32 from the same weights, relative to those features.
+/// The largest noise of the features of an encoder with 8-bit weights: the root mean square of the difference from the
+/// features that the plugin computes in f32 from the same weights, relative to the root mean square of those features.
 const NOISE_MAX: f64 = 5e-4;
 
 /// The largest noise if the native attention multiplies in bf16. If everything is computed in bf16, these models have a
@@ -311,7 +311,7 @@ fn check_batch(directory: &Path, cases: &[Case]) {
 }
 
 /// The noise of the features of an encoder: the root mean square of the difference from those of `reference`, relative
-/// to the latter.
+/// to the root mean square of the features of `reference`.
 fn noise_of(encoder: &mut OpenVinoImageEncoder, reference: &mut OpenVinoImageEncoder, cases: &[Case]) -> f64 {
     let (mut noise, mut squares) = (0.0, 0.0);
     for image in cases.iter().filter_map(|case| case.images.as_ref()).flat_map(|images| &images.inputs) {
@@ -325,7 +325,7 @@ fn noise_of(encoder: &mut OpenVinoImageEncoder, reference: &mut OpenVinoImageEnc
     (noise / squares).sqrt()
 }
 
-/// Compares the features of an encoder with weights of 8 bits and default settings with those that the plugin computes.
+/// Compares the features of an encoder with 8-bit weights and default settings with those that the plugin computes.
 /// With AMX, their noise must be below that of the plugin in bf16.
 fn check_integer_weights(directory: &Path, cases: &[Case]) {
     let config = Config::new(directory.to_owned());
@@ -346,7 +346,7 @@ fn check_integer_weights(directory: &Path, cases: &[Case]) {
     };
     let noise = noise_of(&mut native, &mut reference, cases);
     assert!(noise < noise_max, "the noise is {noise:e}, not below {noise_max:e}");
-    eprintln!("noise with weights of 8 bits: {noise:e}, below {noise_max:e}");
+    eprintln!("noise with 8-bit weights: {noise:e}, below {noise_max:e}");
 }
 
 async fn check_family(family: &str) {

@@ -1,4 +1,4 @@
-//! `floor`: runs the model over the batches of the scheduler, without sampling.
+//! `floor`: runs the model on the batches of the scheduler, without sampling.
 
 use std::collections::BTreeMap;
 use std::time::Instant;

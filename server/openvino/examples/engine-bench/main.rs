@@ -1,5 +1,5 @@
-//! Runs a scenario of `tests/bench/README.md` on an engine in this process. Benchmarks and conformance tests compare
-//! the results with those of other engines.
+//! Runs a scenario on an engine in this process. `tests/bench/README.md` describes the scenarios. Benchmarks and
+//! conformance tests compare the results with those of other engines.
 
 mod floor;
 mod generate;
@@ -45,7 +45,7 @@ struct Args {
     /// Target time in milliseconds of a step with decodes.
     #[arg(long)]
     max_itl_ms: Option<u64>,
-    /// Fraction of the attention mass that long prompts must cover.
+    /// Fraction of the attention mass that the selected keys of long prompts must cover.
     #[arg(long)]
     sparse_attention: Option<f32>,
     /// Maximum number of tokens of a generating sequence that remain in the KV cache.

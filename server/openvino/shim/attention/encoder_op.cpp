@@ -66,7 +66,7 @@ public:
 
     bool evaluate(ov::TensorVector& outputs, const ov::TensorVector& inputs) const override {
         const auto* kernels = attention_kernels(isa_);
-        OPENVINO_ASSERT(kernels, "this processor does not support the instruction set of a native attention: ", int64_t(isa_));
+        OPENVINO_ASSERT(kernels, "this processor does not support the instruction set of native attention: ", int64_t(isa_));
         const auto& shape = inputs.at(QUERY).get_shape();
         OPENVINO_ASSERT(shape.size() == 3 || shape.size() == 4, "the queries of an encoder have ", shape.size(),
                         " dimensions instead of 3 or 4");
@@ -79,7 +79,7 @@ public:
         if (ov::shape_size(shape) == 0) return true;
         const Layer layer = layer_of(isa_, shape[rank - 2], shape[rank - 1], scale_);
         const char* fault = unsupported(layer);
-        OPENVINO_ASSERT(!fault, "an encoder has an unsupported attention: ", fault);
+        OPENVINO_ASSERT(!fault, "an encoder has unsupported attention: ", fault);
 
         const size_t tiles = rank == 4 ? shape[0] : 1, tile_blocks = div_up(tokens, BLOCK_TOKENS);
         OPENVINO_ASSERT(tiles * tile_blocks <= size_t(INT32_MAX), "an encoder has ", tiles * tile_blocks,

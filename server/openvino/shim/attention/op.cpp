@@ -71,12 +71,12 @@ public:
     void validate_and_infer_types() override {
         // Check the attributes, because they may come from a file.
         const char* fault = unsupported(layer_);
-        OPENVINO_ASSERT(!fault, "a native attention has invalid attributes: ", fault);
+        OPENVINO_ASSERT(!fault, "native attention has invalid attributes: ", fault);
         OPENVINO_ASSERT(isa_ > Isa::plugin && int64_t(isa_) < ISA_COUNT,
-                        "a native attention has an unknown instruction set: ", int64_t(isa_));
+                        "native attention has an unknown instruction set: ", int64_t(isa_));
         const size_t inputs = get_input_size() - (has_sinks_ ? 1 : 0);
         OPENVINO_ASSERT(inputs == BLOCK_SCORES || inputs == BLOCK_SCORES + 1,
-                        "a native attention must have 6 or 7 inputs, and one more with sinks, but has ", get_input_size());
+                        "native attention must have 6 or 7 inputs, and one more with sinks, but has ", get_input_size());
         set_cache_sizes(layer_);
         const auto tokens = get_input_partial_shape(QUERY);
         const auto count = tokens.rank().is_static() && !fuses_rope_ ? tokens[0] : ov::Dimension::dynamic();
@@ -119,7 +119,7 @@ public:
 
     bool evaluate(ov::TensorVector& outputs, const ov::TensorVector& inputs) const override {
         const auto* kernels = attention_kernels(isa_);
-        OPENVINO_ASSERT(kernels, "this processor does not support the instruction set of a native attention: ", int64_t(isa_));
+        OPENVINO_ASSERT(kernels, "this processor does not support the instruction set of native attention: ", int64_t(isa_));
         Layer layer = layer_;
         check_types(outputs, inputs);
         layer.is_bf16 = inputs[QUERY].get_element_type() == ov::element::bf16;
@@ -145,7 +145,7 @@ public:
             auto* scores = const_cast<uint8_t*>(static_cast<const uint8_t*>(inputs[BLOCK_SCORES].data()));
             tensors.block_scores = reinterpret_cast<float*>(scores);
             OPENVINO_ASSERT(inputs[BLOCK_SCORES].get_size() / sizeof(float) >= layer.kv_heads * tensors.step_blocks,
-                            "the buffer for the block scores of a native attention has ", inputs[BLOCK_SCORES].get_size(),
+                            "the buffer for the block scores of native attention has ", inputs[BLOCK_SCORES].get_size(),
                             " bytes; at least ", layer.kv_heads * tensors.step_blocks * sizeof(float), " are required");
         }
         run(*kernels, layer, step.sequences(), tensors);
@@ -189,7 +189,7 @@ private:
         const auto type = inputs.at(QUERY).get_element_type();
         const auto check = [&](Input input, const ov::element::Type& expected) {
             OPENVINO_ASSERT(inputs.at(input).get_element_type() == expected, "input ", size_t(input),
-                            " of a native attention has the type ", inputs[input].get_element_type(), " instead of ", expected);
+                            " of native attention has the type ", inputs[input].get_element_type(), " instead of ", expected);
         };
         check(QUERY, type == ov::element::bf16 && !fuses_rope_ ? ov::element::bf16 : ov::element::f32);
         check(KEY, type);
@@ -199,7 +199,7 @@ private:
         check(STEP, ov::element::i32);
         // The remaining inputs are the block scores, the sinks, or both.
         for (size_t input = BLOCK_SCORES; input < inputs.size(); ++input) check(Input(input), ov::element::u8);
-        OPENVINO_ASSERT(outputs.at(0).get_element_type() == type, "the output of a native attention has the type ",
+        OPENVINO_ASSERT(outputs.at(0).get_element_type() == type, "the output of native attention has the type ",
                         outputs[0].get_element_type(), " instead of ", type);
     }
 
@@ -208,7 +208,7 @@ private:
     }
 
     static void check_size(const ov::Tensor& tensor, size_t expected, const char* name) {
-        OPENVINO_ASSERT(tensor.get_size() == expected, "the ", name, " of a native attention have ", tensor.get_size(),
+        OPENVINO_ASSERT(tensor.get_size() == expected, "the ", name, " of native attention have ", tensor.get_size(),
                         " elements instead of ", expected);
     }
 
@@ -219,7 +219,7 @@ private:
 
 int64_t size_of(const ov::Node& node, const char* name) {
     const auto found = node.get_rt_info().find(name);
-    OPENVINO_ASSERT(found != node.get_rt_info().end(), "a paged attention lacks the rt_info ", name);
+    OPENVINO_ASSERT(found != node.get_rt_info().end(), "a paged attention operation lacks the rt_info ", name);
     return found->second.as<int64_t>();
 }
 

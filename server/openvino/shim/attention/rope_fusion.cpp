@@ -43,7 +43,8 @@ bool is_reshape(const op::v1::Transpose& transpose) {
     return true;
 }
 
-// The value before reshapes and before conversions of real numbers, which the kernels convert to f32 in any case.
+// The value before reshapes and before conversions between floating-point types: the kernels convert their inputs to f32 in any
+// case.
 Output source_of(Output value) {
     for (;;) {
         const auto node = value.get_node_shared_ptr();

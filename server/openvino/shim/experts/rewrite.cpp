@@ -32,7 +32,7 @@ struct Matrix {
     ConstantPtr bias;
 };
 
-// The experts of a layer in the form of the GGUF front end, after ovfleet_fix_experts.
+// The experts of a layer as the GGUF front end builds them, after ovfleet_fix_experts.
 struct Layer {
     Output src;
     // The sum of the experts' weighted results.
@@ -234,8 +234,8 @@ std::optional<Layer> layer_of(const NodePtr& sum) {
     if (k < 1) return {};
     layer.used = size_t(k);
 
-    // A graph has one of two forms: it chooses experts by their probabilities, which it divides by their sum, or by their
-    // logits, of which it computes the softmax.
+    // A graph chooses experts either by their probabilities, which it then divides by their sum, or by their logits, to which
+    // it then applies softmax.
     const auto ranked = top->input_value(0), weights = weighted->input_value(1 - side);
     std::optional<Output> logits;
     for (const auto& reader : ranked.get_target_inputs()) {
@@ -283,7 +283,7 @@ Experts form_of(const Layer& layer, const Target& target) {
     return experts;
 }
 
-// Writes a row of f32 for each expert, and the padding.
+// Writes the matrix of the router: a row of f32 for each expert, and the padding.
 void write_router(const NodePtr& weight, const Experts& experts, float* to) {
     const auto constant = constant_of(weight);
     fill(*constant);

@@ -9,7 +9,7 @@
 
 namespace ovfleet::experts {
 
-// The support of the native kernels for the experts of a model.
+// Whether the native kernels support the experts of a model.
 struct Support {
     // The number of layers with experts, and whether all of them are supported.
     size_t layers = 0;

@@ -10,7 +10,7 @@ using projection::Kernels;
 using projection::Matmul;
 
 // The experts of a layer, of which the router chooses `used` for each row. An expert multiplies a row by its first matrix,
-// whose epilogue is a form of SwiGLU, and the result by its second one.
+// whose epilogue is a variant of SwiGLU, and the result by its second one.
 struct Experts {
     size_t count, used;
     // Whether the router and the matrices have biases.

@@ -135,8 +135,8 @@ private:
         OPENVINO_THROW("a projection has no axis of tokens");
     }
 
-    // Whether each rank belongs to the adapter of a token. Groups of projections with the same `adapters` and `behind`
-    // share the node.
+    // Returns the node that computes whether each rank belongs to the adapter of a token. Groups of projections with the same
+    // `adapters` and `behind` share the node.
     NodePtr rank_mask(const std::vector<int32_t>& adapters, size_t behind) {
         auto& mask = masks_[{behind, adapters}];
         if (mask) return mask;

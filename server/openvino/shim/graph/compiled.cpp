@@ -26,7 +26,7 @@ constexpr const char* paged_attention = "PagedAttentionExtension";
 constexpr const char* sizes[] = {"k_head_size", "num_k_heads", "v_head_size", "num_v_heads"};
 constexpr const char* mark = " heads ";
 
-// Reads a paged attention like the plugin, and adds the head sizes.
+// Reads a paged attention operation as the plugin does, and adds the head sizes.
 class PagedAttentionReader : public ov::BaseOpExtension {
 public:
     explicit PagedAttentionReader(ov::BaseOpExtension::Ptr plugin) : plugin_(std::move(plugin)) {}
@@ -79,7 +79,7 @@ void ovfleet::name_heads(const ov::Model& model) {
         auto name = cache->get_friendly_name() + mark;
         for (const auto* size : sizes) {
             const auto found = node->get_rt_info().find(size);
-            OPENVINO_ASSERT(found != node->get_rt_info().end(), "a paged attention lacks the rt_info ", size);
+            OPENVINO_ASSERT(found != node->get_rt_info().end(), "a paged attention operation lacks the rt_info ", size);
             name += std::to_string(found->second.as<int64_t>()) + " ";
         }
         cache->set_friendly_name(name);

@@ -1,8 +1,8 @@
-// Constants whose content is computed when it is needed, so that a weight is in memory in only one form at a time.
+// Constants whose content is computed when it is needed, so that a weight is in memory in only one format at a time.
 //
 // A deferred constant has reserved memory, which no code can access yet, and parts that know how to compute their content.
 // Rewrites read only the shapes and types of weights, and concatenate parts instead of content. `fill` computes the content, in
-// the form that the compiled model uses: a packed weight is computed from the rows of its tensors in the model's files, which
+// the format that the compiled model uses: a packed weight is computed from the rows of its tensors in the model's files, which
 // are never in memory as a whole.
 #pragma once
 

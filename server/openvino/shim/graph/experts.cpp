@@ -26,7 +26,7 @@ bool reshapes_to(const ov::Node& node, std::vector<int64_t> leading) {
 enum class Behind { none, second_products };
 
 // The input of the experts before `node`: the tokens, before they are reshaped for the first products of the experts. If a
-// token has one expert, its second products have an input of the same form, so the search must first pass the second products.
+// token has one expert, its second products have an input of the same shape, so the search must first pass the second products.
 ov::Output<ov::Node> tokens_of(ov::Node* node, Behind behind, std::set<ov::Node*>& seen) {
     if (!seen.insert(node).second) return {};
     const bool experts = std::strcmp(node->get_type_name(), "GatherMatmul") == 0;
@@ -55,7 +55,7 @@ void normalize_weights(const ov::Model& model) {
         if (!ends_with(node->get_friendly_name(), ".moe_w_sm")) continue;
         const auto softmax = ov::as_type_ptr<op::v8::Softmax>(node);
         OPENVINO_ASSERT(softmax && softmax->get_output_partial_shape(0).rank() == 4,
-                        "the weights of the experts have an unknown form");
+                        "the weights of the experts are computed in an unknown way");
         softmax->set_axis(2);  // [1, tokens, experts, 1]
         ++corrected;
     }

@@ -37,7 +37,7 @@ bool is_input(const ov::Output<ov::Node>& value, const char* name) {
 bool has_one_element(const ov::PartialShape& shape) { return shape.is_static() && ov::shape_size(shape.to_shape()) == 1; }
 
 bool reads_any(const ov::Node& node, const NodeSet& nodes) {
-    // An attention does not count as a reader, because its output does not depend on the length of the longest
+    // An attention operation does not count as a reader, because its output does not depend on the length of the longest
     // sequence. (`resolve_conditions` also skips the operations that read only the sizes of a tensor.)
     if (ovfleet::is_paged_attention(node)) return false;
     for (size_t index = 0; index < node.get_input_size(); ++index)

@@ -1,5 +1,5 @@
-// Limits the vocabulary projection, and the operations after the last attention, to the tokens whose logits are needed. For all
-// other tokens, the graph ends with the last attention.
+// Limits the vocabulary projection, and the operations after the last attention layer, to the tokens whose logits are needed.
+// For all other tokens, the graph ends with the last attention layer.
 #include <algorithm>
 #include <map>
 #include <set>
@@ -85,8 +85,8 @@ bool is_rowwise(const ov::Node& node) {
     return !sizes.empty() && last.is_static() && (sizes.back() == -1 || sizes.back() == last.get_length());
 }
 
-// Selects rows before the operations that follow the last attention. Returns false, without changes, if that is impossible, for
-// example because one of them may not be row-wise.
+// Selects rows before the operations that follow the last attention layer. Returns false, without changes, if that is
+// impossible, for example because one of them may not be row-wise.
 bool select_behind_attention(ov::Model& model, const NodePtr& projection, const NodePtr& indices) {
     const auto ordered = model.get_ordered_ops();
     std::set<ov::Node*> from_inputs, behind;

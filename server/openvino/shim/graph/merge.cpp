@@ -28,7 +28,7 @@ bool are_equal(const NodePtr& a, const NodePtr& b) {
            std::memcmp(left->get_data_ptr(), right->get_data_ptr(), left->get_byte_size()) == 0;
 }
 
-// Whether the inputs of an operation have a row for each of its rows, except for inputs with one element.
+// Whether each input of an operation has a row for each row of the output, except for inputs with one element.
 bool has_rows(const NodePtr& node) {
     const auto& shape = node->get_output_shape(0);
     for (const auto& input : node->input_values()) {

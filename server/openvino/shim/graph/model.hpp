@@ -29,7 +29,7 @@ namespace ovfleet {
 
 std::string& last_error();
 
-// Whether a node is a paged attention of the plugin or a native one.
+// Whether a node is a paged attention operation, either the plugin's or the native one.
 inline bool is_paged_attention(const ov::Node& node) { return std::strncmp(node.get_type_name(), "PagedAttention", 14) == 0; }
 
 // The name of the input that lists the tokens whose logits are computed.

@@ -204,7 +204,7 @@ std::shared_ptr<op::v0::Constant> frequencies(const ov::Output<ov::Node>& angle,
     return nullptr;
 }
 
-// Whether the frequencies of a table decrease like those of a base, regardless of their scale.
+// Whether the frequencies of a table decrease as those of a rotary embedding with this base do, regardless of their scale.
 bool is_of_base(const op::v0::Constant& table, double base, size_t count) {
     const auto values = table.cast_vector<double>();
     const double step = std::pow(base, -1.0 / double(count));

@@ -12,7 +12,8 @@ namespace ovfleet {
 std::map<const ov::Node*, size_t> paired_projections(const ov::Model& model, size_t& unknown);
 
 // Rewrites rotary embeddings that rotate each half of a head separately to embeddings that rotate whole heads. Plugins fuse
-// both forms, but a compiled model that they write lacks the table size of the former.
+// both forms, but when they export a compiled model, they omit the size of the cos and sin tables, which only the first form
+// needs.
 void rotate_whole_heads(const ov::Model& model);
 
 }  // namespace ovfleet

@@ -39,8 +39,7 @@ ov::element::Type element(uint32_t type) {
 // The constants of a weight.
 enum class Content { quants, scales, zeros };
 
-// The number of rows of a tensor that are read at once. It is even, so that the elements of u4 that are read begin at a whole
-// byte.
+// The number of rows of a tensor that are read at once. It is even, so that each read of u4 elements begins at a byte boundary.
 constexpr size_t ROWS_AT_ONCE = 64;
 
 // A constant of a weight, which is read from the file when it is needed.

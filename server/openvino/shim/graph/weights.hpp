@@ -1,4 +1,4 @@
-// The form of weights in a graph.
+// Recognizes weights in a graph.
 #pragma once
 
 #include <memory>

@@ -38,7 +38,7 @@ bool find_attention(const Parameter& mask, std::vector<std::shared_ptr<Attention
     return true;
 }
 
-// Rewrites an attention so that all patches attend to each other.
+// Rewrites an attention operation so that all patches attend to each other.
 void attend_to_image(Attention& attention) {
     const auto input = [&](size_t index) { return attention.input_value(index); };
     attention.output(0).replace(std::make_shared<Attention>(input(0), input(1), input(2), false)->output(0));
@@ -50,7 +50,7 @@ struct WindowInputs {
     Parameter patches;  // [patches]: the slot of each patch, counted over all windows
 };
 
-// Rewrites an attention so that the patches of each window attend to each other.
+// Rewrites an attention operation so that the patches of each window attend to each other.
 void attend_to_windows(Attention& attention, const WindowInputs& windows) {
     const auto axis = op::v0::Constant::create(ov::element::i64, {}, {1});
     const auto swap = integer_constant({1, 0, 2, 3});

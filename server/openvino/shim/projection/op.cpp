@@ -38,7 +38,7 @@ void Projection::check_attributes() const {
         const char* fault = unsupported(stage.matmul);
         check(!fault, fault);
         check(!before || dst_columns(before->matmul) == stage.matmul.K,
-              "the source of a stage and the destination of the stage before it differ in columns");
+              "the source of a stage and the destination of the stage before it have different numbers of columns");
         check(stage.matmul.adapter_count <= ADAPTERS_MAX && (stage.matmul.adapter_count == 0) == (stage.adapter_bytes == 0),
               "a stage must have at most 65536 adapters, and memory for adapters if and only if it has any");
         check(stage.adapter_bytes <= ADAPTER_BYTES_MAX && stage.adapter_bytes % 64 == 0,

@@ -21,7 +21,7 @@ struct GraphWeight {
     size_t group;
 };
 
-// The weight that a node and its inputs represent; no value if they have another form.
+// The weight that a node and its inputs represent; no value if they have another structure.
 std::optional<GraphWeight> weight_of(const std::shared_ptr<ov::Node>& node);
 
 // The row of the weights at a position in a block of columns; no value for the padding of the last block.

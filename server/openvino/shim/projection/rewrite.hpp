@@ -19,7 +19,7 @@ enum class Activations { f32, bf16 };
 struct Target {
     Isa isa;
     Activations activations;
-    // The number of terms into which quantized activations are split: one of 8 bits, or two that represent 15 bits.
+    // The number of terms into which quantized activations are split: one 8-bit term, or two that represent 15 bits.
     size_t terms;
 };
 

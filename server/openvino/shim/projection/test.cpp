@@ -59,7 +59,7 @@ extern "C" int ovfleet_test_projection(const ovfleet_projection_test* test) {
                              test->group};
     Matmul matmul{};
     describe(weight, matmul);
-    // `describe` chooses 6 bits if all quants are small enough, but the test may need the form of 8 bits.
+    // `describe` chooses 6 bits if all quants are small enough, but the test may need the 8-bit format.
     if (test->bits == 8) matmul.bits = 8;
     OPENVINO_ASSERT(matmul.bits == test->bits, "the weights have ", matmul.bits, " bits instead of ", test->bits);
     matmul.terms = test->terms;

@@ -1,5 +1,5 @@
 //! Checks that any adapter directory is either read, with matrices of consistent sizes, or rejected with a reason.
-//! `server/fuzz` runs this check for hours, the tests below for seconds.
+//! `server/fuzz` runs this check for hours, and the tests below run it for a few seconds.
 
 use std::cell::OnceCell;
 use std::fs;

@@ -79,7 +79,8 @@ struct Layer {
     window: usize,
     kv_cache: Precision,
     activations: FloatType,
-    /// The fraction of the attention mass that prompts must cover, or 0 if they attend to all keys.
+    /// The fraction of the attention mass that the selected keys of prompts must cover, or 0 if prompts attend to all
+    /// keys.
     attention_mass: f32,
     /// Whether decodes report the attention to each block.
     block_scores: bool,

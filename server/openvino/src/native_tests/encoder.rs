@@ -23,7 +23,7 @@ fn floats(values: impl Iterator<Item = f32>) -> Vec<u8> {
     values.flat_map(f32::to_le_bytes).collect()
 }
 
-/// An IR with two projections: one with a bias and with weights of 8 bits, in the form in which `optimum-intel`
+/// An IR with two projections: one with a bias and with 8-bit weights, in the format to which `optimum-intel`
 /// compresses weights, and one in f32.
 fn encoder(random: &mut Random) -> Ir {
     let [columns, middle, last] = SIZES;
@@ -149,11 +149,11 @@ fn convolutions_of_patches_become_products_of_matrices() {
     }
 }
 
-/// The inputs of an attention.
+/// The inputs of an attention operation.
 const INPUTS: [&str; 3] = ["query", "key", "value"];
 
-/// Compiles an attention with `heads` heads of `size` numbers for the kernels of `isa`, or for those of the plugin.
-/// With tiles, only the tokens of the same tile attend to each other.
+/// Compiles an attention operation with `heads` heads of `size` numbers for the kernels of `isa`, or for those of the
+/// plugin. With tiles, only the tokens of the same tile attend to each other.
 fn attention(
     directory: &Path,
     isa: Option<Isa>,

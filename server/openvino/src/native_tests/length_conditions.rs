@@ -55,7 +55,7 @@ enum Condition {
     Converted,
     /// `max(2 * position_ids) + 1 > ORIGINAL`, which the rewrite does not recognize.
     Unknown,
-    /// `max(position_ids) + 1`, doubled by so many additions that visiting each of their inputs would not end.
+    /// `max(position_ids) + 1`, doubled by so many additions that visiting each of their inputs would take years.
     Doubled,
 }
 

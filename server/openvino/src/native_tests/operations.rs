@@ -7,7 +7,7 @@ use crate::load::load;
 use crate::runtime::Core;
 use crate::shim;
 
-/// The inputs of a native attention.
+/// The inputs of the native attention.
 const INPUTS: [&str; 6] = ["query", "key", "value", "key_cache", "value_cache", "step"];
 
 /// An IR with a single operation, whose inputs are [`INPUTS`].

@@ -1,5 +1,6 @@
-//! Compares the projection kernels with a plain computation in f64: every instruction set of this processor, every form
-//! of weights, any number of rows. The AMX kernels also run on the C++ model of the tile registers, on any processor.
+//! Compares the projection kernels with a plain computation in f64: every instruction set of this processor, every
+//! weight format, any number of rows. The AMX kernels also run on the C++ model of the tile registers, on any
+//! processor.
 
 use std::f64::consts::PI;
 use std::ffi::c_int;
@@ -134,7 +135,7 @@ fn whole(random: &mut Random) -> f32 {
     random.below(255) as f32 - 127.0
 }
 
-/// A quant in the form of `ovfleet_projection_test`.
+/// A quant in the format of `ovfleet_projection_test`.
 fn random_quant(random: &mut Random, bits: usize, is_signed: bool) -> u8 {
     match bits {
         8 => random.below(256) as u8,
@@ -302,7 +303,7 @@ impl Projection {
         }
     }
 
-    /// A projection with weights in the form of Q6_K.
+    /// A projection with weights in the format Q6_K.
     fn with_super_scales(random: &mut Random, k: usize, n: usize) -> Self {
         assert!(k.is_multiple_of(256));
         let scales = (0..n * k / 256).flat_map(|_| {
@@ -584,7 +585,8 @@ fn kernels_compute_the_same_as_a_plain_computation() {
     assert!(tried >= 2 * 120, "{tried}");
 }
 
-/// Weights of 6 bits produce the same bits as the same weights in 8 bits, if f16 represents the scales of all groups.
+/// 6-bit weights produce bitwise the same results as the same weights in 8 bits, if f16 represents the scales of all
+/// groups.
 #[test]
 fn six_bits_compute_the_same_bits_as_eight() {
     let mut tried = 0;

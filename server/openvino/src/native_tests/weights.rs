@@ -44,8 +44,8 @@ fn model(scales: &[Scales<'_>]) -> Ir {
     ir
 }
 
-/// An IR whose projections multiply the same source by weights of 4 bits. `rows` are the numbers of rows of the
-/// weights; each row has a zero point.
+/// An IR whose projections multiply the same source by 4-bit weights. `rows` are the numbers of rows of the weights;
+/// each row has a zero point.
 fn model_with_zero_points(rows: &[usize]) -> Ir {
     let (mut ir, mut random) = (Ir::default(), Random(2));
     let source = ir.input("source", "f32", "?,64");
@@ -127,7 +127,7 @@ fn merged_projections_have_the_results_of_separate_ones() {
     // A scale for each column, and different forms.
     assert_unchanged(&[("1,64", 0.5), ("1,64", 0.25)], 0, merge);
     assert_unchanged(&[("1,1", 0.5), ("64,1", 0.25), ("1,64", 0.5), ("64,1", 0.5)], 2, merge);
-    // The three zero points of 4 bits of the second weight do not fill whole bytes.
+    // The three 4-bit zero points of the second weight do not fill whole bytes.
     assert_same_outputs(&model_with_zero_points(&[2, 3, 2]), 3, |model| assert_eq!(merge(model), 2));
 }
 

@@ -5,7 +5,7 @@ use crate::kernels::{
     ExpertKernels, KernelPlan, NativeAttention, NativeProjections, Precision, ProductPrecision,
 };
 
-/// Number of terms of 8 bits in which activations are multiplied. The bf16 kernels do not split activations into terms.
+/// Number of 8-bit terms into which activations are split. The bf16 kernels do not split activations into terms.
 pub(super) fn terms(products: ProductPrecision) -> u32 {
     match products {
         ProductPrecision::Int8 | ProductPrecision::Bf16 => 1,

@@ -6,7 +6,7 @@ use crate::Error;
 use crate::compiled_graph::CompiledGraph;
 use crate::runtime::{Element, Tensor};
 
-/// The models of an encoder of Qwen.
+/// The models of a Qwen encoder.
 pub(super) struct QwenModels {
     pub(super) patches: CompiledGraph,
     /// The learned position embeddings of Qwen3-VL.
@@ -18,7 +18,7 @@ pub(super) struct QwenModels {
     pub(super) attention: MergerAttention,
 }
 
-/// The form in which the merger computes the attention among the patches of an image.
+/// How the merger computes the attention among the patches of an image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum MergerAttention {
     /// The graph computes the attention of each window separately, and the attention of all other layers without a

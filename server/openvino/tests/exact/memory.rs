@@ -1,4 +1,4 @@
-//! Loading holds each weight in memory once.
+//! Loading a model holds each weight in memory only once.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;

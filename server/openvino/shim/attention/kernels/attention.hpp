@@ -1,8 +1,8 @@
 // The interface of the attention kernels: attention over a paged KV cache.
 //
-// Kernels do not use OpenVINO. `kernels.cpp` is compiled once for each instruction set, so every function in this
-// header is `static`: of an `inline` function, the linker could keep the body that was compiled for AVX-512, which a
-// processor without AVX-512 would then run.
+// Kernels do not use OpenVINO. `kernels.cpp` is compiled once for each instruction set, so every function in this header is
+// `static`: the linker could otherwise keep the body of an `inline` function that was compiled for AVX-512, and a processor
+// without AVX-512 would then run it.
 #pragma once
 
 #include <cstddef>
@@ -42,8 +42,8 @@ constexpr size_t HEADS_MAX = 1 << 16;
 // The number of elements of a key that share a scale and a minimum if keys are u8. All elements of a value share one scale and
 // one minimum.
 constexpr size_t KEY_GROUP = 32;
-// If keys and values are u4: the elements of a key in a word of 32 bits, the words of a key that share a scale, and the
-// elements of a value that share a scale.
+// If keys and values are u4: the elements of a key in a 32-bit word, the words of a key that share a scale, and the elements of
+// a value that share a scale.
 constexpr size_t U4_KEY_WORD = 6, U4_KEY_GROUP = 4, U4_VALUE_GROUP = 16;
 
 // An attention layer. One head of a block contains
@@ -53,9 +53,9 @@ constexpr size_t U4_KEY_WORD = 6, U4_KEY_GROUP = 4, U4_VALUE_GROUP = 16;
 // If they are bf16, it contains the pairs of numbers that bf16 products multiply together: keys
 // `[key_size / 2][token][2]` and values `[token / 2][value_size][2]`.
 // If they are u4, one head of a block contains, with scales in bf16,
-// - keys of five bits, in words `[element / U4_KEY_WORD][token]`, then `[word / U4_KEY_GROUP][token]` scales, then the
-//   key of the first token in f16, from which all keys are stored as differences;
-// - values of four bits, in words `[token / 8][element]`, then `[element / U4_VALUE_GROUP][token]` scales.
+// - 5-bit keys, in words `[element / U4_KEY_WORD][token]`, then `[word / U4_KEY_GROUP][token]` scales, then the key of the
+//   first token in f16, from which all keys are stored as differences;
+// - 4-bit values, in words `[token / 8][element]`, then `[element / U4_VALUE_GROUP][token]` scales.
 struct Layer {
     size_t heads, kv_heads;
     // The key size is a multiple of 32, and the value size a multiple of 16.
@@ -132,8 +132,8 @@ struct Sequence {
 };
 
 // The tensors of a step. The queries of a token are `[head][key_size]`, without the padding, and `query_stride` is the number
-// of elements from the queries of one token to those of the next one. Keys and values have the same form, and are those of the
-// new tokens.
+// of elements from the queries of one token to those of the next one. Keys and values have the same layout, and are those of
+// the new tokens.
 struct StepTensors {
     const void *queries, *keys, *values;
     size_t query_stride, key_stride, value_stride;
@@ -145,8 +145,8 @@ struct StepTensors {
     // The scores `[kv_head][block]` of the step's blocks, to which the kernels add, or null if the layer does not report them.
     float* block_scores;
     size_t step_blocks;
-    // The sink of each query head, which joins the softmax like the score of another key, whose value is zero; null without
-    // sinks.
+    // The sink of each query head: a learned logit that takes part in the softmax like the score of an additional key whose
+    // value vector is zero. Null without sinks.
     const float* sinks;
 };
 

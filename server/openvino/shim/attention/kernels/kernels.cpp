@@ -4,8 +4,8 @@
 // that share a KV head.
 //
 // The output of a query depends only on the query, its position, and the keys and values to which it attends. It does not
-// depend on the other queries of its tile, on the division into items, or on the form in which a tile reads blocks. Chunks and
-// parts begin at multiples of their length in the sequence, every sum has one order, and a key to which a query does not
+// depend on the other queries of its tile, on the division into items, or on the format in which a tile reads blocks. Chunks
+// and parts begin at multiples of their length in the sequence, every sum has one order, and a key to which a query does not
 // attend adds a zero. `fused_multiply_add` rounds in the same way in every copy of a loop, because the compiler may not fuse
 // other operations (-ffp-contract=off).
 //
@@ -574,7 +574,7 @@ void attend_as(const Layer& layer, const WorkItem& item, const StepTensors& tens
 }
 
 // Returns the factor that turns the weighted values of a query into its output, from the largest score and the sum of the
-// weights over all keys. The sink of a head joins the sum like the score of another key, whose value is zero.
+// weights over all keys. The sink of a head is added to the sum like the score of an additional key whose value vector is zero.
 inline float inverse_total(const Layer& layer, const WorkItem& item, const StepTensors& tensors, size_t query, float maximum,
                            float total) {
     if (!tensors.sinks) return 1 / total;

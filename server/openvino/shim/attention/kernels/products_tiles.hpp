@@ -4,8 +4,9 @@
 // A product of two tile registers adds to each sum the products of 32 numbers of a row with 32 numbers of a column: a group of
 // dimensions of a key, or the tokens of a block. The products with even indices are added one after another, each with one
 // rounding. Those with odd indices are added in the same way to a second sum. Then the two sums are added, and the result is
-// added to the former sum. The functions for vectors add in the same order. Therefore the result of a query does not depend on
-// whether tile registers or vectors compute it, and the choice may depend on the number of queries that are computed together.
+// added to the previous sum. The functions for vectors add in the same order. Therefore the result of a query does not depend
+// on whether tile registers or vectors compute it, and the choice may depend on the number of queries that are computed
+// together.
 #pragma once
 
 #include "products_f32.hpp"

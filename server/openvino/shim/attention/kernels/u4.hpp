@@ -1,5 +1,5 @@
-// A cache of small integers (u4): keys of five bits and values of four. This header contains the functions that store
-// and multiply them. Only for kernels.cpp.
+// A cache of small integers (u4): 5-bit keys and 4-bit values. This header contains the functions that store and multiply them.
+// Only for kernels.cpp.
 //
 // Two methods keep rounding errors small (docs/decisions/0090-u4-cache.md):
 // - Queries, keys and values are rotated by a Hadamard matrix, which distributes large elements over all dimensions of a
@@ -16,8 +16,8 @@
 
 namespace {
 
-// The packing of signed integers in words of 32 bits. The numbers with even indices are in the low half of a word and those
-// with odd indices in the high half, so that each half contains one number of each pair.
+// The packing of signed integers in 32-bit words. The numbers with even indices are in the low half of a word and those with
+// odd indices in the high half, so that each half contains one number of each pair.
 template <size_t BITS>
 struct Packing {
     static constexpr size_t NUMBERS = 16 / BITS * 2;
@@ -270,7 +270,8 @@ struct LeftMatrix {
     size_t row_stride, group_stride;
 };
 
-// Adds the products of `R` rows with the first `COUNT` numbers of each word in `V` vectors of words.
+// Multiplies `R` rows of `left` by the first `COUNT` numbers of each packed word in `V` vectors, and adds the products to
+// `sum`.
 template <typename Products, size_t BITS, size_t COUNT, size_t R, size_t V>
 inline void multiply_words(const LeftMatrix<Products>& left, const uint32_t* from, Floats (&sum)[R][V]) {
     Words words[V];

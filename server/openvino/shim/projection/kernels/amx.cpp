@@ -28,7 +28,7 @@ constexpr size_t M_TILE_MAX = 2 * TILE_ROWS;
 constexpr size_t K_STEP = 32, STEP_ROW_BYTES = TILE_ROW_BYTES, STEP_BYTES = 2 * TILE_ROWS * TILE_ROW_BYTES;
 // The number of steps whose weights are dequantized at a time. If all rows fit into two tiles, the kernels dequantize a few
 // steps, which remain in the first-level cache. Otherwise, they dequantize as many as fit into the second-level cache together
-// with rows.
+// with the rows.
 constexpr size_t STEPS_FEW = 8, STEPS_MANY = 64, FEW_TILES = 2;
 // The number of tiles whose sums are stored between parts of the weights.
 constexpr size_t STORED_TILES = 8;

@@ -4,7 +4,7 @@
 //
 //     // The largest number of rows of a tile, whose sums fit into registers.
 //     constexpr size_t M_TILE_MAX;
-//     // Whether quants are multiplied as numbers of 16 bits. Otherwise they are multiplied in terms of 8 bits.
+//     // Whether quants are multiplied as 16-bit numbers. Otherwise they are multiplied as 8-bit terms.
 //     constexpr bool has_pairs(size_t bits, size_t terms);
 //     // For each lane, the sum of the products of unsigned weights of BITS bits with quants of a row, which are from -127 to
 //     // 127. `add` adds four products. Used only where `has_pairs` returns false.
@@ -39,11 +39,11 @@ inline void keep_in_register(Sum& sum) {
 #endif
 }
 
-// For each lane, the sum of the products of weights and quants as numbers of 16 bits.
+// For each lane, the sum of the products of weights and quants as 16-bit numbers.
 struct PairSum {
     Ints total{};
-    // Adds two products to each lane. `weights` contains two weights of 16 bits in each 32-bit lane, and `pair` the two quants
-    // of a row by which the weights of all lanes are multiplied.
+    // Adds two products to each lane. `weights` contains two 16-bit weights in each 32-bit lane, and `pair` the two quants of a
+    // row by which the weights of all lanes are multiplied.
     inline void add(Words weights, int32_t pair) {
 #if defined(__AVX512F__)
         total += (Ints)_mm512_madd_epi16((__m512i)weights, _mm512_set1_epi32(pair));
@@ -58,8 +58,8 @@ struct PairSum {
     }
 };
 
-// Stores quants as numbers of 16 bits. Each group of four quants is stored in the order first, third, second, fourth,
-// because a mask or a shift divides four bytes of weights into the same two pairs.
+// Stores quants as 16-bit numbers. Each group of four quants is stored in the order first, third, second, fourth, because a
+// mask or a shift divides four bytes of weights into the same two pairs.
 inline void store_pairs(int8_t* to, Ints quants) {
 #if defined(__AVX2__) && !defined(__AVX512F__)
     const __m256i order = _mm256_setr_epi8(0, 1, 8, 9, 4, 5, 12, 13, -1, -1, -1, -1, -1, -1, -1, -1,  //
@@ -75,7 +75,7 @@ inline void store_pairs(int8_t* to, Ints quants) {
 #endif
 }
 
-// Without a definition for an instruction set, quants are always multiplied as numbers of 16 bits.
+// Without a definition for an instruction set, quants are always multiplied as 16-bit numbers.
 template <size_t BITS>
 struct DotSum;
 

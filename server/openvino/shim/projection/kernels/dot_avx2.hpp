@@ -21,7 +21,7 @@ struct DotSum {
     inline Ints total() const { return sums; }
 };
 
-// Sums of sixteen products with weights of 4 bits fit into 16 bits.
+// Sums of sixteen products with 4-bit weights fit into 16 bits.
 template <>
 struct DotSum<4> {
     __m256i pairs = _mm256_setzero_si256();
@@ -32,7 +32,7 @@ struct DotSum<4> {
     inline Ints total() const { return (Ints)_mm256_madd_epi16(pairs, _mm256_set1_epi16(1)); }
 };
 
-// Sums of four products with weights of 6 bits fit into 16 bits.
+// Sums of four products with 6-bit weights fit into 16 bits.
 template <>
 struct DotSum<SIX_BITS> {
     Ints sums{};

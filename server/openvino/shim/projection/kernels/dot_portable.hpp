@@ -1,4 +1,4 @@
-// Only for dot.hpp: without instructions for integers of 8 bits, all quants are multiplied as numbers of 16 bits.
+// Only for dot.hpp: without instructions for 8-bit integers, all quants are multiplied as 16-bit numbers.
 #pragma once
 
 namespace {

@@ -2,9 +2,9 @@
 // table of functions.
 //
 // Products of integers are summed exactly within 16 or 32 weights, and then scaled in f32: the result of a row depends
-// only on the row, not on the other rows of the step. Each group of 32 numbers of a row is quantized with a scale that
-// follows from the largest of them: to 15 bits, which are multiplied as one number or in two terms of 8 bits, or to 8
-// bits as in llama.cpp's Q8_0. With 8 bits, outliers are multiplied in f32, as in LLM.int8() (Dettmers et al., 2022,
+// only on the row, not on the other rows of the step. Each group of 32 numbers of a row is quantized with a scale that follows
+// from the largest of them: to 15 bits, which are multiplied as one number or as two 8-bit terms, or to 8 bits as in
+// llama.cpp's Q8_0. With 8 bits, outliers are multiplied in f32, as in LLM.int8() (Dettmers et al., 2022,
 // https://arxiv.org/abs/2208.07339), so that they do not determine the scale of the other numbers.
 //
 // The file uses only memcpy and memset of the standard library, because other files could otherwise call the copies of
@@ -105,10 +105,10 @@ __attribute__((always_inline)) inline Words four_at(const uint8_t* quants, size_
 }
 
 // Returns the first and the third (or, if `odd` is 1, the second and the fourth) of the four quants that `four_at` returns, as
-// two numbers of 16 bits in each lane.
+// two 16-bit numbers in each lane.
 template <size_t BITS>
 __attribute__((always_inline)) inline Words pair_at(const uint8_t* quants, size_t i, size_t odd) {
-    // Shifting a number of 16 bits to the right discards its lowest bits, so the second and the fourth quant need no mask.
+    // Shifting a 16-bit number to the right discards its lowest bits, so the second and the fourth quant need no mask.
     typedef uint16_t Pairs __attribute__((vector_size(LANES * 4)));
     if constexpr (BITS == 4) {
         const size_t shift = i % 2 * 4 + odd * 8;
@@ -147,7 +147,7 @@ inline void add_term(const uint8_t* weights, const int8_t* quants, DotSum<BITS> 
     }
 }
 
-// Like `add_term`, for weights of 6 bits and all terms together, so that the weights are unpacked only once.
+// Like `add_term`, for 6-bit weights and all terms together, so that the weights are unpacked only once.
 template <size_t R, size_t TERMS, size_t GROUP>
 inline void add_six_bits(const uint8_t* weights, const int8_t* quants, DotSum<SIX_BITS> (&sum)[R][2]) {
 #pragma GCC unroll 2
@@ -166,7 +166,7 @@ inline void add_six_bits(const uint8_t* weights, const int8_t* quants, DotSum<SI
     }
 }
 
-// Like `add_term`, for quants of the source with 16 bits.
+// Like `add_term`, for 16-bit quants of the source.
 template <size_t R, size_t BITS, size_t GROUP>
 inline void add_pairs(const uint8_t* weights, const int8_t* quants, PairSum (&sum)[R][2]) {
     // Without unrolling, the sums would be stored after each iteration.
@@ -235,7 +235,7 @@ struct GroupRange {
     size_t begin, end;
 };
 
-// The products of a wide group of weights and `R` rows, multiplied by the scales of the source.
+// Computes the products of a wide group of weights and `R` rows, multiplied by the scales of the source.
 template <size_t R, size_t TERMS, size_t BITS>
 inline void multiply_wide_group(const uint8_t* weights, const int8_t* quants, const float* scales, Prefetch<3>& prefetch,
                                 Floats (&total)[R][2]) {

@@ -3,9 +3,9 @@
 // The source has M rows of K columns, the weights have N rows of K columns, and the destination has M rows of N columns. Each
 // row of the source belongs to a token.
 //
-// This header does not use OpenVINO. The kernels are compiled once for each instruction set, so every function in this
-// header is `static`: of an `inline` function, the linker could keep the body that was compiled for AVX-512, which a
-// processor without AVX-512 would then run.
+// This header does not use OpenVINO. The kernels are compiled once for each instruction set, so every function in this header
+// is `static`: the linker could otherwise keep the body of an `inline` function that was compiled for AVX-512, and a processor
+// without AVX-512 would then run it.
 #pragma once
 
 #include <cstddef>
@@ -18,8 +18,8 @@ namespace ovfleet::projection {
 // The number of consecutive elements of a row of the source that are quantized with one scale.
 constexpr size_t SRC_GROUP = 32;
 // With one term, the elements of the source are quantized to 8 bits, except for outliers. With two terms, all elements are
-// quantized to 15 bits. Some instruction sets multiply these quants as one number, and others in two terms of 8 bits: the
-// quant is `(first << TERM_BITS) + second`, and the second term is from -64 to 63.
+// quantized to 15 bits. Some instruction sets multiply these quants as one number, and others as two 8-bit terms: the quant is
+// `(first << TERM_BITS) + second`, and the second term is from -64 to 63.
 constexpr int TERM_BITS = 7;
 constexpr size_t TERMS_MAX = 2;
 // An element of the source is an outlier if its magnitude exceeds the root mean square of its row multiplied by this
@@ -224,9 +224,9 @@ struct Outliers {
 
 // The source of the integer kernels, in tiles of rows whose sums fit into registers. The last tile is padded with zeros.
 // `quants` contains, for each tile and group of 32 columns, the quants of the rows: the first terms of all rows and then their
-// second terms, or numbers of 16 bits. The quants of outliers are 0. `scales` contains, for each tile and group of 32 columns,
-// the scale of each row, multiplied by the scale factor of the weights. `sums` contains, for each tile and group of weights,
-// the sum of the quants of each row. For wide groups, each quant is multiplied by its scale before it is added.
+// second terms, or 16-bit numbers. The quants of outliers are 0. `scales` contains, for each tile and group of 32 columns, the
+// scale of each row, multiplied by the scale factor of the weights. `sums` contains, for each tile and group of weights, the
+// sum of the quants of each row. For wide groups, each quant is multiplied by its scale before it is added.
 struct QuantizedSrc {
     size_t M, m_tile;
     int8_t* quants;
@@ -265,7 +265,7 @@ struct KPart {
     size_t begin, end, block, next_block;
 };
 
-// The division of the kernels' work.
+// How the work of the kernels is divided.
 struct Division {
     // The number of rows of a tile, for M rows.
     size_t (*rows_per_tile)(size_t M);

@@ -57,7 +57,7 @@ fn the_noise_of_attention_in_tiles_is_at_most_that_of_bf16_inference() {
         };
         let Layer { heads, kv_heads, size, .. } = layer;
         let scale = f64::from(layer.scale());
-        // Numbers with all bits of f32, distributed in a bell curve.
+        // Approximately normally distributed numbers that use all bits of f32.
         let mut bell = |count: usize, scale: f32| -> Vec<f32> {
             let mut number =
                 || (0..12).map(|_| random.below(1 << 20) as f32 / (1 << 20) as f32 - 0.5).sum::<f32>();

@@ -319,7 +319,8 @@ fn product(matrix: &[f32], x: &[f64]) -> Vec<f64> {
     matrix.chunks_exact(x.len()).map(dot).collect()
 }
 
-/// The attention of a query. A sink joins the softmax like the score of another key, whose value is zero.
+/// The attention of a query. A sink takes part in the softmax like the score of an additional key whose value vector is
+/// zero.
 fn attend(q: &[f64], keys: &[Vec<f64>], values: &[Vec<f64>], sink: Option<f64>) -> Vec<f64> {
     let scale = 1.0 / (q.len() as f64).sqrt();
     let scores: Vec<f64> =
