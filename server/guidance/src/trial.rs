@@ -1,4 +1,4 @@
-//! Trials of grammars. llguidance cannot stop compiling a grammar, and even a small grammar can take gigabytes: the
+//! Trials of grammars. llguidance's compiler cannot be interrupted, and even a small grammar can take gigabytes: the
 //! work grows with the square of the number of properties of an object with `minProperties`, and with the product of
 //! several `multipleOf` values. A grammar that could be that expensive is first compiled in a process that can be
 //! stopped.

@@ -83,7 +83,7 @@ const JSON_ONLY_KEYWORDS: [&str; 17] = [
 ];
 
 impl<'a> Root<'a> {
-    /// Follows the references of a schema.
+    /// Follows the references of a schema. Returns the schema to which they lead, and its path.
     fn resolve(&self, mut schema: &'a Value, mut at: String) -> Result<(&'a Value, String), FormError> {
         let mut followed = 0;
         while let Some(reference) = schema.get("$ref").and_then(Value::as_str) {
