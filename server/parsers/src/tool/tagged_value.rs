@@ -25,8 +25,8 @@ pub(crate) struct ValueRule {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ValueStep {
     More,
-    /// The value has ended with the tag at index `end`. The tag that follows it is at index `next` of the list for that
-    /// tag.
+    /// The value has ended with the tag at index `end`. The tag that follows this end tag is at index `next` of the
+    /// list of tags that may follow it.
     End {
         end: usize,
         next: usize,

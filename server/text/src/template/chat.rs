@@ -30,7 +30,7 @@ pub struct RenderInput<'a> {
     pub extra: Option<&'a Map<String, Json>>,
     /// The name of the template to use, if the model has several.
     pub name: Option<&'a str>,
-    /// The time that `strftime_now` returns (in UTC); the current time if `None`.
+    /// The time that `strftime_now` formats (in UTC); the current time if `None`.
     pub now: Option<SystemTime>,
 }
 

@@ -1,5 +1,6 @@
 //! Implements the BPE of SentencePiece in GGUF files, whose pieces have scores. As long as two neighbors can be merged
-//! into a piece, the pair with the highest score is merged; of several equal pairs, the leftmost is merged first.
+//! into a piece, the pair with the highest score is merged; of several pairs with the same score, the leftmost is
+//! merged first.
 
 use std::{
     cmp::Ordering,
