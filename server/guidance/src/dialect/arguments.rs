@@ -27,7 +27,7 @@ pub(super) fn text_of_length(schema: &Value) -> String {
     }
 }
 
-/// The schema of all arguments, which its parts may refer to.
+/// The schema of all arguments, to which the schemas within it may refer.
 pub(super) struct Root<'a> {
     pub(super) schema: &'a Value,
     pub(super) at: &'a str,

@@ -1,4 +1,4 @@
-//! Phi-4-multimodal: tiles of the image on white with a mask of their patches, and a global view.
+//! Phi-4-multimodal: tiles of the image, which is padded with white, with a mask of their patches, and a global view.
 
 use super::tile_grid::TileGrid;
 use crate::{

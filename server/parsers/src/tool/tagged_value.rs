@@ -73,7 +73,7 @@ enum State {
 /// The text after a tag that may end the value.
 #[derive(Debug)]
 struct TextAfterTag {
-    /// The index of the tag in the list.
+    /// The index of the tag in [`ValueRule::ends`].
     end: usize,
     /// The whole text after the tag.
     read: String,

@@ -118,7 +118,7 @@ impl ChatTemplate {
         self.names.iter().filter_map(source).collect()
     }
 
-    /// Renders the conversation as text. Tokenize this text with special tokens parsed, and without adding any.
+    /// Renders the conversation as text. To tokenize this text, parse its special tokens, but do not add any.
     ///
     /// # Errors
     /// The template rejects the conversation or cannot process it; both are client errors.

@@ -214,8 +214,8 @@ struct Pair {
     score: f32,
     left: usize,
     right: usize,
-    /// The length of both in bytes when the pair was found. If it differs later, one of them has been merged with
-    /// another neighbor.
+    /// The total length of both symbols in bytes when the pair was found. If the length differs later, one of the
+    /// symbols has been merged with another neighbor.
     length: usize,
 }
 
