@@ -26,7 +26,7 @@ fetch: ## Download the OpenVINO runtime and the sample model into .deps/ and ver
 	@scripts/fetch
 
 .PHONY: tools
-tools: ## Build the pinned Kubernetes programs for the tests into .deps/tools/. Requires Go. The first run takes minutes.
+tools: ## Build pinned versions of Kubernetes, Helm and other programs for the tests into .deps/tools/. Requires Go. The first run takes minutes.
 	@scripts/tools node
 
 .PHONY: build
@@ -35,7 +35,7 @@ build: fetch ## Build the server, the router and the operator into target/releas
 	@$(CARGO) build --release --locked --package server --package router --package operator
 
 .PHONY: run
-run: build ## Serve deploy/samples/smollm2.yaml on 127.0.0.1:8000. PORT, MODEL, REPLICAS and ARGS override the defaults.
+run: build ## Serve deploy/samples/smollm2.yaml on 127.0.0.1:8000. PORT, MODEL and REPLICAS override the defaults. ARGS are passed to the program.
 	@name=$${MODEL%/}; name=$${name##*/}; name=$${name%.gguf}; name=$${name%-00001-of-*}; \
 	exec $(BIN)/ovfleet-operator local -f deploy/samples/smollm2.yaml --cache .deps/cache --port "$${PORT:-8000}" \
 	  --model "$${MODEL:-.deps/models/SmolLM2-135M-Instruct.Q4_1.gguf}" $${name:+--set "model.name='$$name'"} \
@@ -100,7 +100,7 @@ hostile: fetch ## Attack a router and a server, each limited to 2 GiB of memory,
 	@$(CARGO) test --workspace --locked --features tests/hostile --test hostile -- $(ARGS)
 
 .PHONY: lint
-lint: fetch ## Check formatting, clippy, C++ code, shell scripts, API documentation and dependencies, without changing files.
+lint: fetch ## Check formatting, clippy lints, C++ code, shell scripts, API documentation and dependencies, without changing files.
 	@scripts/need cargo g++
 	@$(CARGO) fmt --all --check
 	@$(CARGO) clippy --workspace --all-targets --locked --features $(EXTRA_TESTS) -- -D warnings

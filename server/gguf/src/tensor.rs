@@ -151,7 +151,7 @@ pub struct TensorEntry {
     pub kind: TensorType,
     /// The index of the file that stores the tensor, in [`GgufFile::paths`](crate::GgufFile::paths).
     pub part: usize,
-    /// The offset of the tensor's first byte from the start of this file.
+    /// The offset of the tensor's first byte from the start of the file that stores it, in bytes.
     pub offset: u64,
     /// The number of bytes of the tensor.
     pub bytes: u64,

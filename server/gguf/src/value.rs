@@ -71,7 +71,7 @@ impl Value {
         })
     }
 
-    /// The value, if it is an integer of any width and not negative.
+    /// The value, if it is a non-negative integer of any width.
     pub fn u64(&self) -> Option<u64> {
         match self {
             Self::U64(value) => Some(*value),

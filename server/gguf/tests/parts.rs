@@ -102,7 +102,7 @@ fn the_first_part_opens_the_whole_model() {
     assert_eq!(parts, [0, 0, 0, 1, 1, 1, 2]);
 }
 
-/// The first part has no tensors, as `gguf-split --no-tensor-first-split` writes it.
+/// The first part has no tensors, like the first part that `gguf-split --no-tensor-first-split` writes.
 #[test]
 fn a_part_may_have_no_tensors() {
     let split = Split::new();

@@ -31,10 +31,11 @@ pub(crate) trait CacheValue: Clone {
     fn is_idle(&self) -> bool;
 }
 
-/// Compiled forms, keyed by their sources, within limits on count, bytes and memory.
+/// Compiled forms, keyed by their sources. Their number, the total size of the keys and the memory are limited.
 #[derive(Debug)]
 pub(crate) struct Cache<V> {
     entries: HashMap<String, Entry<V>>,
+    /// The total size of the keys, in bytes.
     bytes: usize,
     /// The number of lookups so far.
     uses: u64,

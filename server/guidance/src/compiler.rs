@@ -84,7 +84,8 @@ impl Compiler {
         })
     }
 
-    /// Runs a trial of every grammar whose cost could be large before it is compiled in this process.
+    /// Makes the compiler run a trial of each grammar whose cost could be large before it compiles the grammar in this
+    /// process.
     #[must_use]
     pub fn with_trial(self, trial: Box<dyn Trial>) -> Self {
         Self { trial: Some(trial), ..self }
@@ -202,7 +203,7 @@ impl Compiler {
         Ok(Guide::new(start, grammar, self.end, &self.forms))
     }
 
-    /// Creates a parser in the start state of a grammar, and counts the symbols of its compiled grammar.
+    /// Returns a parser in the start state of a grammar, and the number of symbols of the compiled grammar.
     fn parser(&self, grammar: TopLevelGrammar) -> Result<(TokenParser, usize), String> {
         let environment = Some(self.factory.tok_env().clone());
         let limits = self.factory.limits().clone();

@@ -23,7 +23,7 @@ pub(crate) fn is_ebnf(text: &str) -> bool {
 /// Translates a grammar from EBNF to Lark.
 ///
 /// # Errors
-/// The grammar is invalid. The message has the line number, unless a rule is missing.
+/// The grammar is invalid. The message contains the line number, unless a rule is missing.
 pub(crate) fn to_lark(text: &str) -> Result<String, String> {
     let rules = parse::rules(text)?;
     let Some(&root) = rules.by_name.get(ROOT) else {
@@ -41,7 +41,7 @@ pub(crate) fn to_lark(text: &str) -> Result<String, String> {
     Ok(lark)
 }
 
-/// Finds the rules that refer to themselves, directly or through others, or to a rule that does.
+/// Returns, for each rule, whether it refers to itself, directly or through others, or to a rule that does.
 fn recursive(rules: &Rules) -> Vec<bool> {
     let references: Vec<Vec<usize>> = rules.bodies.iter().map(Node::references).collect();
     // A rule is not recursive if all rules it refers to are known not to be. Start with the leaves.
@@ -105,7 +105,7 @@ impl Writer<'_> {
         }
     }
 
-    /// Writes a part of a rule, in which everything that can be a terminal becomes one.
+    /// Returns the Lark text of a part of a rule. Everything in it that can be a terminal becomes a terminal.
     fn expression(&mut self, node: &Node) -> String {
         if self.is_word(node) {
             let word = self.word(node);

@@ -112,8 +112,8 @@ impl CompiledForm {
     }
 
     /// Whether an owner of memory must stop growing: all owners together exceed the limit even after idle forms are
-    /// dropped, and this one takes at least an equal share of the limit. All owners together therefore use at most
-    /// about twice the limit.
+    /// dropped, and this owner takes at least the limit divided by the number of owners. All owners together therefore
+    /// use at most about twice the limit.
     fn is_too_large(&self, memory: &OwnedMemory) -> bool {
         let Some(forms) = self.forms.upgrade() else { return false };
         let bytes_max = forms.limits.memory_bytes_max;

@@ -1,9 +1,9 @@
 //! Writes rules, terminals and expressions in the Lark dialect that llguidance reads.
 //!
 //! JSON that is the whole output may be laid out with whitespace, within bounds. JSON within another form is written
-//! as most models write it, with at most one space after a comma or a colon. Then all parts share one lexer, which
-//! considers everything that may follow. (A part with its own rule for whitespace has its own lexer, and where two
-//! such parts may begin, llguidance would consider only one of them.)
+//! as most models write it, with at most one space after a comma or a colon. Without rules for other whitespace, all
+//! parts share one lexer, which considers everything that may follow. (A part with its own rule for whitespace has its
+//! own lexer, and where two such parts may begin, llguidance would consider only one of them.)
 
 use llguidance::api::{GrammarWithLexer, TopLevelGrammar};
 use serde_json::Value;

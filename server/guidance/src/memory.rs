@@ -84,7 +84,8 @@ impl OwnedMemory {
         &self.total
     }
 
-    /// Whether all owners together take more than `bytes_max`, and this one at least an equal part of `bytes_max`.
+    /// Whether all owners together take more than `bytes_max`, and this owner takes at least `bytes_max` divided by the
+    /// number of owners.
     pub(crate) fn exceeds_average(&self, bytes_max: usize) -> bool {
         let owners = self.total.owners.load(Ordering::Relaxed).max(1);
         self.total.bytes() > bytes_max && self.bytes() >= bytes_max / owners
@@ -128,8 +129,8 @@ pub(crate) fn grammar_bytes(parser: &TokenParser, symbol_count: usize) -> usize 
     bytes + symbol_count.saturating_sub(used.len()) * UNUSED_SYMBOL_BYTES
 }
 
-/// The bytes of the lexer of a parser with all its states; `None` if it panicked. Call this only while no other thread
-/// uses the lexer.
+/// The bytes of the lexer of a parser with all its states; `None` if the lexer cannot be measured, because it panicked.
+/// Call this only while no other thread uses the lexer.
 pub(crate) fn lexer_bytes(parser: &TokenParser) -> Option<usize> {
     let stats = catch_unwind(AssertUnwindSafe(|| parser.parser.lexer_stats())).ok()?;
     let counted = stats.num_bytes.saturating_sub(stats.num_derivatives * EXCESS_DERIVATIVE_BYTES);

@@ -1,8 +1,9 @@
-//! Limits the parts of forms that make the stack or the memory of llguidance grow, and provides the stack.
+//! Limits the parts of forms that make the stack or the memory of llguidance grow, and runs its compiler on a large
+//! stack.
 //!
-//! llguidance's compiler recurses for each reference from a rule to another, for each group, for each `$ref`, and for
+//! llguidance's compiler recurses for each reference from one rule to another, for each group, for each `$ref`, and for
 //! each property of an object. A stack overflow would abort the process. If a text must match several patterns at the
-//! same time, its lexer considers every combination of their states.
+//! same time, llguidance's lexer considers every combination of their states.
 
 use std::collections::HashSet;
 use std::panic::resume_unwind;
@@ -98,7 +99,7 @@ pub(crate) fn conjunctions(lark: &str) -> usize {
     count
 }
 
-/// The length of the rest of a string or a regular expression, with its end.
+/// The length of the rest of a string or a regular expression, including the closing delimiter `end`.
 fn quoted(text: &[u8], end: u8) -> usize {
     let mut is_escaped = false;
     let is_end = |byte: &u8| {

@@ -46,8 +46,8 @@ impl Preface {
         Some(Self { vocabulary: Arc::clone(vocabulary), open, close: close.to_vec(), free, newline })
     }
 
-    /// Removes from `allowed` the tokens that would complete the mark and continue after it, where the text so
-    /// far ends with `tail`.
+    /// Removes from `allowed` the tokens that would complete the mark and continue after it, if the text so far ends
+    /// with `tail`.
     fn remove_overlong(&self, tail: &[u8], allowed: &mut TokenSet) {
         let prefixes = (1..self.close.len()).filter(|&length| tail.ends_with(&self.close[..length]));
         for length in prefixes {

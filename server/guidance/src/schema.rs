@@ -132,7 +132,7 @@ const KEYWORDS: [(&str, Kind); 37] = [
 /// Prepares a schema for compilation.
 ///
 /// # Errors
-/// The schema is invalid or too large; the error has the path of the invalid part.
+/// The schema is invalid or too large; the error contains the path of the invalid part.
 pub(crate) fn prepare(schema: &Value, at: &str, whitespace: JsonWhitespace) -> Result<Value, FormError> {
     let mut schema = match schema {
         Value::Bool(true) => json!({}),

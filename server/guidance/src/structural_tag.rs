@@ -39,7 +39,7 @@ pub fn is_structural_tag_type(name: &str) -> bool {
 /// Converts a structural tag, or one of its formats, to a form.
 ///
 /// # Errors
-/// The tag is invalid or its type is not supported; the error has the path of the invalid part.
+/// The tag is invalid or its type is not supported; the error contains the path of the invalid part.
 pub fn structural_tag(tag: &Map<String, Value>, at: &str) -> Result<Form, FormError> {
     if tag.get("type").and_then(Value::as_str) != Some("structural_tag") {
         return format(tag, at, 0);

@@ -1,4 +1,4 @@
-//! Trials of grammars. llguidance cannot stop compiling a grammar, and even a small grammar can take gigabytes: the
+//! Trials of grammars. llguidance's compiler cannot be interrupted, and even a small grammar can take gigabytes: the
 //! work grows with the square of the number of properties of an object with `minProperties`, and with the product of
 //! several `multipleOf` values. A grammar that could be that expensive is first compiled in a process that can be
 //! stopped.
@@ -24,7 +24,7 @@ pub trait Trial: Send + Sync {
     /// Compiles a grammar with [`try_grammar`](crate::try_grammar) within limits of time and memory.
     ///
     /// # Errors
-    /// The grammar cannot be compiled, or not within the limits, or the trial cannot be run.
+    /// The grammar cannot be compiled at all or within the limits, or the trial cannot be run.
     fn run(&self, request: &[u8]) -> Result<(), TrialError>;
 }
 
@@ -124,8 +124,8 @@ impl GrammarSize {
             ("minProperties" | "maxProperties", Value::Number(_)) => self.has_costly_keyword = true,
             ("multipleOf", Value::Number(number)) => {
                 let number = number.as_f64().unwrap_or(f64::INFINITY);
-                // The number of states of a fraction depends on its digits instead of its value: 0.997 needs at least
-                // as many as 997.
+                // For a fraction, the number of states depends on the digits instead of the value: 0.997 needs at least
+                // as many states as 997.
                 self.multiples *= if number.fract() == 0.0 { number.abs().max(1.0) } else { f64::INFINITY };
             }
             _ => {}

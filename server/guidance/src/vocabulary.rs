@@ -24,9 +24,9 @@ pub struct Vocabulary {
     special: Vec<bool>,
     /// The special tokens by their texts.
     by_text: HashMap<String, u32>,
-    /// For each byte, whether one of these texts begins with it.
+    /// For each byte, whether the text of a special token begins with it.
     first_bytes: Vec<bool>,
-    /// The length of the longest of these texts, in bytes.
+    /// The length of the longest text of a special token, in bytes.
     longest: usize,
 }
 

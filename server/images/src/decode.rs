@@ -51,10 +51,10 @@ impl DecodeLimits {
 }
 
 /// Decodes an image: applies the orientation of its EXIF metadata, and flattens transparent pixels onto a white
-/// background. Colors of 16 bits are truncated to their upper 8 bits, as in Pillow.
+/// background. 16-bit colors are truncated to their upper 8 bits, as in Pillow.
 ///
-/// This takes a few milliseconds per million pixels and up to 11 bytes of memory per pixel, so call it on a thread that
-/// may block, and limit the number of concurrent calls.
+/// Decoding takes a few milliseconds per million pixels and up to 11 bytes of memory per pixel, so call this function
+/// on a thread that may block, and limit the number of concurrent calls.
 ///
 /// # Errors
 ///

@@ -19,7 +19,7 @@ pub enum ImageFormat {
     WebP,
     /// GIF; only the first frame of animated files is used.
     Gif,
-    /// The bitmaps of Windows.
+    /// The bitmap format of Windows.
     Bmp,
 }
 

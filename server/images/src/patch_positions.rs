@@ -48,9 +48,9 @@ impl PatchFractions {
     }
 }
 
-/// PyTorch's `arange` of 32-bit numbers on CPUs with AVX2. It computes pairs of vectors of eight numbers. The first
-/// number of a vector is rounded before the steps are added to it. The numbers after the last pair are computed one by
-/// one.
+/// Returns the same numbers as PyTorch's `arange` of 32-bit floats on CPUs with AVX2, which computes pairs of vectors
+/// of eight numbers. The first number of a vector is rounded before the steps are added to it. The numbers after the
+/// last pair are computed one by one.
 fn arange(start: f64, step: f64, count: u32) -> Vec<f32> {
     let number = |index: u32| (start + step * f64::from(index)) as f32;
     let in_vectors = count / 16 * 16;

@@ -72,8 +72,8 @@ fn sinc(x: f64) -> f64 {
 pub(crate) enum WeightPrecision {
     /// The weights have 22 bits, as in Pillow.
     Pillow,
-    /// The weights have as many bits as fit into 16 bits with the largest weight, as in PyTorch's resize of 8-bit
-    /// tensors on CPUs.
+    /// The weights have the largest number of bits for which the largest weight fits into 16 bits, as in PyTorch's
+    /// resize of 8-bit tensors on CPUs.
     Torch,
 }
 
@@ -100,7 +100,7 @@ pub(crate) fn resize_region(image: &RgbImage, size: Size, filter: Filter, region
     resize_with(image, size, filter, region, WeightPrecision::Pillow)
 }
 
-/// Resizes an image as PyTorch does with antialiasing: with Pillow's filters, but weights of 16 bits.
+/// Resizes an image as PyTorch does with antialiasing: with Pillow's filters, but 16-bit weights.
 pub(crate) fn resize_torch(image: &RgbImage, size: Size, filter: Filter) -> RgbImage {
     resize_with(image, size, filter, ImageRegion { left: 0, top: 0, size }, WeightPrecision::Torch)
 }
@@ -113,8 +113,8 @@ enum FirstPass {
 }
 
 impl FirstPass {
-    /// The order since Pillow 13: the vertical pass is first if the height shrinks by more than twice as many pixels as
-    /// the width.
+    /// The order since Pillow 13: the vertical pass comes first if the height shrinks by more than twice as many pixels
+    /// as the width.
     fn of_pillow(from: Size, to: Size) -> Self {
         let shrinkage = |from: u32, to: u32| i64::from(from) - i64::from(to);
         let height = shrinkage(from.height, to.height);

@@ -5,7 +5,7 @@ use std::str::FromStr;
 
 use crate::Tools;
 
-/// Defines a format of the parsers: its variants with their documentation and names, in the order of the documentation.
+/// Defines an enum of formats: the variants with their documentation and names, in the order of the documentation.
 macro_rules! formats {
     ($(#[$about:meta])* $format:ident { $($(#[$of_variant:meta])* $variant:ident => $name:literal,)* }) => {
         $(#[$about])*

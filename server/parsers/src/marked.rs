@@ -23,7 +23,7 @@ pub(crate) struct MarkedText {
     scanner: Scanner,
     /// Whether only layout has been read since the beginning, the end of reasoning or the end of a call.
     at_start: bool,
-    /// The layout that has been read since then.
+    /// The layout that has been read while `at_start` is true.
     layout: String,
     after_call: bool,
     /// Whether a newline that follows belongs to the preceding tag.
@@ -270,7 +270,8 @@ impl MarkedText {
         self.again.extend(rest.chars().rev());
     }
 
-    /// The tag that ends a response is recognized only if nothing but whitespace follows it.
+    /// Reads a character after the tag that ends a response. The tag is recognized only if nothing but whitespace
+    /// follows it.
     fn answer_end(&mut self, letter: char, out: &mut DeltaBuffer) {
         out.read(letter);
         if is_space(letter) {

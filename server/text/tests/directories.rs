@@ -95,7 +95,7 @@ fn the_tokenizer_of_a_directory_follows_its_files() {
     assert_eq!(model.defaults.eos, [98]);
 }
 
-/// Without this check, every prompt would begin with this token, and every request would be rejected.
+/// Without this check, every prompt would begin with an unknown token, and every request would be rejected.
 #[test]
 fn a_post_processor_that_adds_an_unknown_token_is_refused() {
     let directory = Directory::new();

@@ -27,7 +27,7 @@ pub(super) fn text_of_length(schema: &Value) -> String {
     }
 }
 
-/// The schema of all arguments, which its parts may refer to.
+/// The schema of all arguments, to which the schemas within it may refer.
 pub(super) struct Root<'a> {
     pub(super) schema: &'a Value,
     pub(super) at: &'a str,
@@ -83,7 +83,7 @@ const JSON_ONLY_KEYWORDS: [&str; 17] = [
 ];
 
 impl<'a> Root<'a> {
-    /// Follows the references of a schema.
+    /// Follows the references of a schema. Returns the schema to which they lead, and its path.
     fn resolve(&self, mut schema: &'a Value, mut at: String) -> Result<(&'a Value, String), FormError> {
         let mut followed = 0;
         while let Some(reference) = schema.get("$ref").and_then(Value::as_str) {

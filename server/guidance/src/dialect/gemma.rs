@@ -157,8 +157,8 @@ fn array(
     Ok(join(["\"[\"".to_owned(), body, "\"]\"".to_owned()]))
 }
 
-/// Returns a key in the notation that the parser of calls reads: in JSON quotes if the key is empty, begins or ends
-/// with whitespace, or contains a reserved character.
+/// Returns a key in the notation that the parser of calls reads: a JSON string if the key is empty, begins or ends with
+/// whitespace, or contains a reserved character, and otherwise the key without quotes.
 fn key(name: &str) -> Cow<'_, str> {
     const RESERVED: [char; 9] = [',', ':', '{', '}', '[', ']', '<', '"', '\n'];
     let is_plain = !name.is_empty() && name.trim() == name && !name.contains(RESERVED);

@@ -58,7 +58,7 @@ impl Node {
 /// Parses the rules of a grammar.
 ///
 /// # Errors
-/// The grammar is invalid. The message has the line number, unless a rule is missing.
+/// The grammar is invalid. The message contains the line number, unless a rule is missing.
 pub(super) fn rules(text: &str) -> Result<Rules, String> {
     let mut reader =
         Reader { text, letters: text.char_indices().peekable(), names: HashMap::new(), depth: 0 };
@@ -95,7 +95,7 @@ struct Reader<'a> {
 }
 
 impl<'a> Reader<'a> {
-    /// The number of the rule with this name.
+    /// Returns the number of the rule with this name, and assigns a number to a new name.
     fn rule(&mut self, name: &str) -> usize {
         let next = self.names.len();
         *self.names.entry(name.to_owned()).or_insert(next)

@@ -228,7 +228,7 @@ fn sampled_texts_match_their_form() {
 fn a_compiled_form_is_cached_and_its_sequences_are_independent() {
     let guide = compile(&json_form(json!({"type": "array", "items": {"type": "string"}})));
     let texts: Vec<Vec<u8>> = (0..600).map(|seed| draw(&guide, seed, 40).bytes).collect();
-    // The result is the same with a warm lexer and more sequences than can share it.
+    // The result is the same with a warm lexer, and with more sequences than can share a lexer.
     for (seed, text) in (0..600).zip(&texts).step_by(13) {
         assert_eq!(draw(&guide, seed, 40).bytes, *text);
     }

@@ -1,4 +1,4 @@
-//! Tests forms that need much memory. Each lexer and each parser of a sequence has a limit, and so do all of them
+//! Tests forms that need a lot of memory. Each lexer and each parser of a sequence has a limit, and so do all of them
 //! together with the compiled grammars. A sequence that exceeds a limit does not affect others.
 
 use rand::rngs::StdRng;

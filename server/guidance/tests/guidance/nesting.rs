@@ -20,7 +20,8 @@ fn rejection(form: &Form) -> String {
     COMPILER.compile(form).expect_err("the form exceeds a limit").problem
 }
 
-/// Rules that each refer to the next. `rule` writes a rule, given its number.
+/// A grammar that consists of `start` and `length` rules, each of which refers to the next. `rule` writes a rule, given
+/// its number.
 fn chain(start: &str, length: usize, rule: impl Fn(usize) -> String) -> Form {
     let mut text = start.to_owned();
     (0..length).for_each(|number| writeln!(text, "{}", rule(number)).unwrap());

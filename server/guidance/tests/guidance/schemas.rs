@@ -190,7 +190,7 @@ fn form(schema: &Value) -> Form {
     Form::Json { schema: schema.clone(), at: "schema".to_owned() }
 }
 
-/// Whether a number is too large for the parser. JSON itself has no largest number.
+/// Whether parsing failed because a number is too large for the parser. JSON itself has no largest number.
 fn is_beyond_numbers(error: &serde_json::Error) -> bool {
     error.to_string().starts_with("number out of range")
 }

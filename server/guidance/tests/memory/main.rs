@@ -147,7 +147,7 @@ fn the_reported_memory_of_a_sequence_grows_with_its_text() {
     );
     let many = words(1000).iter().map(|word| format!("\"{}\"", &word[..6])).collect::<Vec<_>>().join(" | ");
     compare_sequence("alternatives", &grammar(format!("start: (\"x\" | {many})*\n")), &[b'x'; 1000]);
-    // The parser tries a token of 64 bytes, each of which is a row.
+    // To compute the allowed tokens, the parser tries a token of 64 bytes, and creates a row for each byte.
     compare_sequence("a long token", &grammar(format!("start: (\"x\" | {many})*\n")), b"x");
     compare_sequence("a long lexeme", &grammar(format!("start: /[x]+/ (\"y\" | {many})\n")), &[b'x'; 10_000]);
     compare_sequence("ambiguous rules", &grammar("start: start start | \"x\"\n".to_owned()), &[b'x'; 400]);

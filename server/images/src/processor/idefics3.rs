@@ -1,4 +1,4 @@
-//! Idefics3 and SmolVLM: a grid of tiles, each of which has its row and its column in the prompt, and a global view.
+//! Idefics3 and SmolVLM: a grid of tiles, whose rows and columns the prompt states, and a global view.
 
 use crate::{
     config::ModelConfig,

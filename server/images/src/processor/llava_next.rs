@@ -102,8 +102,8 @@ impl LlavaNext {
         canvas
     }
 
-    /// The grid of patches of all tiles together without the rows or columns that are only padding, as the range of rows
-    /// and the range of columns.
+    /// The ranges of rows and columns in the grid of the patches of all tiles, without the rows or columns that contain
+    /// only padding.
     fn unpadded(&self, size: Size, resolution: Size) -> PatchRanges {
         let patches = self.clip.crop.width / self.clip.patch;
         let columns = resolution.width / self.clip.crop.width * patches;

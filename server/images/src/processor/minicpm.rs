@@ -25,7 +25,7 @@ pub(super) struct MiniCpm {
     slice_tokens: u32,
     /// The edge of the grid of position embeddings.
     position_grid: u32,
-    /// The number of dimensions of the resampler.
+    /// The hidden size of the resampler.
     hidden: u32,
     image_number: ImageNumber,
     normalization: Normalization,

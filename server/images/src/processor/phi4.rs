@@ -1,4 +1,4 @@
-//! Phi-4-multimodal: tiles of the image on white with a mask of their patches, and a global view.
+//! Phi-4-multimodal: tiles of the image, which is padded with white, with a mask of their patches, and a global view.
 
 use super::tile_grid::TileGrid;
 use crate::{
@@ -176,7 +176,8 @@ struct CubicWindow {
     weights: [f32; 4],
 }
 
-/// PyTorch's cubic interpolation without antialiasing (a = -0.75) from `from` to `to` values.
+/// Returns the windows with which PyTorch's cubic interpolation without antialiasing (a = -0.75) resamples `from`
+/// values to `to` values.
 fn cubic_windows(from: u32, to: u32) -> Vec<CubicWindow> {
     const A: f32 = -0.75;
     let inner = |x: f32| ((A + 2.0) * x - (A + 3.0)) * x * x + 1.0;

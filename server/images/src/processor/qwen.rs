@@ -93,8 +93,8 @@ impl Qwen {
         })
     }
 
-    /// The size to which an image is resized: multiples of the edge of a merged token, with a number of pixels between
-    /// the limits where possible.
+    /// The size to which an image is resized. Both sides are multiples of the edge of a merged token, and the number of
+    /// pixels is between the limits where possible.
     fn resized(&self, size: Size, detail: Detail) -> Result<Size, ImageError> {
         let longer = size.width.max(size.height);
         let shorter = size.width.min(size.height);
@@ -158,7 +158,7 @@ impl Qwen {
                     let values = bytes[color..].iter().step_by(3);
                     numbers.extend(values.map(|value| self.normalization.number(color, *value)));
                 }
-                // An image is processed as a video whose frames are equal.
+                // An image is processed as a video whose frames are identical.
                 let frame = start..numbers.len();
                 for _ in 1..self.frames {
                     numbers.extend_from_within(frame.clone());

@@ -1,6 +1,6 @@
 use super::*;
 
-/// A picture with different values everywhere.
+/// A picture with pseudorandom pixel values.
 fn picture(size: Size) -> RgbImage {
     let value = |index: u64| ((index * 2_654_435_761) >> 13) as u8;
     RgbImage::new(size, (0..size.pixels() * 3).map(value).collect()).unwrap()

@@ -25,8 +25,8 @@ pub(crate) struct ValueRule {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ValueStep {
     More,
-    /// The value has ended with the tag at index `end`. The tag that follows it is at index `next` of the list for that
-    /// tag.
+    /// The value has ended with the tag at index `end`. The tag that follows this end tag is at index `next` of the
+    /// list of tags that may follow it.
     End {
         end: usize,
         next: usize,
@@ -73,7 +73,7 @@ enum State {
 /// The text after a tag that may end the value.
 #[derive(Debug)]
 struct TextAfterTag {
-    /// The index of the tag in the list.
+    /// The index of the tag in [`ValueRule::ends`].
     end: usize,
     /// The whole text after the tag.
     read: String,

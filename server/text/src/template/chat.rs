@@ -30,7 +30,7 @@ pub struct RenderInput<'a> {
     pub extra: Option<&'a Map<String, Json>>,
     /// The name of the template to use, if the model has several.
     pub name: Option<&'a str>,
-    /// The time that `strftime_now` returns (in UTC); the current time if `None`.
+    /// The time that `strftime_now` formats (in UTC); the current time if `None`.
     pub now: Option<SystemTime>,
 }
 
@@ -118,7 +118,7 @@ impl ChatTemplate {
         self.names.iter().filter_map(source).collect()
     }
 
-    /// Renders the conversation as text. Tokenize this text with special tokens parsed, and without adding any.
+    /// Renders the conversation as text. To tokenize this text, parse its special tokens, but do not add any.
     ///
     /// # Errors
     /// The template rejects the conversation or cannot process it; both are client errors.

@@ -29,7 +29,7 @@ thread_local! {
     static NOW: Cell<SystemTime> = const { Cell::new(SystemTime::UNIX_EPOCH) };
 }
 
-/// Calls `render` with `now` as the result of `strftime_now`.
+/// Calls `render`. During the call, `strftime_now` formats the time `now`.
 pub(super) fn at_time<T>(now: SystemTime, render: impl FnOnce() -> T) -> T {
     NOW.set(now);
     render()

@@ -39,7 +39,7 @@ pub(crate) fn from_gguf(file: &GgufFile) -> Result<Tokenizer, LoadError> {
     }
 }
 
-/// Byte-level BPE, as introduced by GPT-2.
+/// Builds a tokenizer with byte-level BPE, which GPT-2 introduced.
 fn byte_level(metadata: &Metadata<'_>) -> Result<Tokenizer, LoadError> {
     let name = metadata.optional(PRE, Value::str, "is not a string")?.unwrap_or("default");
     let pre = pre::named(name)
@@ -73,7 +73,7 @@ fn set_pre(inner: &mut tokenizers::Tokenizer, pre: &PreTokenizer) -> Result<(), 
     Ok(())
 }
 
-/// The alphabet of SentencePiece with merges instead of scores (Gemma 4).
+/// Builds a BPE tokenizer with the alphabet of SentencePiece, and with merges instead of scores (Gemma 4).
 fn sentencepiece_merges(metadata: &Metadata<'_>) -> Result<Tokenizer, LoadError> {
     let tokens = metadata.tokens()?;
     let kinds = metadata.kinds(tokens.len())?;
@@ -99,7 +99,7 @@ fn sentencepiece_merges(metadata: &Metadata<'_>) -> Result<Tokenizer, LoadError>
     })
 }
 
-/// SentencePiece BPE with scores (Llama 2, Mistral, Gemma, Phi-3 and others).
+/// Builds a SentencePiece BPE tokenizer with scores (Llama 2, Mistral, Gemma, Phi-3 and others).
 fn sentencepiece_scores(metadata: &Metadata<'_>) -> Result<Tokenizer, LoadError> {
     let tokens = metadata.tokens()?;
     let kinds = metadata.kinds(tokens.len())?;

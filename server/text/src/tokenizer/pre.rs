@@ -109,7 +109,8 @@ impl PreTokenizer {
         self.nfc.then_some(NormalizerWrapper::NFC(NFC))
     }
 
-    /// Splits text and writes the words in the byte-level alphabet.
+    /// Returns the pre-tokenizer that splits text into words and maps the bytes of each word to the byte-level
+    /// alphabet.
     pub(super) fn pre_tokenizer(&self) -> Result<PreTokenizerWrapper, tokenizers::Error> {
         let mut steps = Vec::new();
         for step in self.steps {

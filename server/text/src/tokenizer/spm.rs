@@ -1,5 +1,6 @@
 //! Implements the BPE of SentencePiece in GGUF files, whose pieces have scores. As long as two neighbors can be merged
-//! into a piece, the pair with the highest score is merged; of several equal pairs, the leftmost is merged first.
+//! into a piece, the pair with the highest score is merged; of several pairs with the same score, the leftmost is
+//! merged first.
 
 use std::{
     cmp::Ordering,
@@ -213,8 +214,8 @@ struct Pair {
     score: f32,
     left: usize,
     right: usize,
-    /// The length of both in bytes when the pair was found. If it differs later, one of them has been merged with
-    /// another neighbor.
+    /// The total length of both symbols in bytes when the pair was found. If the length differs later, one of the
+    /// symbols has been merged with another neighbor.
     length: usize,
 }
 

@@ -1,5 +1,5 @@
 //! Checks that an arbitrary template with an arbitrary conversation is either rendered or rejected, within the limits,
-//! and with the same result each time. `server/fuzz` runs this for hours, `main.rs` for seconds.
+//! and with the same result each time. `server/fuzz` runs this check for hours, `main.rs` for seconds.
 
 use std::time::UNIX_EPOCH;
 

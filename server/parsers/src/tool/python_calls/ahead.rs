@@ -157,7 +157,7 @@ pub(super) fn begins_key(letter: char) -> bool {
     letter.is_alphanumeric() || matches!(letter, '_' | '$' | '@')
 }
 
-/// Whether the name of an argument may contain `letter`. Guided decoding writes only names that consist of such
+/// Whether the name of an argument may contain `letter`. Structured outputs allow only names that consist of such
 /// characters.
 pub(super) fn continues_key(letter: char) -> bool {
     begins_key(letter) || is_of_name(letter)
