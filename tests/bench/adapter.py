@@ -8,7 +8,7 @@ import random
 import struct
 
 LAYERS, HIDDEN, KV, FEED_FORWARD = 30, 576, 192, 1536
-# Rows and columns.
+# The numbers of rows and columns of each matrix.
 MODULES = {
     "self_attn.q_proj": (HIDDEN, HIDDEN),
     "self_attn.k_proj": (KV, HIDDEN),

@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
-"""`make bench-engine-8b`: loads models of real size, and compares their memory and speed with openvino_genai.
+"""`make bench-engine-8b`: compares the memory use and the speed of the engine with those of openvino_genai, on models of
+realistic size.
 
 The models have random weights (make_model.py). Each round for a model measures the time to read its file, the time and the
-memory to load it (without a cache directory, with one, and from the cache), and the speed of both engines. The bandwidth of
-the memory limits how fast tokens are generated, so each round measures it as well. The table contains the medians of the
-rounds.
+memory to load it (without a cache directory, with an empty one, and from the cache), and the speed of both engines. The
+bandwidth of the memory limits how fast tokens are generated, so each round measures it as well. The table contains the
+medians of the rounds.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ PREFIX_TOKENS, OWN_TOKENS, PREFIX_OUTPUT_TOKENS, PREFIX_CONCURRENT = 1024, 64, 6
 LONG_TOKENS, STREAMS, STREAM_PROMPT_TOKENS, STREAM_OUTPUT_TOKENS, LONG_AFTER_TOKENS = 4096, 8, 64, 256, 16
 # Number of requests in the sequential case, because a single request would be too short to measure.
 SINGLE_REQUESTS = 4
-# Token IDs that are ordinary text in all vocabularies of the benchmarks.
+# From this token ID on, all vocabularies of the benchmarks have ordinary text.
 TOKEN_MIN = 300
 
 

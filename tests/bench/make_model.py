@@ -97,11 +97,12 @@ class Blocks:
         return np.resize(np.roll(pool, int(self.random.integers(len(pool))), axis=0), (count, pool.shape[1]))
 
     def q4_0(self, blocks: np.ndarray, deviation: float) -> None:
-        """Values s q, in which q is uniform from -8 to 7, have the standard deviation 4.6 s."""
+        """Sets the scales: values s q, in which q is uniform from -8 to 7, have the standard deviation 4.6 s."""
         blocks[:, :2] = self.half(deviation / 4.6)
 
     def q4_k(self, blocks: np.ndarray, deviation: float) -> None:
-        """Values s q - 7.5 m, in which s and m are uniform from 32 to 63, have the standard deviation 238."""
+        """Sets the scales and minima: values s q - 7.5 m, in which s and m are uniform from 32 to 63, have the standard
+        deviation 238."""
         blocks[:, :2], blocks[:, 2:4] = self.half(deviation / 238), self.half(7.5 * deviation / 238)
         # The format of the scales and minima is that of `unpack_scales_and_minima` in server-gguf.
         s, m = self.random.integers(32, 64, (2, self.POOL, 8), dtype=np.uint8)
@@ -110,7 +111,7 @@ class Blocks:
         blocks[:, 4:16] = self.repeated(np.concatenate(scales, axis=1), len(blocks))
 
     def q6_k(self, blocks: np.ndarray, deviation: float) -> None:
-        """Values s (q - 32), in which s is uniform from 32 to 127, have the standard deviation 1,560."""
+        """Sets the scales: values s (q - 32), in which s is uniform from 32 to 127, have the standard deviation 1,560."""
         blocks[:, 208:210] = self.half(deviation / 1560)
         blocks[:, 192:208] = self.repeated(self.random.integers(32, 128, (self.POOL, 16), dtype=np.uint8), len(blocks))
 

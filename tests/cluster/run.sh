@@ -2,7 +2,7 @@
 # run.sh PROGRAM... -- ARGUMENT...: runs each test of the test programs that the arguments select. The arguments are those
 # of a test program: parts of names, and options such as --ignored. The tests spend most of their time waiting, so several
 # nodes run in parallel, and each runs the next test that no other node has started. The programs run without Cargo,
-# because Cargo would wait while another Cargo builds.
+# because it would wait while another Cargo process builds.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 

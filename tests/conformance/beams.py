@@ -32,7 +32,7 @@ IDENTICAL_SHARE_MIN = 0.97
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """The parameters of a search, by the names of our API."""
+    """The parameters of a search, named as in our API."""
 
     width: int
     returned: int = 1
@@ -40,7 +40,7 @@ class Case:
     early_stopping: bool | str = False
     groups: int = 1
     diversity_penalty: float = 0.0
-    # A period or a comma also ends a sequence, so that sequences end for more reasons than the end token.
+    # A period or a comma also ends a sequence, so that the end token is not the only reason why sequences end.
     stop_at_sentences: bool = True
     max_tokens: int = OUTPUT_TOKENS
 
@@ -262,7 +262,7 @@ def plain_against_peer(plain: Plain, setup: engines.Setup, results: list[dict]):
 
 
 def ours_against_peer(api: served.Api, plain: Plain, setup: engines.Setup, results: list[dict]):
-    """Returns a check for each case."""
+    """Yields a check for each case."""
     prompts = oracle.prompts(setup.model)
     for result in results:
         case, stops = Case(**result["case"]), result["stops"]

@@ -144,7 +144,7 @@ class Scored:
 
     @staticmethod
     def compute(model: reference.Reference, scenario: dict) -> Scored:
-        """Computes the scenario with a reference."""
+        """Computes the results of the scenario with a reference model."""
         work, scores, selected = scenario["windows"], [], []
         for start in range(0, len(work), REFERENCE_WINDOWS):
             group = work[start : start + REFERENCE_WINDOWS]
@@ -241,7 +241,7 @@ def random_noises(engine: pathlib.Path, served: engines.Setup, directory: pathli
 
 
 def random_scenario() -> dict:
-    """Scores the random windows, with all logits."""
+    """Returns the scenario that scores the random windows and records all of their logits."""
     rows = [[window, position] for window in range(RANDOM_WINDOWS) for position in range(RANDOM_TOKENS)]
     return {"kind": "score", "windows": random_windows(), "logits": {"file": "logits.f32", "rows": rows}}
 

@@ -255,7 +255,7 @@ def min_tokens(sides: Sides) -> Check:
 
 
 def stop_strings(sides: Sides, kept: bool) -> Check:
-    """Checks that a text with stop strings is the text without them, cut off at the first stop string."""
+    """Checks that the text generated with stop strings is the text generated without them up to the first stop string."""
     faults, cut, identical, notes = 0, 0, 0, []
     for prompt in sides.prompts:
         whole = sides.ours(prompt)["text"]
@@ -298,7 +298,8 @@ def choices(sides: Sides) -> Check:
 
 
 def filters(sides: Sides, case: Filters) -> Check:
-    """Checks the first tokens that both draw: the reference filters allow all of them, and ours have the expected proportions."""
+    """Checks the first tokens that both engines draw: the reference filters allow all of them, and ours have the expected
+    proportions."""
     outside, of_peer, worst, tokens = 0, 0, 0.0, 0
     for prompt in sides.prompts[:3]:
         row = sides.logits.after(prompt)

@@ -163,7 +163,7 @@ impl ControlPlane {
         client(&self.kubeconfig).await
     }
 
-    /// Creates a client for [`ControlPlane::kubeconfig_for`].
+    /// Creates a client that authenticates as `user`, like [`ControlPlane::kubeconfig_for`].
     ///
     /// # Errors
     /// The kubeconfig cannot be written or read.

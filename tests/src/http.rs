@@ -48,7 +48,7 @@ pub async fn post(url: &str, body: &Value) -> anyhow::Result<Response> {
     receive(client().post(url).json(body)).await
 }
 
-/// Sends a POST request with `body`, which need not be valid JSON, and the content type of JSON.
+/// Sends a POST request with the content type `application/json` and with `body`, which need not be valid JSON.
 ///
 /// # Errors
 /// No response is received.

@@ -89,7 +89,7 @@ pub fn of_process(id: u32) -> anyhow::Result<ProcessMemory> {
     parse(&fs::read_to_string(format!("/proc/{id}/status"))?)
 }
 
-/// Resets [`ProcessMemory::peak`] of process `id` to the resident memory.
+/// Resets [`ProcessMemory::peak`] of process `id` to its current resident memory.
 ///
 /// # Errors
 /// The process does not exist, or belongs to another user.

@@ -45,7 +45,7 @@ pub(crate) fn sha256(bytes: &[u8]) -> String {
     hex(&Sha256::digest(bytes))
 }
 
-/// The position of the first byte of a requested range that has no end.
+/// The position of the first byte that an open-ended range request (`bytes=N-`) asks for.
 pub(crate) fn range_start(headers: &HeaderMap) -> Option<usize> {
     let range = headers.get(header::RANGE)?.to_str().ok()?;
     range.strip_prefix("bytes=")?.strip_suffix('-')?.parse().ok()

@@ -16,8 +16,8 @@ pub const ADDRESS: &str = "10.99.0.1";
 /// The namespace that the chart installs the operator into.
 pub const OPERATOR_NAMESPACE: &str = "ovfleet";
 
-/// The time limit for reaching a state. It only ends tests that hang: several nodes share the processors of the machine,
-/// and each state takes several times as long as on an idle machine.
+/// The time limit for reaching a state. It is long, so that it ends only tests that hang: several nodes share the
+/// processors of the machine, so reaching a state takes several times as long as on an idle machine.
 pub const LIMIT: Duration = Duration::from_secs(600);
 
 /// The time between two evaluations of an awaited condition. Most evaluations start `kubectl`, which takes a tenth of a
@@ -108,7 +108,7 @@ pub struct Release {
 }
 
 impl Release {
-    /// Installs the chart with `helm` (`helm3`, `helm4`), the images that were built, and further `arguments`.
+    /// Installs the chart with the program `helm` (`helm3` or `helm4`), the built images and further `arguments`.
     ///
     /// # Errors
     /// Returns the same errors as [`run`]; Helm fails if the operator is not ready within [`LIMIT`]. The error then
@@ -117,8 +117,8 @@ impl Release {
         Self::install_chart(helm, "charts/ovfleet", arguments)
     }
 
-    /// Installs another chart, such as that of an earlier release. [`Release::upgrade`] then upgrades to the chart in
-    /// the repository.
+    /// Installs another chart, such as that of an earlier release. [`Release::upgrade`] then upgrades to
+    /// `charts/ovfleet` of this source tree.
     ///
     /// # Errors
     /// Returns the same errors as [`Release::install`].
@@ -128,7 +128,7 @@ impl Release {
         Ok(release)
     }
 
-    /// Upgrades the release to the chart in the repository.
+    /// Upgrades the release to `charts/ovfleet` of this source tree.
     ///
     /// # Errors
     /// Returns the same errors as [`Release::install`].
@@ -256,7 +256,7 @@ pub fn processes(namespace: &str, pod: &str, program: &str) -> anyhow::Result<Ve
     Ok(ids)
 }
 
-/// Kills the processes of a pod that run `program` with SIGKILL.
+/// Sends SIGKILL to the processes of a pod that run `program`.
 ///
 /// # Errors
 /// Returns the same errors as [`processes`].
@@ -267,7 +267,7 @@ pub fn kill(namespace: &str, pod: &str, program: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Kills a component of the node, such as `kube-apiserver`, with SIGKILL. The node restarts it immediately.
+/// Sends SIGKILL to a component of the node, such as `kube-apiserver`. The node restarts it immediately.
 ///
 /// # Errors
 /// The node has no component `name`.
@@ -298,7 +298,7 @@ pub struct Write {
     pub status: u64,
 }
 
-/// All writes by operators since the start of the node, except those of Leases, from the API server's audit log.
+/// All writes by operators since the start of the node, except writes of Leases, from the API server's audit log.
 ///
 /// # Errors
 /// The audit log cannot be read.
@@ -326,7 +326,7 @@ pub fn operator_writes() -> anyhow::Result<Vec<Write>> {
 /// Returns the message of the condition.
 ///
 /// # Errors
-/// The wait takes longer than two minutes; the error lists the conditions, the pods and the events of the namespace.
+/// The wait takes longer than [`LIMIT`]; the error lists the conditions, the pods and the events of the namespace.
 pub fn await_condition(
     namespace: &str,
     name: &str,

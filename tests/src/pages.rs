@@ -127,7 +127,7 @@ impl Example {
     pub fn run_programs(&self, directory: &Path) {
         let code = format!("{PROGRAMS}{}", self.with_sample_model());
         let mut command = without_settings(Command::new("bash"));
-        // If make runs the test, its variables would affect the make of the block.
+        // If make runs the test, its variables would affect the make that the block runs.
         for name in ["MAKEFLAGS", "MFLAGS", "MAKELEVEL", "MODEL", "REPLICAS", "ARGS"] {
             command.env_remove(name);
         }

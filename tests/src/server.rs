@@ -155,8 +155,8 @@ impl Server {
         Ok(server)
     }
 
-    /// The [`Server::named`] that the tests of one binary share. The first call starts the server, and dropping the
-    /// last reference stops it.
+    /// Returns the server that the tests of one binary share. The first call starts it with [`Server::named`], and
+    /// dropping the last reference stops it.
     ///
     /// # Panics
     /// Panics if the server cannot be started.

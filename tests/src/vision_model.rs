@@ -239,7 +239,7 @@ fn feed_forward(graph: &mut Graph, hidden: Node) -> Node {
     graph.project(product, FEED_FORWARD, HIDDEN)
 }
 
-/// The inputs that the attention of all layers shares.
+/// The inputs that the attention operations of all layers share.
 struct Attention {
     beam_idx: Node,
     /// The number of sequences, as a tensor with one element.

@@ -11,13 +11,13 @@ use std::time::Duration;
 use tests::process::{ExitReport, Process, await_condition, descendants, is_running, kill_process};
 use tests::server::{START_LIMIT, STOP_LIMIT, binary, built, probe, without_settings};
 
-/// The time limit for an event, which is longer than the restart delay and the start of a server.
+/// The time limit for each awaited event, which is longer than the restart delay and the start of a server.
 const LIMIT: Duration = START_LIMIT;
 
 /// The command `make run`, with the programs that were built together with this test.
 fn make_run() -> Command {
     let mut command = without_settings(Command::new("make"));
-    // If make runs the test, its variables would affect the make of the command.
+    // If make runs the test, its variables would affect the make that the command runs.
     for name in ["MAKEFLAGS", "MFLAGS", "MAKELEVEL", "MODEL", "REPLICAS", "ARGS"] {
         command.env_remove(name);
     }

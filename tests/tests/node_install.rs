@@ -44,7 +44,7 @@ fn describe(namespace: &str, name: &str) -> String {
     text
 }
 
-/// The kind and name of all objects, excluding those that every cluster creates.
+/// The kind, namespace and name of each object, except for objects that the cluster itself changes.
 fn objects() -> anyhow::Result<Vec<String>> {
     let mut found = Vec::new();
     for scope in ["true", "false"] {

@@ -57,8 +57,8 @@ impl Scene {
     }
 
     /// Kills the process `process` in the pods that `selector` selects, one after the other, until requests have
-    /// failed: a request whose answer has not begun is retried. Clients reconnect to another pod, so killing the same
-    /// pod again might affect no client.
+    /// failed. One kill may not be enough, because a request whose answer has not begun is retried. Clients reconnect
+    /// to another pod, so killing the same pod again might affect no client.
     async fn kill_until_requests_fail(&mut self, selector: &str, process: &str) -> anyhow::Result<()> {
         for kill in 0..KILLS_MAX {
             let pods = node::pods(NAMESPACE, selector)?;

@@ -1,7 +1,7 @@
 // Sends images to the endpoints of chat completions and responses, with the AI SDK and two of its providers.
 // Usage: node ai_sdk_images.js BASE_URL MODEL
 //
-// The model takes 16 tokens for each image, and its answer depends on the images. The first scenario that
+// An image takes 16 tokens of the prompt, and the model's answer depends on the images. The first scenario that
 // fails ends the run.
 
 import assert from "node:assert/strict";

@@ -1,6 +1,6 @@
 // Sends images with the official JavaScript client. Usage: node images.js BASE_URL MODEL
 //
-// The model takes 16 tokens for each image, and its answer depends on the images. The first scenario that
+// An image takes 16 tokens of the prompt, and the model's answer depends on the images. The first scenario that
 // fails ends the run.
 
 import assert from "node:assert/strict";

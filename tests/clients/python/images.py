@@ -1,6 +1,6 @@
 """Sends images with the official Python client. Usage: images.py BASE_URL MODEL
 
-The model takes 16 tokens for each image, and its answer depends on the images. Each function is a scenario,
+An image takes 16 tokens of the prompt, and the model's answer depends on the images. Each function is a scenario,
 whose name describes the expected behavior. The run ends at the first failure.
 """
 

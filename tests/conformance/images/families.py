@@ -1,6 +1,6 @@
 """Reference values for each family: the output of its processor in transformers for pictures of awkward sizes.
 
-InternVL and MiniCPM-V are not part of transformers; `remote.py` has their published processing.
+InternVL and MiniCPM-V are not part of transformers; `remote.py` implements their published processing.
 """
 
 from __future__ import annotations
@@ -265,7 +265,8 @@ def llava_next() -> dict:
         return {"num_tokens": rows.numel(), "text": compact(tokenizer.texts[0], "<image>"),
                 "pixel_values": tiles(values, processor), "feature_rows": integers(rows)}
 
-    # Instead of 200 x 3: the processor mistakes a picture that it resized to three rows for one with three channels.
+    # 200 x 5 replaces 200 x 3, because the processor mistakes a picture that it resized to three rows for one with three
+    # channels.
     sizes = [(200, 5) if size == (200, 3) else size for size in SIZES]
     config = {"vision_feature_select_strategy": "default", "image_grid_pinpoints": pinpoints,
               "vision_config": {"model_type": "clip_vision_model", "patch_size": 14, "image_size": 56}}
@@ -273,7 +274,7 @@ def llava_next() -> dict:
 
 
 class PositionNumbers(torch.nn.Module):
-    """Stands in for a table of position embeddings, and returns the numbers that are looked up."""
+    """Stands in for a table of position embeddings, and returns the indices that are looked up."""
 
     weight = torch.zeros(1)
 

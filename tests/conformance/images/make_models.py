@@ -6,7 +6,7 @@ transformers.
 For each family, DIRECTORY/FAMILY is the exported model, and DIRECTORY/FAMILY/reference has cases for tests: `cases.json` has
 the tokens of the prompts, their positions, the tokens of a greedy answer, and the logits of its first token. The other
 files are the images, and the features that take the place of the image tokens of a prompt: `f32` values, little-endian.
-DIRECTORY/FAMILY-int8 is the same model, whose image encoder has weights of 8 bits. requirements.txt lists the versions with
+DIRECTORY/FAMILY-int8 is the same model with 8-bit weights in the image encoder. requirements.txt lists the versions with
 which the models are made. Phi-4-multimodal needs another version of transformers (requirements-phi.txt) and is made only
 if it is named.
 """
@@ -72,7 +72,8 @@ def train_tokenizer(special, bos=None):
 
 
 def draw_weights(model, embedding_deviation, seed, wide=()):
-    """Draws every matrix with a deviation that keeps activations at their size, so that answers depend on the image."""
+    """Draws every matrix with a standard deviation that preserves the magnitude of activations, so that answers depend on
+    the image."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -105,7 +106,8 @@ CHATML = (
 
 
 def llava(prefix, seed, image_processor, **image):
-    """`image` is the part of the configuration that determines the tokens of an image."""
+    """Creates a model of the LLaVA family; `image` is the part of its configuration that determines the tokens of an
+    image."""
     special = ["<unk>", "<s>", "</s>", "<image>", "<pad>", "<|im_start|>", "<|im_end|>"]
     tokenizer = fast_tokenizer(
         train_tokenizer(special, bos="<s>"),
@@ -206,7 +208,8 @@ def qwen_tokenizer():
 
 
 def qwen(names, vision, seed, rope, text=None, patch=14, colors=None):
-    """`names` are those of the configuration, the model and the processor in transformers."""
+    """Creates a model of a Qwen family; `names` are the classes of its configuration, model, processor and video processor
+    in transformers."""
     config_class, model_class, processor_class, video_class = (getattr(transformers, name) for name in names)
     tokenizer = qwen_tokenizer()
     token = tokenizer.convert_tokens_to_ids
@@ -398,8 +401,8 @@ def phi4_multimodal():
     )
     model = transformers.Phi4MultimodalForCausalLM(config)
     draw_weights(model, 0.5, 12, wide=["img_projection_down"])
-    # With PyTorch's attention, transformers makes the attention of patches causal if no patch is masked. The exported
-    # model never does.
+    # With PyTorch's attention, transformers makes the attention of patches causal if no patch is masked. In the exported
+    # model, it is never causal.
     model.model.embed_tokens_extend.image_embed.img_processor.config._attn_implementation = "eager"
     processor = transformers.Phi4MultimodalProcessor(
         # The tokens of a large image with 36 crops, which are the default, would not fit into the context.
@@ -437,8 +440,8 @@ def picture(seed, width, height):
     return Image.fromarray(pixels.astype(np.uint8))
 
 
-# The images of each case: width, height, and the color mode of the file unless it is RGB. The sizes shrink, grow, and
-# hit rounding ties.
+# The images of each case: width, height, and the color mode of the file unless it is RGB. With these sizes, resizing
+# shrinks images, enlarges images, and hits rounding ties.
 CASES = {
     "text only": [],
     "square": [(112, 112)],
@@ -460,7 +463,7 @@ CASES = {
 def save(image, path, mode="RGB"):
     """Writes an image in a color mode, and returns the pixels of the file in RGB."""
     if mode == "I;16":
-        # Pillow cannot convert this mode. 257 times a value of 8 bits is the same color.
+        # Pillow cannot convert this mode. 257 times an 8-bit value is the same color in 16 bits.
         gray = image.convert("L")
         Image.fromarray(np.asarray(gray).astype(np.uint16) * 257).save(path)
         return gray.convert("RGB")
@@ -578,7 +581,7 @@ def compress_encoder(exported, compressed):
 
 
 def make(name, directory):
-    # Some models draw vectors themselves, which draw_weights does not replace.
+    # Some models initialize vectors at random, which draw_weights does not replace.
     torch.manual_seed(0)
     model, processor, marker = FAMILIES[name]()
     model = model.eval()

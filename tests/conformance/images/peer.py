@@ -3,7 +3,7 @@
     python peer.py DIRECTORY
 
 DIRECTORY is a model that `make_models.py` made. As in the comparison with transformers, everything is computed in f32, and
-the text of a case is the whole prompt.
+the prompt is the text of the case without a chat template.
 """
 
 import json

@@ -92,7 +92,7 @@ def minicpmv_text(size: tuple[int, int], scale: int, slices_max: int, queries: i
 
 
 def position_ids(rows: int, columns: int, side: int) -> np.ndarray:
-    """The numbers of the position embeddings in a grid of side * side."""
+    """The indices of the position embeddings in a grid of side * side."""
     boundaries = torch.arange(1 / side, 1.0, 1 / side)
 
     def buckets(count: int) -> torch.Tensor:

@@ -111,7 +111,7 @@ class InternVLChatModel(transformers.PreTrainedModel):
     def extract_feature(self, pixel_values: torch.Tensor) -> torch.Tensor:
         states = self.vision_model(pixel_values)[:, 1:]
         edge = int(states.shape[1] ** 0.5)
-        # A token has a block of four patches: its upper row, then its lower one.
+        # A token covers a block of four patches: the upper row, then the lower row.
         blocks = states.reshape(states.shape[0], edge // 2, 2, edge // 2, 2 * states.shape[2])
         return self.mlp1(blocks.transpose(2, 3).reshape(states.shape[0], edge * edge // 4, -1))
 

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, bail};
 use serde_json::{Value, json};
 
-/// The time limit for a call or another event in the browser, on a busy machine.
+/// The time limit for a call to the browser, and for a condition that becomes true in a page, on a busy machine.
 pub const LIMIT: Duration = Duration::from_secs(60);
 /// The events that are recorded.
 const RECORDED_EVENTS: [&str; 5] = [
@@ -65,7 +65,7 @@ impl Pipe {
         Self { input: Mutex::new(Input { stream: input, calls: 0 }), inbox }
     }
 
-    /// Calls a method of the browser, or of the page of a session.
+    /// Calls a method of the browser or, if `session` is given, of the page of that session.
     ///
     /// # Errors
     /// The call fails, or has no response within [`LIMIT`].

@@ -81,7 +81,8 @@ impl Authority {
         self.issue(&format!("user-{number}-{}", user.replace(':', "-")), &params)
     }
 
-    /// Writes a kubeconfig for [`Authority::user`] and the API server at `url`.
+    /// Issues a certificate for `user`, like [`Authority::user`], and writes a kubeconfig that uses it for the API
+    /// server at `url`. Returns the path of the kubeconfig.
     ///
     /// # Errors
     /// The files cannot be written.

@@ -8,7 +8,7 @@ use tokio::net::{TcpSocket, TcpStream};
 /// The time limit for a response.
 const ANSWER_LIMIT: Duration = Duration::from_secs(90);
 
-/// Sends `bytes` on a new connection and reads the response until the peer closes the connection, at most 64 KiB.
+/// Sends `bytes` on a new connection and reads at most 64 KiB of the response, until the peer closes the connection.
 pub(crate) async fn exchange(address: &str, bytes: &[u8]) -> std::io::Result<Vec<u8>> {
     let mut stream = TcpStream::connect(address).await?;
     // A peer may respond and close before it has received everything.
@@ -17,7 +17,7 @@ pub(crate) async fn exchange(address: &str, bytes: &[u8]) -> std::io::Result<Vec
     if answer.is_empty() { sent.map(|()| answer) } else { Ok(answer) }
 }
 
-/// Reads a response until the peer closes the connection, at most 64 KiB.
+/// Reads at most 64 KiB of a response, until the peer closes the connection.
 pub(crate) async fn answer(stream: TcpStream) -> std::io::Result<Vec<u8>> {
     let mut answer = Vec::new();
     let mut limited = stream.take(64 << 10);

@@ -8,8 +8,8 @@ use tokio::net::TcpStream;
 use crate::hostile::client::{Statuses, Targets, chat};
 use crate::hostile::raw;
 
-/// Clients that close their sending half after the request. The server responds to them. The router, like many proxies,
-/// assumes that they have disconnected, and closes their connections.
+/// Clients that close the sending half of their connection after the request. The server responds to them. The router,
+/// like many proxies, assumes that they have disconnected, and closes their connections.
 pub(super) async fn half_closed_clients(targets: Targets) -> anyhow::Result<String> {
     let mut by_process = [Statuses::default(), Statuses::default()];
     for number in 0..32 {

@@ -24,7 +24,7 @@ pub(super) async fn long_prompts(targets: Targets) -> anyhow::Result<String> {
     Ok(statuses.only(&[400, 429])?.some(400)?.to_string())
 }
 
-/// Conversations that the server must truncate, which takes several renderings.
+/// Conversations that the server must truncate, for which it renders the chat template several times.
 pub(super) async fn truncated_conversations(targets: Targets) -> anyhow::Result<String> {
     let input: Vec<Value> = (0..2_000)
         .map(|number| json!({"role": "user", "content": format!("{number} ").repeat(60)}))
