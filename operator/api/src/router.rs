@@ -222,8 +222,8 @@ pub struct Retry {
     /// that fail to connect do not count.
     #[schemars(range(min = 1, max = 16))]
     pub attempts: u32,
-    /// Maximum number of retries as a percentage of the requests. Retries after a failed connection or after the status
-    /// 429 or 503 do not count. 0 disables all other retries.
+    /// Maximum number of retries as a percentage of the requests. Retries after a failed connection, after a rejected
+    /// replica token, or after the status 429 or 503 do not count. 0 disables all other retries.
     #[schemars(range(min = 0, max = 100))]
     pub budget_percent: u32,
 }
