@@ -144,7 +144,7 @@ fn linked<H: FnOnce(u64) -> u64>(seed: u64, blocks: impl Iterator<Item = H>) -> 
 pub struct BlockBytes(usize);
 
 impl BlockBytes {
-    /// Creates the number for replicas whose blocks have `block_tokens` tokens.
+    /// Computes the number of bytes for replicas whose blocks have `block_tokens` tokens.
     #[must_use]
     pub fn new(block_tokens: u32, bytes_per_token: f64) -> Self {
         let target = (f64::from(block_tokens.max(1)) * bytes_per_token).clamp(8.0, 65536.0);
