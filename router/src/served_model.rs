@@ -11,7 +11,7 @@ use crate::prefix::BlockBytes;
 use crate::replica::Replica;
 use crate::waiting::WaitingList;
 
-/// The number of tokens per block that is assumed until a replica has reported it.
+/// The number of tokens per block that is assumed until a replica has reported one.
 const BLOCK_TOKENS_DEFAULT: u32 = 16;
 
 /// The replicas of one model.

@@ -149,7 +149,7 @@ impl Drop for ActiveRequest {
 const WAITING: u8 = 0;
 /// The answer has begun, or a part of it was returned, and the connection has not polled for the next part.
 const UNREAD: u8 = 1;
-/// The same as [`UNREAD`], and the last check found the answer in this state already.
+/// The same as [`UNREAD`], but the answer was already unread at the last check.
 const STILL_UNREAD: u8 = 2;
 
 struct Answer {

@@ -203,7 +203,7 @@ impl Candidate {
     }
 
     fn block_tokens(&self) -> u32 {
-        /// The number of tokens per block of a replica that has not reported it.
+        /// The number of tokens per block that is assumed for a replica that has not reported one.
         const DEFAULT: u32 = 16;
         match &self.snapshot.reported {
             Some(reported) if reported.block_tokens > 0 => reported.block_tokens,
