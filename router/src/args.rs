@@ -345,8 +345,8 @@ pub struct Args {
     #[arg(long, help_heading = "Logs and traces")]
     pub access_log: bool,
 
-    /// The OTLP endpoint (gRPC) to which spans are sent, such as http://collector:4317. Default: none. Trace headers
-    /// are always forwarded to replicas.
+    /// The OTLP endpoint (gRPC) to which spans are sent, such as http://collector:4317. Default: none; trace headers
+    /// are then forwarded to replicas unchanged.
     #[arg(long, value_name = "URL", help_heading = "Logs and traces")]
     pub otlp_endpoint: Option<String>,
 

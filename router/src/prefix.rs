@@ -209,7 +209,8 @@ impl PrefixIndex {
         prompt.hashes.partition_point(|hash| self.slots.contains_key(hash))
     }
 
-    /// Records that a prompt with these hashes was sent to the replica. Its answer is expected to fill `output_blocks`.
+    /// Records that a prompt with these hashes was sent to the replica. Its answer is expected to fill `output_blocks`
+    /// blocks.
     pub fn record(&mut self, prompt: &PrefixHashes, output_blocks: usize) {
         for _ in 0..output_blocks.min(self.capacity) {
             self.insert(None);

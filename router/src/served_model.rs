@@ -54,7 +54,7 @@ impl ServedModel {
         self.replicas.load()
     }
 
-    /// Whether a replica serves the model.
+    /// Whether `replica` serves the model.
     pub(crate) fn contains(&self, replica: &Arc<Replica>) -> bool {
         self.replicas().iter().any(|other| Arc::ptr_eq(other, replica))
     }
