@@ -1,5 +1,5 @@
-//! The pages for operators: probes, metrics, the state of the replicas, the most recent picks, and the console. Of the
-//! API, this module handles only requests for the list of models.
+//! The pages for operators: probes, metrics, the state of the replicas, the most recent picks, and the console. The
+//! list of models is the only part of the API that this module serves.
 
 use std::borrow::Cow;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};

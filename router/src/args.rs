@@ -123,8 +123,8 @@ pub struct Args {
     pub attempts: u32,
 
     /// Maximum number of retries as a percentage of the requests, so that retries do not multiply the load during a
-    /// failure. Unused retries are saved for later failures. Retries after a failed connection or after the status 429
-    /// or 503 do not count. 0 disables all other retries.
+    /// failure. Unused retries are saved for later failures. Retries after a failed connection, after a rejected
+    /// replica token, or after the status 429 or 503 do not count. 0 disables all other retries.
     ///
     /// If exceeded: the client receives the last failure, as with `--attempts`.
     #[arg(
@@ -263,8 +263,8 @@ pub struct Args {
     pub tokens_per_minute: Option<u32>,
 
     /// How API keys map to tenants. Requests of different tenants never share stored responses, conversations or cached
-    /// prompts, and the `cached_tokens` of one tenant reveal nothing about the prompts of another. It has no effect
-    /// without --api-keys.
+    /// prompts, and the `cached_tokens` of one tenant reveal nothing about the prompts of another. This flag has no
+    /// effect without --api-keys.
     #[arg(long, value_enum, default_value = "key", help_heading = "Access")]
     pub key_isolation: KeyIsolation,
 
@@ -345,8 +345,8 @@ pub struct Args {
     #[arg(long, help_heading = "Logs and traces")]
     pub access_log: bool,
 
-    /// The OTLP endpoint (gRPC) to which spans are sent, such as http://collector:4317. Default: none. Trace headers
-    /// are always forwarded to replicas.
+    /// The OTLP endpoint (gRPC) to which spans are sent, such as http://collector:4317. Default: none; trace headers
+    /// are then forwarded to replicas unchanged.
     #[arg(long, value_name = "URL", help_heading = "Logs and traces")]
     pub otlp_endpoint: Option<String>,
 

@@ -106,7 +106,7 @@ pub async fn run(mut sources: watch::Receiver<Sources>, discovered: watch::Sende
                         publish(&running, &discovered);
                     }
                 }
-                // A task ends when its source was removed, or after it has sent a fixed IP address.
+                // A task ends when its source has been removed, or after it has sent a fixed IP address.
                 Some(_) = tasks.join_next() => {}
             }
         }

@@ -203,7 +203,7 @@ impl Health {
         }
     }
 
-    /// Records that the request was answered, or failed for a reason that the replica did not cause.
+    /// Records that the replica returned a complete answer, which can be an error that the client caused.
     pub fn succeeded(&mut self, replica: u64, mut sent: SentRequest) {
         self.answer_began(replica, &mut sent);
         let Some(record) = self.replicas.get_mut(&replica) else { return };
@@ -214,9 +214,9 @@ impl Health {
         }
     }
 
-    /// Records that the request failed: no connection, no answer in time, a 5xx status other than 503, or a broken
-    /// stream. Returns whether the failure ejected the replica. `model_replicas` lists all replicas of the request's
-    /// model; their number limits how many can be ejected.
+    /// Records that the request failed: no connection, a broken connection, no answer in time, a rejected replica
+    /// token, or a 5xx status other than 503. Returns whether the failure ejected the replica. `model_replicas` lists
+    /// all replicas of the request's model; their number limits how many can be ejected.
     pub fn failed(
         &mut self,
         replica: u64,

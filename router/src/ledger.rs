@@ -2,9 +2,9 @@
 //! snapshot.
 //!
 //! A dispatch is booked when its replica is picked, before anything is sent, so that the next pick sees it. Once the
-//! figures of a load report include the dispatch (the report lists the numbers), the booking stops counting as load.
-//! Therefore, no dispatch is counted twice, and none is missing between two reports. The booking is an RAII guard:
-//! however a request ends, its booking ends with it.
+//! figures of a load report include the dispatch (a report lists the numbers of the dispatches that it includes), the
+//! booking stops counting as load. Therefore, no dispatch is counted twice, and none is missing between two reports.
+//! The booking is an RAII guard: however a request ends, its booking ends with it.
 //!
 //! Reports and bookings share one lock, which is held only for the few instructions of each call: a snapshot never
 //! contains a report without the dispatches that it acknowledges. The module reads no clock; time is a parameter.

@@ -116,7 +116,7 @@ impl Threads {
         Ok(Self { threads: threads.context("failed to start a thread")?, abort, pressure, running })
     }
 
-    /// Waits until all requests are finished after `stop` is canceled.
+    /// Waits until `stop` has been canceled and all requests are finished.
     pub(crate) async fn finished(&mut self) {
         let _ = self.running.recv().await;
     }

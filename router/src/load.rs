@@ -211,12 +211,12 @@ struct Model {
     max_model_len: Option<u64>,
 }
 
-/// The maximum lengths that the list of models contains.
+/// Returns the `max_model_len` of each model in the list that reports one.
 fn max_model_lens(models: &[Model]) -> BTreeMap<String, u64> {
     models.iter().filter_map(|model| Some((model.id.clone(), model.max_model_len?))).collect()
 }
 
-/// Requests the maximum lengths of the models of a replica, which its load reports do not contain, and retries until
+/// Requests the `max_model_len` of each model of a replica, which its load reports do not contain, and retries until
 /// the replica has answered. The future stays pending after that, so that the caller can race it against the stream of
 /// reports.
 async fn request_model_lengths(dispatcher: &Dispatcher, replica: &Replica) {

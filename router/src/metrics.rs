@@ -165,8 +165,8 @@ impl Default for Metrics {
             ),
             score: metrics.request_seconds(
                 "pick_score",
-                "Score of the picked replica: with the policy kv, its estimated time to the first token; \
-                 with other policies, not a time",
+                "Score of the picked replica: its estimated time to the first token if the policy kv is applied and a \
+                 replica reports its load; otherwise, a number without a unit",
             ),
             terms: TermHistograms::new(&mut metrics),
             pick_latency: metrics.seconds(

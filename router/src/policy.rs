@@ -26,8 +26,8 @@ pub use session::mix;
 /// The method by which the replicas for a request are compared.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Policy {
-    /// Picks the replica with the lowest estimated time to the first token: queued work, speed, room in the KV cache
-    /// and cached prefix.
+    /// Picks the replica with the lowest estimated time to the first token, based on its queued work, speed, free KV
+    /// cache and cached prefix.
     Kv(KvConfig),
     /// Picks the replica with the fewest requests in flight, as counted by this router.
     LeastRequests,
@@ -46,7 +46,7 @@ pub enum NoReplica {
     /// No candidate accepts requests.
     #[error("no replica accepts requests")]
     Unavailable,
-    /// Candidates accept requests, but the request fits none of them.
+    /// Candidates accept requests, but each is too small for the request or reserved for another one.
     #[error("the request does not fit any replica")]
     NeverFits,
 }
@@ -62,8 +62,8 @@ impl Policy {
     /// considered while one that is awake has room.
     ///
     /// # Errors
-    /// The request can never be sent to any candidate. If all candidates are merely full at the moment (see
-    /// [`capacity`]), the best of them is picked.
+    /// No candidate accepts the request: each is unavailable, too small, or reserved for another request. If all
+    /// candidates are merely full at the moment (see [`capacity`]), the best of them is picked.
     pub fn pick(
         &self,
         demand: &Demand,

@@ -144,7 +144,7 @@ fn linked<H: FnOnce(u64) -> u64>(seed: u64, blocks: impl Iterator<Item = H>) -> 
 pub struct BlockBytes(usize);
 
 impl BlockBytes {
-    /// Creates the number for replicas whose blocks have `block_tokens` tokens.
+    /// Computes the number of bytes for replicas whose blocks have `block_tokens` tokens.
     #[must_use]
     pub fn new(block_tokens: u32, bytes_per_token: f64) -> Self {
         let target = (f64::from(block_tokens.max(1)) * bytes_per_token).clamp(8.0, 65536.0);
@@ -209,7 +209,8 @@ impl PrefixIndex {
         prompt.hashes.partition_point(|hash| self.slots.contains_key(hash))
     }
 
-    /// Records that a prompt with these hashes was sent to the replica. Its answer is expected to fill `output_blocks`.
+    /// Records that a prompt with these hashes was sent to the replica. Its answer is expected to fill `output_blocks`
+    /// blocks.
     pub fn record(&mut self, prompt: &PrefixHashes, output_blocks: usize) {
         for _ in 0..output_blocks.min(self.capacity) {
             self.insert(None);

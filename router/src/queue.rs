@@ -85,7 +85,7 @@ pub struct QueuedRequest {
 /// The queue has no room for another request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QueueFull {
-    /// The time after which there should be room, from the recent drain rate of the queue.
+    /// The time after which there should be room, estimated from the recent drain rate of the queue.
     pub retry_after: Duration,
 }
 
@@ -175,7 +175,7 @@ impl Queue {
         self.remove(ticket);
     }
 
-    /// The expected time until all requests in the queue are served, from the recent drain rate. The time is between
+    /// The time until all requests in the queue are served, estimated from the recent drain rate. The time is between
     /// [`RETRY_AFTER_MIN`], which is also the result while no rate is known, and [`RETRY_AFTER_MAX`].
     #[must_use]
     pub fn retry_after(&self, now: Instant) -> Duration {

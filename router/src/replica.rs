@@ -72,9 +72,10 @@ pub struct ReplicaStatus {
     pub max_model_lens: BTreeMap<String, u64>,
     /// The complete last load report.
     pub load: Load,
-    /// Whether a stream of load reports is open.
+    /// Whether a stream of load reports is open or, for a replica that does not report its load, the last request for
+    /// its models succeeded.
     pub is_connected: bool,
-    /// The reason if no stream is open.
+    /// The reason why the replica is not connected, once an attempt has failed.
     pub problem: Option<String>,
 }
 

@@ -27,8 +27,8 @@ use process::trace::Tracer;
 const FILE_CHECK_INTERVAL: Duration = Duration::from_millis(500);
 
 impl CommandLine {
-    /// Runs the router until a signal stops it. It exits the process only if the command line is invalid or requests
-    /// help.
+    /// Runs the router until a signal stops it. This method exits the process only if the command line is invalid or
+    /// requests help.
     ///
     /// # Errors
     /// The router could not start, or a second signal arrived while it was stopping.

@@ -11,7 +11,7 @@ use crate::prefix::BlockBytes;
 use crate::replica::Replica;
 use crate::waiting::WaitingList;
 
-/// The number of tokens per block that is assumed until a replica has reported it.
+/// The number of tokens per block that is assumed until a replica has reported one.
 const BLOCK_TOKENS_DEFAULT: u32 = 16;
 
 /// The replicas of one model.
@@ -54,7 +54,7 @@ impl ServedModel {
         self.replicas.load()
     }
 
-    /// Whether a replica serves the model.
+    /// Whether `replica` serves the model.
     pub(crate) fn contains(&self, replica: &Arc<Replica>) -> bool {
         self.replicas().iter().any(|other| Arc::ptr_eq(other, replica))
     }

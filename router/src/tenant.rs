@@ -9,7 +9,7 @@ use crate::args::KeyIsolation;
 
 /// The header that names the tenant to replicas.
 pub(crate) const HEADER: HeaderName = HeaderName::from_static("x-ovfleet-tenant");
-/// Number of bytes of a tenant.
+/// Number of bytes of the digest that identifies a tenant.
 const BYTES: usize = 16;
 
 /// Sets the header with the tenant, replacing any value that the client has sent. Requests without a key have no

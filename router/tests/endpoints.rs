@@ -18,7 +18,7 @@ use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tokio_stream::wrappers::ReceiverStream;
 
-/// The query of a client.
+/// The query parameters of a list or watch request.
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct ListOptions {

@@ -2,8 +2,8 @@
 //! appears in load reports.
 //!
 //! A simulated router receives the same information as a real one, at the same times: a report follows a change after
-//! 20 ms, and otherwise every second. Reports and requests take a random time through the network, so they can overtake
-//! each other. Only the oracle sees the replicas themselves.
+//! 20 ms, and otherwise every second. Reports and requests take a random time to cross the network, so they can
+//! overtake each other. Only the oracle sees the replicas themselves.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};

@@ -18,7 +18,7 @@ use crate::engine::{Nanos, Outcome, SECOND};
 use crate::fleet::{ROUTER, Replica, RequestInTransit, Router, World};
 use crate::workload::Request;
 
-/// The age at which a report is ignored.
+/// The age above which a report is ignored.
 const REPORT_TTL: Duration = Duration::from_secs(3);
 
 /// ovfleet's router: its ledgers, prefix indexes and policy, combined in the same way as in the real router.

@@ -123,7 +123,7 @@ impl RequestMaker {
         }
     }
 
-    /// The segments of the prompt, all of which except the last are shared, and the number of output tokens.
+    /// Returns the segments of a prompt, all of which except the last are shared, and the number of output tokens.
     fn sizes(&mut self, kind: Kind, text: u64) -> (Vec<Segment>, u32) {
         let unshared = |tokens: u32| Segment { text, tokens };
         match kind {
@@ -154,7 +154,7 @@ impl RequestMaker {
         }
     }
 
-    /// Conversations that begin at random times and continue when their user has read the answer.
+    /// Generates conversations that begin at random times and continue when their user has read the answer.
     fn conversations(&mut self, count: usize, replicas: usize) {
         let mut cost = 0.0;
         let mut beginnings = Vec::new();

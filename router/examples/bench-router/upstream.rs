@@ -47,7 +47,7 @@ impl Upstream {
                 until.cancelled().await;
             });
         })?;
-        let replicas = started.await.context("the replicas have stopped")??;
+        let replicas = started.await.context("the thread of the replicas ended before it started them")??;
         Ok(Self { replicas, gone, stop, thread: Some(thread) })
     }
 

@@ -1,5 +1,5 @@
-//! Limits the time of requests to the API server: without a limit, a connection that has lost its peer would delay a
-//! request by 15 minutes, or forever, and the router would not notice new replicas.
+//! Limits the time of requests to the API server: without a limit, a request over a connection whose peer has
+//! disappeared would wait for 15 minutes, or forever, and the router would not notice new replicas.
 
 use std::time::Duration;
 
@@ -32,7 +32,7 @@ async fn send(client: Client, request: Request<Body>) -> kube::Result<Response<B
     let mut parameters = request.uri().query().unwrap_or_default().split('&');
     let is_watch = parameters.any(|parameter| parameter == "watch=true");
     let response = client.send(request).await?;
-    // A watcher itself detects that its stream has been silent for too long.
+    // The watcher itself detects a stream that has been silent for too long.
     if is_watch && response.status().is_success() {
         return Ok(response);
     }
@@ -53,8 +53,8 @@ mod tests {
 
     use super::*;
 
-    /// Responds like an API server that does not answer a request for the object `silent`, answers other requests
-    /// without ever sending a body, and sends the event of a watch after the time limit of requests.
+    /// Responds like an API server that never answers a request for the object `silent`, sends only the head of the
+    /// response for any other object, and sends the event of a watch only after the time limit of requests.
     async fn respond(request: Request<Body>) -> Result<Response<axum::body::Body>, Infallible> {
         if request.uri().path().ends_with("/silent") {
             pending::<()>().await;

@@ -40,7 +40,7 @@ pub(super) async fn watch<F: Future<Output = ()>>(
     }
 }
 
-/// Watches the slices with `client`, whose requests are limited in time, until the watch ends.
+/// Watches the slices with `client` until the watch ends. The time of each request is limited.
 pub async fn follow<F: Future<Output = ()>>(
     client: Client,
     service: &ServiceName,
@@ -102,7 +102,8 @@ pub fn replicas<'a>(
             let port = ports.iter().find(|port| port.name.as_ref() == Some(name))?.port?;
             u16::try_from(port).ok()
         };
-        // A single port is that of the API whatever its name is, because Kubernetes does not require a name for it.
+        // If the slice has a single port, this is the port of the API regardless of its name, because Kubernetes does
+        // not require a name for a single port.
         let only_port = || match slice.ports.as_deref() {
             Some([port]) => port.port.and_then(|port| u16::try_from(port).ok()),
             _ => None,

@@ -1,7 +1,7 @@
 //! The state that all requests share, and the assignment of room to waiting requests when it becomes free at a replica.
 //!
 //! A load report, or the end of a request, frees room at one replica. Only this replica is then offered to the waiting
-//! requests, so the work of an event does not grow with the number of replicas. Room that no event announces (for
+//! requests, so the work per event does not grow with the number of replicas. Room that no event announces (for
 //! example, because a report has become too old or an ejection has ended) is assigned by
 //! [`Dispatcher::place_all_waiting`], which runs periodically.
 

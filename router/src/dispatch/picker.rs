@@ -26,7 +26,7 @@ use crate::waiting::{Assignment, PlacementRequest};
 /// The number of picks of a request that bookings of other threads may invalidate. The next pick is booked
 /// unconditionally.
 const RACES_MAX: u32 = 3;
-/// The number of tokens per block that is assumed for a replica that has not reported it.
+/// The number of tokens per block that is assumed for a replica that has not reported one.
 const BLOCK_TOKENS_DEFAULT: u32 = 16;
 
 /// A request, and the replicas that are candidates for it.

@@ -15,7 +15,7 @@ use crate::waiting::Assignment;
 /// The outcome of a request, as the health check of its replica counts it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// The replica answered, or failed for a reason that it did not cause.
+    /// The replica returned a complete answer, which can be an error that the client caused.
     Answered,
     /// The replica failed to answer.
     Failed,
@@ -65,7 +65,7 @@ impl Placement {
         self.booking.as_ref().map_or_else(String::new, BookingGuard::header)
     }
 
-    /// Records that the answer has begun.
+    /// Records that the replica has begun to answer, so it makes progress and has computed the prompt.
     pub(crate) fn record_first_token(&self) {
         self.replica.record_progress(Instant::now());
         if let Some(booking) = &self.booking {
@@ -73,7 +73,8 @@ impl Placement {
         }
     }
 
-    /// Records that the client receives the answer from now on.
+    /// Records that the router begins to forward the answer to the client. If the request is a probe, the probe has
+    /// succeeded.
     pub(crate) fn record_answer_began(&mut self) {
         self.dispatcher.health().answer_began(self.replica.identity, &mut self.sent);
     }

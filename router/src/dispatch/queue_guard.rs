@@ -101,7 +101,7 @@ impl QueueGuard<'_> {
         }
     }
 
-    /// Leaves the queue, and returns the placement if a replica was assigned to the request before `deadline`.
+    /// Leaves the queue, and returns the placement if a replica has been assigned to the request.
     pub(super) fn leave(mut self, deadline: Deadline) -> Result<Placement, PlacementError> {
         self.remove();
         let placement = self.placement.take().or_else(|| self.late_placement());

@@ -131,7 +131,8 @@ fn a_request_sent_before_the_ejection_is_not_a_probe() {
 
 #[test]
 fn a_probe_that_an_ejection_has_overtaken_does_not_count_in_the_next_round() {
-    // A replica with one probe in the second round, that probe, and a probe of the first round without an answer.
+    // Returns a replica in its second round of probes, the first probe of that round, and an unanswered probe of the
+    // first round.
     let second_round = || {
         let (mut health, now) = (health(4), Instant::now());
         eject(&mut health, 0, now);

@@ -1,10 +1,10 @@
 //! Supervises the connection of one client, so that an inactive client cannot use resources forever.
 //!
-//! A connection without a request is closed after `--read-timeout`, which includes the time until the client has shown
-//! which protocol it speaks, or within seconds while other connections wait to be accepted. An answer that the client
+//! A connection without a request is closed after `--read-timeout`, or within seconds while other connections wait to
+//! be accepted. The time until the client has shown which protocol it speaks counts as well. An answer that the client
 //! does not read is aborted after `--write-timeout`, which frees all resources of the request in the router and at its
-//! replica. A connection that is being closed remains open for the same time after its last answer, because the end of
-//! the answer may still be in its buffer.
+//! replica. A connection that is being closed remains open for up to `--write-timeout` after its last answer, because
+//! the end of the answer may still be in its buffer.
 
 use std::io;
 use std::pin::{Pin, pin};
@@ -149,7 +149,7 @@ impl Drop for ActiveRequest {
 const WAITING: u8 = 0;
 /// The answer has begun, or a part of it was returned, and the connection has not polled for the next part.
 const UNREAD: u8 = 1;
-/// The same as [`UNREAD`], and the last check found the answer in this state already.
+/// The same as [`UNREAD`], but the answer was already unread at the last check.
 const STILL_UNREAD: u8 = 2;
 
 struct Answer {

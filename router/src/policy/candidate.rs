@@ -30,7 +30,7 @@ pub struct Demand {
 
 /// The reciprocal of the fraction of a replica that is available to a tenant even if others have filled the replica.
 /// The scheduler of the replica reserves this fraction of its batch and cache for tenants other than the one that uses
-/// most.
+/// the most.
 const TENANT_RESERVE: u32 = 8;
 
 /// The state of one replica, as far as the router knows it, when it picks a replica for a request.
@@ -85,7 +85,7 @@ pub struct Terms {
     pub block_wait: f64,
     /// A penalty for a cache that is nearly full, because sequences that outgrow the cache are computed twice.
     pub cache_pressure: f64,
-    /// The number of requests in flight, which is compared where a report is missing.
+    /// The number of requests in flight that this router has sent to the replica.
     pub in_flight: u32,
     /// The number of prompt tokens that are expected to be cached.
     pub cached_tokens: u32,
@@ -131,8 +131,8 @@ impl Candidate {
         }
     }
 
-    /// Whether the tenant, including this request, would stay within the part of the replica that is reserved for it if
-    /// other tenants fill the replica.
+    /// Whether the load of the tenant, including this request, would stay within the fraction of the replica that is
+    /// available to the tenant even if others have filled the replica.
     fn is_within_tenant_reserve(&self, demand: &Demand, reported: &ReportedLoad) -> bool {
         let cost = self.cost(demand);
         let fits =
@@ -203,7 +203,7 @@ impl Candidate {
     }
 
     fn block_tokens(&self) -> u32 {
-        /// The number of tokens per block of a replica that has not reported it.
+        /// The number of tokens per block that is assumed for a replica that has not reported one.
         const DEFAULT: u32 = 16;
         match &self.snapshot.reported {
             Some(reported) if reported.block_tokens > 0 => reported.block_tokens,

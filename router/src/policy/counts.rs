@@ -1,5 +1,5 @@
-//! The policies that use only the number of requests. They are meant for fleets whose replicas do not report their
-//! load, and for comparison.
+//! The policies whose scores do not depend on load reports. They are meant for fleets whose replicas do not report
+//! their load, and for comparison.
 
 use rand::Rng;
 

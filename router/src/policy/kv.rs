@@ -17,9 +17,9 @@ use crate::ledger::{LoadSnapshot, ReportedLoad};
 pub struct KvConfig {
     /// Whether cached prefixes are compared.
     pub uses_prefixes: bool,
-    /// The ratio to the mean number of requests in flight up to which a cached prefix attracts requests to a replica.
-    /// It applies only if no replica has a report: nothing else would then prevent a prefix from attracting all
-    /// requests.
+    /// A cached prefix attracts requests to a replica only up to this multiple of the mean number of requests in
+    /// flight. The limit applies only if no replica has a report: nothing else would then prevent a prefix from
+    /// attracting all requests.
     pub bounded_load: f32,
     /// The penalty of a half-full cache, in seconds.
     pub cache_pressure: f32,

@@ -285,7 +285,7 @@ fn capacity_is_now_later_or_never() {
     assert_eq!(capacity(ReportedLoad { running: 1, blocks_active: 950, ..REPORTED }), Capacity::Later);
     assert_eq!(capacity(ReportedLoad { blocks_total: 62, ..REPORTED }), Capacity::Never);
     assert_eq!(capacity(ReportedLoad { blocks_total: 63, ..REPORTED }), Capacity::Now);
-    // A report without a limit on requests means that the replica has none.
+    // A replica whose report contains no limits is not limited.
     let unlimited =
         ReportedLoad { sequences_max: 0, requests_max: 0, blocks_total: 0, running: 99, ..REPORTED };
     assert_eq!(capacity(unlimited), Capacity::Now);

@@ -121,8 +121,8 @@ impl<'a> Fields<'a> {
     }
 
     fn member(&mut self, endpoint: Endpoint, name: &[u8], value: &'a [u8]) {
-        // `Endpoint::Other` comprises endpoints with different parameters, most of which only other servers have, so
-        // all members are read for it.
+        // The endpoints of `Endpoint::Other`, most of which only other servers provide, have different parameters, so
+        // all members are read for them.
         let is_for = |endpoints: &[Endpoint]| endpoint == Endpoint::Other || endpoints.contains(&endpoint);
         match name {
             b"model" => self.model = text(value),
@@ -293,7 +293,7 @@ mod tests {
         assert_eq!((fields.user, fields.tools), (Some(&b"u1"[..]), &b"[{}]"[..]));
     }
 
-    /// Otherwise, a client could hide fields from the router that the replica still reads.
+    /// If these names were not decoded, a client could hide fields from the router that the replica still reads.
     #[test]
     fn names_with_escape_sequences_are_read() {
         let body = br#"{"\u006dodel":"m","str\u0065am":true,"m\u0065ssages":["x"],"store":false,"\ud800":1}"#;

@@ -32,7 +32,8 @@ const TOKENS_UNKNOWN: u32 = 256;
 /// A prompt without the bytes of its images.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct RoutingPrompt<'a> {
-    /// The prompt, in which each image is replaced with a text of as many tokens. It is not longer than the prompt.
+    /// The prompt, in which each image is replaced with a text of about as many tokens. This text is not longer than
+    /// the original prompt.
     pub(super) text: Cow<'a, [u8]>,
     /// The estimated number of tokens of the images.
     pub(super) image_tokens: u32,

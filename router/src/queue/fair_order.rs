@@ -3,8 +3,9 @@
 //!
 //! Each tenant with waiting requests has a virtual clock that advances by the tokens of its requests that are served.
 //! The tenant with the earliest clock is served next, so a tenant with a backlog does not delay the requests of
-//! another. A tenant whose first request begins to wait starts at the clock of the tenant that was served last: a
-//! tenant earns no credit while it has no requests. The caller determines the order of the requests of one tenant.
+//! another. When a request arrives from a tenant without waiting requests, the clock of this tenant advances at least
+//! to that of the tenant that was served last: a tenant earns no credit while it has no requests. The caller determines
+//! the order of the requests of one tenant.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
@@ -12,8 +13,8 @@ use std::time::Instant;
 
 use super::ticket::Ticket;
 
-/// While requests wait, the clocks of tenants without waiting requests are removed only if there are more than this
-/// number, plus one for each tenant with waiting requests.
+/// While requests wait, the clocks of tenants without waiting requests are removed only if their number exceeds this
+/// limit plus the number of tenants with waiting requests.
 const IDLE_CLOCKS_MAX: usize = 64;
 
 /// The position of a request among the requests of its tenant.

@@ -325,7 +325,7 @@ pub(crate) fn raw(method: &str, path: &str, headers: &str, body: &str) -> String
     )
 }
 
-/// A chat with a model.
+/// The body of a chat request for a model.
 pub(crate) fn chat(model: &str, stream: bool) -> String {
     format!(r#"{{"model":"{model}","stream":{stream},"messages":[{{"role":"user","content":"Hello"}}]}}"#)
 }

@@ -1,4 +1,5 @@
-//! Clients that occupy connections, memory and answers do not prevent the router from serving other clients and probes.
+//! Clients that hold connections or memory, or that do not read their answers, do not prevent the router from serving
+//! other clients and probes.
 
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
@@ -179,7 +180,7 @@ fn the_body_of_a_request_is_released_when_its_stream_begins() {
         let mut stream = router.connect();
         stream.write_all(raw("POST", CHAT, "", &large).as_bytes()).unwrap();
         let head = read_until(&mut stream, "\r\n\r\n");
-        assert!(head.starts_with("HTTP/1.1 200 "), "beside {} streams: {head:.300}", open.len());
+        assert!(head.starts_with("HTTP/1.1 200 "), "with {} open streams: {head:.300}", open.len());
         open.push(stream);
     }
 }

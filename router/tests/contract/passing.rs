@@ -77,7 +77,7 @@ fn a_request_ends_at_the_replica_when_its_client_leaves() {
             send(stream, STREAM);
             send(stream, &event("1"));
         }
-        // Wait until the router closes the connection, because the client has disconnected.
+        // The client disconnects. Wait until the router therefore closes the connection.
         let ended = matches!(stream.read(&mut [0; 1]), Ok(0) | Err(_));
         closed.lock().unwrap().send(ended).unwrap();
         false

@@ -179,7 +179,7 @@ fn a_client_that_leaves_is_charged_for_the_tokens_it_received() {
         for number in 0..EVENTS {
             send(stream, &event(&format!("{{\"number\":{number}}}")));
         }
-        // Wait until the router closes the connection, because the client has disconnected.
+        // The client disconnects. Wait until the router therefore closes the connection.
         let _ = std::io::Read::read(stream, &mut [0; 1]);
         false
     });

@@ -161,7 +161,7 @@ async fn talk(mut client: DuplexStream, input: &[u8], silence_max: usize) -> Vec
 
 /// Checks that the answer is valid HTTP and not an internal error of the router.
 fn assert_sound(answer: &[u8], input: &[u8]) {
-    // The preface alone selects HTTP/2.
+    // After this preface, the connection uses HTTP/2, whose framing this function does not check.
     if answer.is_empty() || input.starts_with(b"PRI * HTTP/2.0") {
         return;
     }
