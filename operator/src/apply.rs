@@ -8,7 +8,7 @@ use std::sync::Arc;
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use kube::api::{
-    Api, DeleteParams, DynamicObject, Patch, PatchParams, Preconditions, PropagationPolicy,
+    Api, ApiResource, DeleteParams, DynamicObject, Patch, PatchParams, Preconditions, PropagationPolicy,
     ValidationDirective,
 };
 use kube::{Client, ResourceExt as _};
@@ -21,7 +21,7 @@ use crate::metrics::Metrics;
 use crate::names::{APPLIED, FIELD_MANAGER, ROUTABLE};
 use crate::observe::ObservedState;
 use crate::valid_deployment::ValidDeployment;
-use crate::watch::Stores;
+use crate::watch::{Stores, objects_api};
 
 mod replica_token;
 
@@ -242,7 +242,7 @@ impl Applier {
             "lastTransitionTime": jiff::Timestamp::now().strftime("%Y-%m-%dT%H:%M:%SZ").to_string(),
         });
         let patch = json!({"apiVersion": "v1", "kind": "Pod", "status": {"conditions": [condition]}});
-        let pods: Api<Pod> = Api::namespaced(self.client.clone(), namespace);
+        let pods = objects_api(&self.client, Some(namespace), &ApiResource::erase::<Pod>(&()));
         self.metrics.record_api_call("patch_status", "Pod");
         match pods.patch_status(pod, &PatchParams::default(), &Patch::Strategic(patch)).await {
             // The pod was deleted.
@@ -252,7 +252,7 @@ impl Applier {
     }
 
     fn api(&self, namespace: &str, kind: Kind) -> Api<DynamicObject> {
-        Api::namespaced_with(self.client.clone(), namespace, &kind.api_resource())
+        objects_api(&self.client, Some(namespace), &kind.api_resource())
     }
 }
 

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use futures_util::{StreamExt as _, TryStreamExt as _, stream};
 use jiff::Timestamp;
-use kube::api::Api;
+use kube::api::ApiResource;
 use kube::core::error_boundary::InvalidObject;
 use kube::runtime::controller::{self, Action, Controller};
 use kube::runtime::events::Recorder;
@@ -26,7 +26,9 @@ use crate::status::{RefusedResource, refused_status, status};
 use crate::trace::ReconcileSpan;
 use crate::upgrades::UpgradeLimiter;
 use crate::validate::{ValidationError, validate};
-use crate::watch::{StoredDeployment, Stores, WatchScope, Watches, record_failure};
+use crate::watch::{
+    StoredDeployment, Stores, WatchScope, Watches, objects_api, record_failure, stored_deployment,
+};
 
 mod context;
 mod error;
@@ -86,10 +88,7 @@ pub async fn run(
         () = watches.ready() => {}
         () = stop.cancelled() => return Ok(()),
     }
-    let api: Api<StoredDeployment> = match &namespace {
-        Some(namespace) => Api::namespaced(client.clone(), namespace),
-        None => Api::all(client.clone()),
-    };
+    let api = objects_api(&client, namespace.as_deref(), &ApiResource::erase::<LlmDeployment>(&()));
     let (reader, writer) = reflector::store();
     let report_collector = ReportCollector::new(pods, watches.sender.clone());
     let watch_metrics = metrics.clone();
@@ -97,6 +96,7 @@ pub async fn run(
     let (listed, mut ready) = (reader.clone(), Some(ready));
     let resources = watcher(api, watcher::Config::default())
         .default_backoff()
+        .map_ok(stored_deployment)
         .inspect_err(move |error| record_failure(&watch_metrics, "LLMDeployment", error))
         // Managed fields use as much memory as the rest of the object.
         .modify(|object| object.managed_fields_mut().clear())

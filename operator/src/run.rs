@@ -9,7 +9,7 @@ use std::time::Duration;
 use anyhow::{Context as _, anyhow, bail};
 use futures_util::future::join_all;
 use kube::Client;
-use kube::api::{Api, ListParams};
+use kube::api::{ApiResource, ListParams};
 use operator_api::LlmDeployment;
 use rand::RngExt as _;
 use tokio::net::TcpListener;
@@ -26,7 +26,7 @@ use crate::metrics::Metrics;
 use crate::pod_reports::{NetworkClient, PodClient};
 use crate::upgrades::UpgradeLimiter;
 use crate::validate::{Defaults, PodUser};
-use crate::watch::has_service_monitors;
+use crate::watch::{has_service_monitors, objects_api};
 use process::signals::EndSignals;
 use process::trace::Tracer;
 
@@ -290,10 +290,8 @@ fn scopes(namespaces: &[String]) -> Vec<Option<String>> {
 async fn await_definition(client: &Client, namespace: Option<&String>) {
     // Listing resources requires no permission to read definitions, which an operator that is limited to namespaces
     // cannot have.
-    let resources: Api<LlmDeployment> = match namespace {
-        Some(namespace) => Api::namespaced(client.clone(), namespace),
-        None => Api::all(client.clone()),
-    };
+    let kind = ApiResource::erase::<LlmDeployment>(&());
+    let resources = objects_api(client, namespace.map(String::as_str), &kind);
     while let Err(error) = resources.list_metadata(&ListParams::default().limit(1)).await {
         let error = format!("{:#}", anyhow!(error));
         tracing::warn!(error, "failed to list LLMDeployments; retrying in {DEFINITION_INTERVAL:?}");

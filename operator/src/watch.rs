@@ -7,16 +7,17 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::StreamExt as _;
-use k8s_openapi::NamespaceResourceScope;
 use k8s_openapi::api::core::v1::{Event as KubernetesEvent, Pod};
-use kube::api::{Api, DynamicObject};
+use kube::api::{Api, ApiResource, DynamicObject};
 use kube::core::DeserializeGuard;
+use kube::core::error_boundary::InvalidObject;
 use kube::runtime::WatchStreamExt as _;
 use kube::runtime::reflector::ObjectRef;
 use kube::runtime::watcher::{self, Event, watcher};
 use kube::{Client, Resource, ResourceExt as _};
 use operator_api::LlmDeployment;
 use process::error::chain;
+use serde::de::DeserializeOwned;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 
@@ -39,6 +40,22 @@ const CHANGES_MAX: usize = 1024;
 /// A resource as the API server stores it. Decoding fails if the resource was stored under another schema; the value
 /// then contains the error, so that the error does not end the watch of the other resources.
 pub type StoredDeployment = DeserializeGuard<LlmDeployment>;
+
+/// Decodes the resource in an event of a watch.
+pub(crate) fn stored_deployment(event: Event<DynamicObject>) -> Event<StoredDeployment> {
+    let stored = |object: DynamicObject| {
+        let metadata = object.metadata.clone();
+        let invalid = |error: serde_json::Error| InvalidObject { error: error.to_string(), metadata };
+        DeserializeGuard(decode(object).map_err(invalid))
+    };
+    match event {
+        Event::Apply(object) => Event::Apply(stored(object)),
+        Event::Delete(object) => Event::Delete(stored(object)),
+        Event::Init => Event::Init,
+        Event::InitApply(object) => Event::InitApply(stored(object)),
+        Event::InitDone => Event::InitDone,
+    }
+}
 
 /// The objects that watches follow, and the services that they use.
 #[derive(Clone, Copy)]
@@ -83,14 +100,17 @@ impl Watches {
         let monitor = stores.has_service_monitors().then_some(Kind::ServiceMonitor);
         let kinds: Vec<Kind> = Kind::BUILT_IN.into_iter().chain(monitor).collect();
         for kind in &kinds {
-            tasks.spawn(follower.clone().objects(*kind, objects_api(client, namespace, *kind)));
+            let api = objects_api(client, namespace, &kind.api_resource());
+            tasks.spawn(follower.clone().objects(*kind, api));
         }
         if monitor.is_none() {
             tasks.spawn(follower.clone().service_monitors(client.clone(), discovery_interval));
         }
-        tasks.spawn(follower.clone().pods(api(client, namespace)));
+        let pods = objects_api(client, namespace, &ApiResource::erase::<Pod>(&()));
+        tasks.spawn(follower.clone().pods(pods));
+        let events = objects_api(client, namespace, &ApiResource::erase::<KubernetesEvent>(&()));
         for kind in FailureKind::ALL {
-            tasks.spawn(follower.clone().failures(kind, api(client, namespace)));
+            tasks.spawn(follower.clone().failures(kind, events.clone()));
         }
         Self { changes, sender, ready, count: kinds.len() + 1 }
     }
@@ -116,24 +136,37 @@ impl Watches {
     }
 }
 
-/// The API for a kind in a namespace, or in all namespaces.
-fn api<K>(client: &Client, namespace: Option<&str>) -> Api<K>
-where
-    K: Resource<DynamicType = (), Scope = NamespaceResourceScope>,
-{
+/// The API for the objects of a kind in a namespace, or in all namespaces.
+///
+/// All objects are received as [`DynamicObject`] and decoded afterwards: an object that cannot be decoded then does not
+/// end the watch of the others, and the code that decodes a type is compiled once, not for each format in which an
+/// event can contain it.
+pub(crate) fn objects_api(
+    client: &Client,
+    namespace: Option<&str>,
+    kind: &ApiResource,
+) -> Api<DynamicObject> {
     match namespace {
-        Some(namespace) => Api::namespaced(client.clone(), namespace),
-        None => Api::all(client.clone()),
+        Some(namespace) => Api::namespaced_with(client.clone(), namespace, kind),
+        None => Api::all_with(client.clone(), kind),
     }
 }
 
-/// The API for the objects of a kind in a namespace, or in all namespaces.
-fn objects_api(client: &Client, namespace: Option<&str>, kind: Kind) -> Api<DynamicObject> {
-    let resource = kind.api_resource();
-    match namespace {
-        Some(namespace) => Api::namespaced_with(client.clone(), namespace, &resource),
-        None => Api::all_with(client.clone(), &resource),
+fn decode<K: DeserializeOwned>(object: DynamicObject) -> serde_json::Result<K> {
+    serde_json::from_value(serde_json::to_value(object)?)
+}
+
+/// Decodes an object of a kind that is built into Kubernetes. An object that cannot be decoded is logged and ignored.
+fn decode_built_in<K>(object: DynamicObject) -> Option<K>
+where
+    K: Resource<DynamicType = ()> + DeserializeOwned,
+{
+    let name = object.name_any();
+    let decoded = decode(object);
+    if let Err(error) = &decoded {
+        tracing::warn!(kind = %K::kind(&()), name, error = chain(error), "failed to decode an object");
     }
+    decoded.ok()
 }
 
 /// Returns whether the cluster has the kind ServiceMonitor, which belongs to the Prometheus operator.
@@ -214,13 +247,14 @@ impl Follower {
         for owner in self.stores.add_service_monitors() {
             self.send(Some(owner)).await;
         }
-        let api = objects_api(&client, self.namespace.as_deref(), Kind::ServiceMonitor);
+        let kind = Kind::ServiceMonitor;
+        let api = objects_api(&client, self.namespace.as_deref(), &kind.api_resource());
         // The readiness of the operator does not depend on this watch, so nothing receives its count.
         let ready = Arc::new(watch::channel(0).0);
-        Self { ready, ..self }.objects(Kind::ServiceMonitor, api).await
+        Self { ready, ..self }.objects(kind, api).await
     }
 
-    async fn pods(self, api: Api<Pod>) -> anyhow::Result<()> {
+    async fn pods(self, api: Api<DynamicObject>) -> anyhow::Result<()> {
         let mut events = watcher(api, config()).default_backoff().boxed();
         let mut seen = HashSet::new();
         let mut is_first = true;
@@ -229,9 +263,7 @@ impl Follower {
                 Ok(Event::Init) => seen.clear(),
                 Ok(Event::InitApply(pod)) => {
                     seen.insert((pod.namespace().unwrap_or_default(), pod.name_any()));
-                    for owner in self.stores.insert_pod(&pod) {
-                        self.send(Some(owner)).await;
-                    }
+                    self.insert_pod(pod).await;
                 }
                 Ok(Event::InitDone) => {
                     for owner in self.stores.retain_pods(self.namespace.as_deref(), &seen) {
@@ -239,11 +271,7 @@ impl Follower {
                     }
                     self.count_ready(&mut is_first);
                 }
-                Ok(Event::Apply(pod)) => {
-                    for owner in self.stores.insert_pod(&pod) {
-                        self.send(Some(owner)).await;
-                    }
-                }
+                Ok(Event::Apply(pod)) => self.insert_pod(pod).await,
                 Ok(Event::Delete(pod)) => self.send(self.stores.remove_pod(&pod)).await,
                 Err(error) => record_failure(&self.metrics, "Pod", &error),
             }
@@ -251,9 +279,16 @@ impl Follower {
         anyhow::bail!("the watch of Pod has ended")
     }
 
+    async fn insert_pod(&self, pod: DynamicObject) {
+        let owners = decode_built_in(pod).map(|pod| self.stores.insert_pod(&pod));
+        for owner in owners.into_iter().flatten() {
+            self.send(Some(owner)).await;
+        }
+    }
+
     /// Follows the events about a kind of failure. The operator does not wait for this watch, because it also works
     /// without the permission to read events: its messages about failures are then less specific.
-    async fn failures(self, kind: FailureKind, api: Api<KubernetesEvent>) -> anyhow::Result<()> {
+    async fn failures(self, kind: FailureKind, api: Api<DynamicObject>) -> anyhow::Result<()> {
         let selector = format!("involvedObject.kind={},reason={}", kind.object_kind(), kind.reason());
         let config = watcher::Config::default().fields(&selector);
         let mut events = watcher(api, config).default_backoff().boxed();
@@ -261,7 +296,9 @@ impl Follower {
             match event {
                 Ok(Event::Init) => self.stores.clear_failures(kind, self.namespace.as_deref()),
                 Ok(Event::InitApply(event) | Event::Apply(event)) => {
-                    self.send(self.stores.insert_failure(kind, &event)).await;
+                    let owner =
+                        decode_built_in(event).and_then(|event| self.stores.insert_failure(kind, &event));
+                    self.send(owner).await;
                 }
                 Ok(Event::InitDone) => {}
                 Ok(Event::Delete(event)) => self.stores.remove_failure(&event),

@@ -1,8 +1,7 @@
 //! Reads and writes the status of a resource, and publishes events about its changes. The content of the status is
 //! computed in [`crate::status`].
 
-use kube::api::{Api, DynamicObject, Patch, PatchParams};
-use kube::core::ApiResource;
+use kube::api::{Api, ApiResource, DynamicObject, Patch, PatchParams};
 use kube::{Resource, ResourceExt as _};
 use operator_api::{LlmDeployment, LlmDeploymentStatus};
 use process::error::chain;
@@ -13,7 +12,7 @@ use super::error::Error;
 use crate::events::transitions;
 use crate::names::FIELD_MANAGER;
 use crate::status::is_same_except_times;
-use crate::watch::StoredDeployment;
+use crate::watch::{StoredDeployment, objects_api};
 
 impl Context {
     /// Returns the status that this controller wrote last or, if it has not written any, the status in `object`.
@@ -27,9 +26,7 @@ impl Context {
         &self,
         object: &StoredDeployment,
     ) -> Result<Option<LlmDeploymentStatus>, Error> {
-        let kind = ApiResource::erase::<LlmDeployment>(&());
-        let namespace = object.namespace().unwrap_or_default();
-        let api: Api<DynamicObject> = Api::namespaced_with(self.applier.client.clone(), &namespace, &kind);
+        let api = self.resources_api(object);
         self.metrics.record_api_call("get", "LLMDeployment");
         let stored = api.get_opt(&object.name_any()).await.map_err(Error::ReadStatus)?;
         Ok(stored.and_then(|stored| serde_json::from_value(stored.data.get("status")?.clone()).ok()))
@@ -46,8 +43,7 @@ impl Context {
             return Ok(());
         }
         let name = object.name_any();
-        let api: Api<StoredDeployment> =
-            Api::namespaced(self.applier.client.clone(), &object.namespace().unwrap_or_default());
+        let api = self.resources_api(object);
         let patch = json!({
             "apiVersion": LlmDeployment::api_version(&()),
             "kind": LlmDeployment::kind(&()),
@@ -79,5 +75,11 @@ impl Context {
             }
         }
         Ok(())
+    }
+
+    /// The API for the resources in the namespace of `object`.
+    fn resources_api(&self, object: &impl Resource) -> Api<DynamicObject> {
+        let kind = ApiResource::erase::<LlmDeployment>(&());
+        objects_api(&self.applier.client, object.meta().namespace.as_deref(), &kind)
     }
 }

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use k8s_openapi::api::core::v1::{Event as KubernetesEvent, Pod};
 use kube::api::DynamicObject;
 use kube::runtime::reflector::ObjectRef;
-use kube::{Resource as _, ResourceExt as _};
+use kube::{Resource, ResourceExt as _};
 use operator_api::LlmDeployment;
 
 use super::failures::{Failure, FailureKind};
@@ -199,7 +199,7 @@ impl Stores {
     }
 
     /// Removes a pod, and returns its resource.
-    pub(super) fn remove_pod(&self, pod: &Pod) -> Option<ObjectRef<LlmDeployment>> {
+    pub(super) fn remove_pod(&self, pod: &impl Resource) -> Option<ObjectRef<LlmDeployment>> {
         self.caches().remove_pod(&pod.namespace()?, &pod.name_any())
     }
 
@@ -232,7 +232,7 @@ impl Stores {
     }
 
     /// Removes the failure that an expired event has reported.
-    pub(super) fn remove_failure(&self, event: &KubernetesEvent) {
+    pub(super) fn remove_failure(&self, event: &impl Resource) {
         let name = event.name_any();
         self.caches().failures.retain(|_, failure| failure.event != name);
     }
