@@ -239,7 +239,7 @@ impl Follower {
                 Ok(false) => {}
                 Err(error) => tracing::warn!(
                     error = chain(&error),
-                    "failed to list the kinds of the Prometheus operator"
+                    "failed to list the API resources of the Prometheus operator"
                 ),
             }
         }

@@ -24,7 +24,7 @@ pub(crate) enum Error {
     /// The replica that stored the object no longer exists, or the object was never stored.
     #[error("{param}: {id:?} does not exist, or the replica that stored it is gone or serves another model")]
     ObjectNotFound { param: &'static str, code: &'static str, id: String },
-    #[error("the replica that stored the referenced object no longer exists")]
+    #[error("the replica that stored the referenced object is gone or serves another model")]
     ReplicaGone,
     #[error("{header}: {problem}")]
     Header { header: &'static str, problem: String },

@@ -121,8 +121,8 @@ pub struct MediaSources {
         extend("x-kubernetes-validations" = formats::hosts())
     )]
     pub allowed_domains: Vec<String>,
-    /// Non-public networks, such as `10.96.0.0/12`, from which replicas may also fetch images of `allowedDomains`.
-    /// Default: replicas connect only to public addresses.
+    /// Non-public networks, such as `10.96.0.0/12`, to which replicas may also connect to fetch images from the hosts in
+    /// `allowedDomains`. Default: replicas connect only to public addresses.
     #[schemars(
         length(max = 64),
         inner(length(min = 1, max = 64)),

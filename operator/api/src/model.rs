@@ -53,6 +53,7 @@ pub struct Model {
 /// The settings of the container that fetches files, in a Job or in the pod of a replica.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
+#[schemars(extend("x-kubernetes-validations" = rules(&[("!has(self.env) || !('OVFLEET_HF_REVISION' in self.env)", "model.fetch.env must not contain OVFLEET_HF_REVISION: the operator sets it"), ("!has(self.env) || !has(self.caBundle) || !('SSL_CERT_FILE' in self.env)", "model.fetch.env must not contain SSL_CERT_FILE, because model.fetch.caBundle sets it")])))]
 pub struct Fetch {
     /// Environment variables, such as `HTTPS_PROXY`, `HTTP_PROXY` and `NO_PROXY` for a proxy.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
@@ -244,8 +245,8 @@ pub struct Cache {
     pub mode: CacheMode,
     /// Size in bytes, such as `40Gi`. With the modes `perPod` and `shared`, it is required, and is the size of the
     /// volume. A shared volume needs space for two models if `model.source` will change, because replicas serve the
-    /// previous model until the new one has been fetched. With the mode `none`, it is the limit of the ephemeral
-    /// storage. Default: no limit.
+    /// previous model until the new one has been fetched. With the mode `none`, this field is the
+    /// `sizeLimit` of the `emptyDir` volume. Default: no limit.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("maxLength" = 32, "x-kubernetes-validations" = rules(&[("isQuantity(string(self)) && quantity(string(self)).isGreaterThan(quantity('0'))", "model.cache.size must be a positive number of bytes, such as 40Gi")])))]
     pub size: Option<Quantity>,

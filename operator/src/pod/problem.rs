@@ -50,7 +50,8 @@ fn unschedulable(pod: &Pod, condition: &PodCondition) -> String {
     if claims.is_empty() || !message.to_lowercase().contains("persistentvolumeclaim") {
         return message;
     }
-    format!("the PersistentVolumeClaim {} must exist and be bound: {message}", claims.join(", "))
+    let plural = if claims.len() == 1 { "" } else { "s" };
+    format!("the PersistentVolumeClaim{plural} {} must exist and be bound: {message}", claims.join(", "))
 }
 
 fn container_problem(pod: &Pod, container: &ContainerStatus) -> Option<Problem> {

@@ -82,7 +82,7 @@ fn the_report_of_a_fetch_is_the_termination_message() {
 
 #[test]
 fn a_claim_that_is_not_bound_is_named() {
-    let pod = json!({
+    let mut pod = json!({
         "apiVersion": "v1", "kind": "Pod", "metadata": {"name": "a"},
         "spec": {"containers": [], "volumes": [
             {"name": "model", "persistentVolumeClaim": {"claimName": "models"}},
@@ -93,8 +93,12 @@ fn a_claim_that_is_not_bound_is_named() {
             "message": "0/1 nodes are available: pod has unbound immediate PersistentVolumeClaims. not found",
         }]},
     });
-    let problem = pod_state(&serde_json::from_value(pod).unwrap()).problem.unwrap();
-    assert!(problem.message.starts_with("the PersistentVolumeClaim \"models\" must exist"), "{problem:?}");
+    let problem = |pod: &Value| pod_state(&serde_json::from_value(pod.clone()).unwrap()).problem.unwrap();
+    let message = problem(&pod).message;
+    assert!(message.starts_with("the PersistentVolumeClaim \"models\" must exist"), "{message}");
+    pod["spec"]["volumes"][1] = json!({"name": "data", "persistentVolumeClaim": {"claimName": "data"}});
+    let message = problem(&pod).message;
+    assert!(message.starts_with("the PersistentVolumeClaims \"models\", \"data\" must exist"), "{message}");
 }
 
 #[test]

@@ -101,3 +101,13 @@ async fn more_objects_than_the_channel_holds_are_listed_and_later_changes_are_se
     };
     timeout(LIMIT, is_sent).await.expect("the change is sent");
 }
+
+#[test]
+fn a_pod_that_cannot_be_decoded_is_ignored() {
+    let pod = |containers: Value| {
+        let pod = json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "a"}, "spec": {"containers": containers}});
+        decode_built_in::<Pod>(serde_json::from_value(pod).unwrap())
+    };
+    assert!(pod(json!([])).is_some());
+    assert!(pod(json!(7)).is_none());
+}

@@ -223,6 +223,17 @@ fn invalid() -> Vec<(Vec<(&'static str, Value)>, &'static str)> {
             "must be a positive number of bytes",
         ),
         (vec![("model.credentialsSecretRef", json!({"name": "a"}))], "applies only to fetched models"),
+        (
+            vec![
+                ("model.source", http()),
+                ("model.fetch", json!({"env": {"SSL_CERT_FILE": "/ca"}, "caBundle": {"configMap": "a"}})),
+            ],
+            "because model.fetch.caBundle sets it",
+        ),
+        (
+            vec![("model.source", http()), ("model.fetch", json!({"env": {"OVFLEET_HF_REVISION": "main"}}))],
+            "must not contain OVFLEET_HF_REVISION",
+        ),
         (vec![("model.aliases", json!(["a", "a"]))], "Duplicate value"),
         (vec![("model.format", json!("onnx"))], "Unsupported value"),
         (

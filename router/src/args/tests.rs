@@ -45,4 +45,6 @@ fn errors_about_invalid_values_name_the_flag() {
         let error = parse(&[wrong]).unwrap_err().to_string();
         assert!(error.contains(wrong.split('=').next().unwrap()), "{error}");
     }
+    let error = parse(&["--replicas-dns=:80"]).unwrap_err().to_string();
+    assert!(error.contains("use NAME:PORT"), "{error}");
 }

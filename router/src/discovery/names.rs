@@ -76,7 +76,10 @@ impl FromStr for DnsName {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        text.parse().map(Self)
+        let replicas = text.parse().map(Self);
+        replicas.map_err(|_| {
+            format!("{text:?} is not a DNS name with ports: use NAME:PORT or NAME:PORT/GRPC_PORT")
+        })
     }
 }
 
