@@ -58,8 +58,8 @@ pub struct MediaPolicy {
     #[arg(long, value_name = "HOST", value_delimiter = ',')]
     pub allowed_media_domains: Vec<MediaDomain>,
 
-    /// Non-public networks from which the server may also fetch images of --allowed-media-domains, such as
-    /// `10.96.0.0/12` for an object store in the cluster. Repeatable.
+    /// Non-public networks to which the server may also connect to fetch images from the hosts in
+    /// --allowed-media-domains, such as `10.96.0.0/12` for an object store in the cluster. Repeatable.
     ///
     /// Link-local addresses and the addresses of cloud metadata services are always rejected. Default: the server
     /// connects only to public addresses.

@@ -49,7 +49,7 @@ class Drafted(Server):
 
 
 def costs_of(args: argparse.Namespace, setup: engines.Setup, draft: pathlib.Path | None) -> list[dict]:
-    """Returns the median times of steps and runs, by the number of sequences."""
+    """Returns the median times of the model's steps and of the draft model's steps, for each number of sequences."""
     command = [str(args.costs), f"--model={args.model}", f"--plugin-config=INFERENCE_NUM_THREADS={setup.threads}"]
     command += [f"--plugin-config=INFERENCE_PRECISION_HINT={args.inference_precision}"]
     command += [f"--plugin-config=KV_CACHE_PRECISION={args.kv_cache_precision}"]

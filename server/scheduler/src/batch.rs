@@ -42,7 +42,7 @@ pub struct ScheduledSequence {
     /// The range of the block table in [`Batch::blocks`].
     pub blocks: Range<u32>,
     /// The range in [`Batch::samples`] of the sequences that sample a token after the last one. It is empty for a chunk
-    /// that does not reach the end of the sequence and therefore needs no logits.
+    /// that does not reach the end of the sequence, because no token is sampled after it.
     pub samples: Range<u32>,
     /// The range in [`Batch::tokens`] of the prompt tokens whose logits are needed for prompt log probabilities. The
     /// range never includes the last token of a prompt, whose logits are used for sampling.

@@ -256,8 +256,8 @@ std::optional<std::vector<float>> sinks_of(const ov::Node& node, size_t heads) {
     return sinks.empty() || sinks.size() == heads ? std::make_optional(std::move(sinks)) : std::nullopt;
 }
 
-// Whether a layer uses none of the features that the native attention lacks (slopes, scores, rotations, masks): their inputs
-// are empty. Scalars among these inputs only configure unused features.
+// Whether a layer uses none of the plugin's features that the native attention lacks (ALiBi slopes, score aggregation,
+// rotations, masks): their inputs are empty. Scalars among these inputs only configure unused features.
 bool has_no_other_features(const ov::Node& node) {
     for (size_t input = ALIBI_SLOPES; input < node.get_input_size(); ++input) {
         if (input == MAX_CONTEXT_LEN || input == SINKS) continue;
