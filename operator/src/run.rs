@@ -237,8 +237,9 @@ async fn run_controllers(
     stop: CancellationToken,
 ) -> anyhow::Result<()> {
     services.admin.set_waits_for(Some("the initial lists of objects"));
-    let has_service_monitors =
-        has_service_monitors(client).await.context("failed to list the API resources of the Prometheus operator")?;
+    let has_service_monitors = has_service_monitors(client)
+        .await
+        .context("failed to list the API resources of the Prometheus operator")?;
     let mut config = config.clone();
     config.controller.defaults.pod_user = pod_user(client).await?;
     let scopes = scopes(&config.namespaces);
