@@ -170,7 +170,7 @@ bench-http: engine-bench build ## Compare the server over HTTP with the engine w
 	@.deps/venv-peer/bin/python tests/bench/bench_http.py $(ARGS)
 
 .PHONY: bench-images
-bench-images: fetch build ## Compare the engine with openvino_genai on requests with images. Installs PyTorch (5 GB) the first time. ARGS are passed to the program.
+bench-images: fetch build ## Compare the server with openvino_genai on requests with images. Installs PyTorch (5 GB) the first time. ARGS are passed to the program.
 	@tests/bench/setup.sh peer
 	@tests/conformance/images/setup.sh environment
 	@.deps/venv-peer/bin/python tests/bench/bench_images.py $(ARGS)

@@ -27,7 +27,7 @@ use crate::replicas::ReplicasUpdate;
 ///
 /// If exceeded: the router retries.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
-/// Maximum time between two load reports on an open stream. Replicas report every second.
+/// Maximum time between two load reports on an open stream. Replicas report at least every second.
 ///
 /// If exceeded: the router reopens the stream.
 const SILENCE_MAX: Duration = Duration::from_secs(15);

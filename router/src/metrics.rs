@@ -281,8 +281,10 @@ impl ReplicaGauges {
                 .zero("replica_sequences_running", "Running sequences, as reported by the replica"),
             sequences_waiting: metrics
                 .zero("replica_sequences_waiting", "Waiting sequences, as reported by the replica"),
-            blocks_active: metrics
-                .zero("replica_blocks_active", "KV cache blocks that running sequences use"),
+            blocks_active: metrics.zero(
+                "replica_blocks_active",
+                "KV cache blocks that running sequences use or that are being restored from --kv-spill-dir",
+            ),
             blocks_evictable: metrics
                 .zero("replica_blocks_evictable", "KV cache blocks that only the prefix cache uses"),
             blocks_free: metrics.zero("replica_blocks_free", "KV cache blocks that are empty"),

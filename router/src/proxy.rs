@@ -199,7 +199,8 @@ async fn forward(
     retry::send_until_answered(worker, destination, &outgoing, record).await
 }
 
-/// The priority class and the deadline with which the request waits, from its headers.
+/// Returns the queue entry of the request, with the priority class and the deadline from its headers. The tenant and
+/// the number of tokens are placeholders.
 fn queued_request(parts: &Parts) -> Result<QueuedRequest, Error> {
     let text = |name| parts.headers.get(name).map(|value: &HeaderValue| value.to_str().unwrap_or_default());
     let class = text(PRIORITY).map_or(Ok(PriorityClass::default()), str::parse).map_err(

@@ -299,8 +299,8 @@ pub struct Args {
     pub ovms_compat: bool,
 
     /// The log level: error, warn, info, debug or trace, optionally with separate levels for modules, such as
-    /// info,server=debug. At the level debug, the server logs a line for each request. Prompts and answers are never
-    /// logged.
+    /// info,server=debug. At the debug level, the server logs a line for each request that generates tokens; successful
+    /// requests to other endpoints are not logged. Prompts and answers are never logged.
     #[arg(long, value_name = "FILTER", default_value = "info", help_heading = "Logs")]
     pub log: String,
 

@@ -187,7 +187,10 @@ impl Metrics {
             requests_in_flight: metrics.zero("requests_in_flight", "Requests in flight"),
             sequences_running: metrics.zero("sequences_running", "Running sequences"),
             sequences_waiting: metrics.zero("sequences_waiting", "Waiting sequences"),
-            blocks_active: metrics.zero("blocks_active", "KV cache blocks that running sequences use"),
+            blocks_active: metrics.zero(
+                "blocks_active",
+                "KV cache blocks that running sequences use or that are being restored from --kv-spill-dir",
+            ),
             blocks_evictable: metrics
                 .zero("blocks_evictable", "KV cache blocks that only the prefix cache uses"),
             blocks_total: metrics.zero("blocks_total", "Total number of KV cache blocks"),

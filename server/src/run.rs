@@ -242,7 +242,9 @@ async fn stop_engine(engine: Engine, mut signals: EndSignals) -> anyhow::Result<
     let stopped = tokio::task::spawn_blocking(move || engine.shutdown());
     tokio::select! {
         stopped = stopped => {
-            stopped.context("stopping the engine panicked")?.context("the engine failed while it stopped")
+            stopped
+                .context("the engine panicked while it stopped")?
+                .context("the engine failed while it stopped")
         }
         () = tokio::time::sleep(END_TIMEOUT) => bail!("the engine did not stop within {END_TIMEOUT:?}"),
         () = signals.next() => bail!("received a second signal"),

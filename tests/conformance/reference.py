@@ -118,7 +118,7 @@ def log_softmax(logits: np.ndarray) -> np.ndarray:
 
 
 class Reference:
-    """The model of a GGUF file."""
+    """A reference implementation of the model in a GGUF file, in NumPy."""
 
     def __init__(self, path: str):
         reader = gguf.GGUFReader(path)

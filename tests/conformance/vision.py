@@ -35,7 +35,7 @@ def peer(model):
 
 
 def checks():
-    """Yields a check for each test: a family, or the memory for a large image."""
+    """Yields one check per test: one for each model family, and one for the memory that a large image needs."""
     subprocess.run([SETUP], check=True)
     environment = {**os.environ, "OVFLEET_VISION_MODELS": str(MODELS)}
     tests = subprocess.run(

@@ -113,8 +113,8 @@ impl Default for Engine {
 )])))]
 pub struct MediaSources {
     /// Hosts from which replicas may fetch images, such as `images.example.com` or `minio.storage.svc:9000`. A host
-    /// without a port is allowed on ports 80 and 443. `all` allows every host. If this list is not empty,
-    /// the NetworkPolicy of the replicas permits all outgoing connections.
+    /// without a port is allowed on ports 80 and 443. `all` allows every host on ports 80 and 443. If this list is not
+    /// empty, the NetworkPolicy of the replicas permits all outgoing connections.
     #[schemars(
         length(max = 64),
         inner(length(min = 1, max = 260)),

@@ -274,7 +274,7 @@ pub struct Service {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 65_535))]
     pub node_port: Option<i32>,
-    /// Annotations of the Service, such as those for the load balancer of a cloud.
+    /// Annotations of the Service, such as those that configure a cloud provider's load balancer.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub annotations: BTreeMap<String, String>,
 }

@@ -601,7 +601,7 @@ impl Core {
                     encoder.sleep(level);
                 }
                 self.sleep_level = Some(level);
-                tracing::info!(?level, "the engine is asleep until the next request");
+                tracing::info!(?level, "the engine is asleep; the next request wakes it");
                 Ok(())
             }
         };

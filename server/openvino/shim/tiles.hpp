@@ -43,10 +43,10 @@ static_assert(sizeof(TileConfig) == 64);
 
 #if defined(__x86_64__)
 
-// The AMX instructions. They fault unless `has_isa(Isa::amx)`, which also requests the permission of the operating system, has
-// returned true. The class uses inline assembly, because the intrinsics of GCC 12 have no memory clobber: the compiler may move
-// a store after the load of a tile from the same memory. At least one tile should be stored every half microsecond: a store
-// that follows a longer pause takes 300 ns.
+// The AMX instructions. They fault unless `has_isa(Isa::amx)` has returned true. This function also requests permission from
+// the operating system. The class uses inline assembly, because the intrinsics of GCC 12 have no memory clobber: the compiler
+// may move a store after the load of a tile from the same memory. At least one tile should be stored every half microsecond: a
+// store that follows a longer pause takes 300 ns.
 class HardwareTiles {
 public:
     explicit inline HardwareTiles(const TileConfig& config) { asm volatile("ldtilecfg %0" : : "m"(config)); }

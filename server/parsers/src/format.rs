@@ -59,7 +59,8 @@ formats! {
         Gemma4 => "gemma4",
         /// The format of MiniCPM 5: `<function name="f"><param name="a">…</param></function>`.
         MiniCpm5 => "minicpm5",
-        /// The format of DeepSeek V3 and R1: `<｜tool▁call▁begin｜>function<｜tool▁sep｜>f` and a JSON block.
+        /// The formats of DeepSeek: `<｜tool▁call▁begin｜>function<｜tool▁sep｜>f` and a JSON block (V3, R1), or
+        /// `<｜tool▁call▁begin｜>f<｜tool▁sep｜>{…}` (V3.1).
         DeepSeek => "deepseek",
         /// The formats of Granite: `<|tool_call|>[{"name": …, "arguments": …}]`, or the format of Hermes.
         Granite => "granite",

@@ -351,7 +351,8 @@ async fn a_file_to_which_another_process_has_written_is_rejected() {
     assert!(std::fs::read(directory.path().join("current")).unwrap() == content());
 }
 
-/// Returns a web server with a model in two parts of nine bytes each. `contents` has the value of each part's bytes.
+/// Returns a web server with a model in two parts of nine bytes each. `contents[i]` is the value of every byte of part
+/// `i`.
 fn split_model(contents: [u8; 2], faults: &[Fault]) -> Arc<Web> {
     let [first, second] = contents.map(|byte| vec![byte; 9]);
     Web::with_files([("m-00001-of-00002.gguf", first), ("m-00002-of-00002.gguf", second)], faults)

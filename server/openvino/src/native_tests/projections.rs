@@ -669,8 +669,8 @@ fn tiles_of_the_processor_and_their_model_agree() {
             let dst = projection.compute(variant, &src, &adapters, &residual).unwrap();
             dst.into_iter().map(f32::to_bits).collect::<Vec<u32>>()
         };
-        // Compare with the model that uses the same vectors, because the vectors determine the order of the sums of
-        // norms and adapters.
+        // Compare with the model whose vectors have the same width, because the width determines the order in which the
+        // terms of norms and adapters are added.
         assert!(
             bits(KernelVariant::Kernels(Isa::Amx)) == bits(KernelVariant::TileModel(Isa::Avx512)),
             "{seed}"

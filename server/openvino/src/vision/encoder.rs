@@ -125,7 +125,8 @@ pub fn load_image_encoder(config: &Config) -> Result<Option<OpenVinoImageEncoder
     for row in [&learned_rows.row_end, &learned_rows.global_separator].into_iter().flatten() {
         if row.len() != widths.encoded {
             let message = format!(
-                "a learned row in its config.json has {} values instead of {}",
+                "a separator embedding in its config.json (image_newline, sub_GN or glb_GN) has {} values \
+                 instead of {}",
                 row.len(),
                 widths.encoded
             );

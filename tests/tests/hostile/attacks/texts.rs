@@ -34,7 +34,8 @@ pub(super) async fn truncated_conversations(targets: Targets) -> anyhow::Result<
     Ok(statuses.only(&[200, 400, 429])?.to_string())
 }
 
-/// Valid requests whose bodies are mostly whitespace. Some of them request streams, which must not retain the body.
+/// Valid requests whose bodies are mostly whitespace. Half of them request a stream, during which the body must not
+/// stay in memory.
 pub(super) async fn padded_bodies(targets: Targets) -> anyhow::Result<String> {
     let client = Client::of_router(&targets);
     let mut statuses = Statuses::default();

@@ -113,8 +113,9 @@ inline Floats offset_of(Floats zero) {
     return BITS == 8 ? zero + 8388608.0f : zero;
 }
 
-// Dequantizes `COUNT` weights of a group for each column of a block, starting at the weight `first`. Each pair of weights of
-// each half of the columns becomes a row of a tile register. Per-channel scales are applied later, to the sums.
+// Dequantizes `COUNT` weights of a group for each column of a block, starting at the weight `first`. For each half of the
+// columns, each pair of consecutive weights becomes one row of a tile register. Per-channel scales are applied later, to the
+// sums.
 template <size_t BITS, size_t COUNT, bool PER_CHANNEL>
 inline void dequantize_group(const uint8_t* group, size_t first, uint8_t* to, Prefetch<2>& prefetch) {
     constexpr size_t per_lane = 32 / stored_bits(BITS), half_bytes = TILE_ROWS * TILE_ROW_BYTES;
