@@ -8,12 +8,12 @@ use crate::background::BackgroundThread;
 use crate::compiled_graph::CompiledGraph;
 use crate::kv_cache::KvCache;
 use crate::runtime::{NodeTime, Tensor};
-use crate::vision::TextEmbeddings;
 
 mod input;
 mod step_inputs;
 
 use step_inputs::StepInputs;
+pub(crate) use step_inputs::VisionParts;
 
 /// A model that is compiled for a device, with its KV cache and the inputs of its steps.
 pub struct OpenVinoRunner {
@@ -41,15 +41,6 @@ pub(crate) struct RunnerParts {
     pub(crate) kv_heads: usize,
     /// The additional parts of a vision-language model.
     pub(crate) vision: Option<VisionParts>,
-}
-
-/// The parts that only the runner of a vision-language model has.
-pub(crate) struct VisionParts {
-    pub(crate) embeddings: TextEmbeddings,
-    /// The position of the first token of a sequence.
-    pub(crate) first_position: i64,
-    /// Number of layers, counted from the first, that read rows of images.
-    pub(crate) deepstack_layers: usize,
 }
 
 impl OpenVinoRunner {

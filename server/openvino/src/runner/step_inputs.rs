@@ -3,10 +3,19 @@
 use server_engine::StepImages;
 use server_scheduler::Batch;
 
-use super::VisionParts;
 use super::input::{Input, InputPresence, InputShape};
 use crate::Error;
 use crate::runtime::{Element as _, Flag, InferRequest, Port, Tensor};
+use crate::vision::TextEmbeddings;
+
+/// The parts that only the runner of a vision-language model has.
+pub(crate) struct VisionParts {
+    pub(crate) embeddings: TextEmbeddings,
+    /// The position of the first token of a sequence.
+    pub(crate) first_position: i64,
+    /// Number of layers, counted from the first, that read rows of images.
+    pub(crate) deepstack_layers: usize,
+}
 
 /// The inputs of a step. Their memory is reused in every step.
 pub(super) struct StepInputs {
