@@ -1,4 +1,4 @@
-//! Guides that are slower than the model: they delay only their own sequences, and change no token.
+//! Tests guides that are slower than the model: they delay only their own sequences, and change no token.
 
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
