@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
 """`make bench-draft`: measures the cost of a draft model, the acceptance rate at which it breaks even, and its effect on a server.
 
-First, one process (`draft-bench`) measures steps of the model with and without draft tokens, and runs of the draft model. Each
-accepted token saves its sequence a fraction of a step; each draft token costs a fraction of a run of the draft model and makes the
-step longer. The draft model breaks even if the saving equals the cost.
+First, one process (`draft-bench`) measures steps of the model with and without draft tokens, and steps of the draft
+model. Each accepted token saves its sequence a fraction of a step of the model; each draft token costs a step of the
+draft model and makes the step of the model longer. The draft model breaks even at the acceptance rate at which the
+saving equals the cost.
 
 Then two servers, one of them with the draft model, generate text in turn. Without `--draft-model`, the draft model consists of the
 first layers of the model. Its tokens are seldom accepted, so the result shows the cost of detecting the low acceptance
@@ -61,7 +62,7 @@ def costs_of(args: argparse.Namespace, setup: engines.Setup, draft: pathlib.Path
 
 
 def print_costs(title: str, measured: list[dict]) -> None:
-    """Prints the times, and the acceptance rates at which 1, 2 and 4 draft tokens break even: their cost over their gain."""
+    """Prints the times, and the acceptance rates at which 1, 2 and 4 draft tokens break even."""
     print(f"\n{title}\n\n| sequences | step | with 1, 2, 4 drafts each | run of the draft model | breaks even at |")
     print("|---|---|---|---|---|")
     for row in measured:

@@ -21,13 +21,13 @@ import engines
 import plot
 from cases import CASES, DELAYS, Case, Delay, measure, medians, scenario
 
-# The model forms that our engine runs, with their titles. The last form is not the default.
+# The kinds of model files and settings that our engine runs, with their titles. The last one is not the default.
 TITLES = {
     "ir": "Both on the same IR",
     "gguf": "ovfleet on the GGUF file, the peer on the IR to which it converts the file",
     "gguf-int8": "The same with `--activation-precision int8`, which is not the default",
 }
-# The titles of the model forms in the picture.
+# The titles of the same kinds in the picture.
 SHORT_TITLES = {"ir": "same IR", "gguf": "GGUF file, default", "gguf-int8": "GGUF file, --activation-precision int8"}
 # The target ratio with `--activation-precision int8`, for any number of requests.
 INT8_WANTED = 1.8

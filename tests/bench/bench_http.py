@@ -48,7 +48,7 @@ def parser(doc: str, names: list[str], default: list[str]) -> argparse.ArgumentP
 
 
 def throughput(port: int, requests: list[dict], more: dict) -> float:
-    """Returns the tokens per second of requests with additional parameters."""
+    """Sends the requests with the additional parameters `more`, and returns the generated tokens per second."""
     result = asyncio.run(http_load.load(port, MODEL, [request | {"more": more} for request in requests]))
     wanted = sum(request["max_tokens"] for request in requests)
     if result["output_tokens"] != wanted:
@@ -157,7 +157,7 @@ def over_http(
 
 
 def one_round(args: argparse.Namespace, case: Case, seed: int, directory: pathlib.Path) -> dict[str, dict]:
-    """Runs both ways once, in an order that rotates from round to round."""
+    """Runs a case once in process and once over HTTP, in an order that alternates from round to round."""
     setup = setup_of(args)
     engine = engines.find_engine(args.engine)
     work = scenario(case, seed, args.vocabulary)

@@ -83,7 +83,7 @@ class DefaultServer(Server):
         ]
 
     def metric(self, name: str) -> float:
-        """Returns the sum of a metric over its labels."""
+        """Returns the sum of a metric over all labels."""
         with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/metrics", timeout=5) as answer:
             lines = answer.read().decode().splitlines()
         return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.split("{")[0].split(" ")[0] == name)
@@ -100,7 +100,7 @@ class DefaultServer(Server):
 
 
 class Stream(http_load.Stream):
-    """A stream that retains all data, with the time at which each part arrived."""
+    """A stream that retains all data that it receives, with the time at which each piece arrived."""
 
     def __init__(self, message: bytes, done: asyncio.Future):
         super().__init__(message, done)
@@ -142,7 +142,7 @@ def http_message(port: int, request: Request, urls: list[str]) -> bytes:
 
 
 async def send_all(port: int, requests: list[Request], urls: list[str]) -> dict:
-    """Sends each request as soon as its `after` has ended, and returns the results in the format of the peer."""
+    """Sends each request once the request in its `after` has ended, and returns results in the format of the peer."""
     loop = asyncio.get_running_loop()
     ended = [loop.create_future() for _ in requests]
     messages = [http_message(port, request, urls) for request in requests]

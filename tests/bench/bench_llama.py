@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""`make bench-llama`: compares the server with that of llama.cpp over HTTP, alternating (medians of the rounds).
+"""`make bench-llama`: compares the server with llama.cpp's server over HTTP, alternating (medians of the rounds).
 
 The same client sends the same token prompts to both, with greedy sampling and end tokens ignored. llama.cpp has one slot per
-concurrent request. It serves the same file and, in separate columns, the model in Q4_0, its fastest format.
+concurrent request. Separate columns show its results with the same file and with the model in Q4_0, its fastest format.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ OURS = Contender("ovfleet", lambda _case, setup: (Server, setup))
 
 
 class Llama(Server):
-    """llama.cpp's server."""
+    """Starts llama.cpp's server."""
 
     health = "/health"
     slots = 1
@@ -57,7 +57,7 @@ class Llama(Server):
 
 
 def with_slots(case: Case) -> type[Llama]:
-    """Returns a class of llama.cpp's server with one slot per concurrent request of the case."""
+    """Returns a class that starts llama.cpp's server with one slot per concurrent request of the case."""
     return type("Slots", (Llama,), {"slots": case.concurrent})
 
 

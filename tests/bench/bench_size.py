@@ -33,7 +33,7 @@ from make_model import SHAPES, Shape, make, tensors
 
 PROMPT_TOKENS, OUTPUT_TOKENS, SINGLE_REQUESTS, CONCURRENT = 64, 32, 2, 8
 BANDWIDTH = engines.ENGINE.with_name("read-bandwidth")
-# The bits of a weight in the packed format of the native projections, with its part of the scale and the zero point.
+# The number of bits per weight in the packed format of the native projections, including scales and zero points.
 PACKED_BITS = {Type.Q4_0: 5, Type.Q4_K: 5, Type.Q6_K: 6.5625}
 MIB, GB = 1 << 20, 1e9
 OURS, PEER = "ovfleet", "openvino_genai"
@@ -192,7 +192,7 @@ class Bench:
         return " / ".join(shares + ["–"] * (2 - len(shares)))
 
     def column(self) -> dict[str, str]:
-        """Returns the cells of the model, by the title of their row."""
+        """Returns the model's column of the table: each cell, by the title of its row."""
         cells = {
             "file": f"{self.bytes / GB:.2f} GB",
             "reading the file from the disk": self.seconds("read_seconds"),

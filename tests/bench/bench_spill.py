@@ -62,7 +62,7 @@ def warm(server: Server, args: argparse.Namespace) -> None:
 
 
 def expect(way: str, measured: tuple[float, int], args: argparse.Namespace) -> float:
-    """Returns the time, after checking the number of cached tokens."""
+    """Checks the number of cached tokens, and returns the time to the first token."""
     milliseconds, cached = measured
     if (way == "computed") != (cached < args.tokens // 2):
         raise engines.Failed(f"{way}: {cached} of {args.tokens} tokens were cached")

@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
 """`make bench-vllm`: compares the server with vLLM on the CPU over HTTP, alternating (medians of the rounds).
 
-The same client sends the same token prompts to both, with greedy sampling and end tokens ignored. Both have the same number of
-threads, token budget per step, cache size and prefix caching. vLLM cannot load GGUF files on a CPU, so it serves the dequantized
-weights in the precision that our server computes in, with a KV cache in the same precision.
+The same client sends the same token prompts to both, with greedy sampling and end tokens ignored. Both use the same
+number of threads, token budget per step, cache size and setting for prefix caching. vLLM cannot load GGUF files on a
+CPU, so it serves the dequantized weights in the precision that our server computes in, with a KV cache in the same
+precision.
 """
 
 from __future__ import annotations

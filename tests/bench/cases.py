@@ -7,19 +7,19 @@ import random
 import statistics
 
 PROMPT_TOKENS, OUTPUT_TOKENS = 256, 128
-# The length of the shared prefix, which represents a long system prompt.
+# The case in which all prompts have the same prefix, which represents a long system prompt.
 PREFIX_TOKENS, OWN_TOKENS, PREFIX_OUTPUT_TOKENS, PREFIX_CONCURRENT = 1024, 64, 64, 16
-# The length of a long prompt that arrives while other streams decode.
+# The case in which a long prompt arrives while other streams decode.
 LONG_TOKENS, STREAMS, STREAM_PROMPT_TOKENS, STREAM_OUTPUT_TOKENS, LONG_AFTER_TOKENS = 4096, 8, 64, 256, 16
 # Number of requests in the sequential case, because a single request would be too short to measure.
 SINGLE_REQUESTS = 4
-# From this token ID on, all vocabularies of the benchmarks have ordinary text.
+# From this ID on, the tokens of all vocabularies in the benchmarks are ordinary text.
 TOKEN_MIN = 300
 
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """A workload and its target ratio; its figures are a row of the table of results."""
+    """A workload with its target ratio. The table of results has a row for each workload."""
 
     name: str
     title: str
@@ -48,7 +48,7 @@ CASES = (
 
 @dataclasses.dataclass(frozen=True)
 class Delay:
-    """A secondary figure of a case, such as a delay, with the maximum ratio to that of the peer."""
+    """A secondary figure of a case, such as a delay, with the maximum ratio of our figure to the peer's."""
 
     case: str
     title: str
@@ -97,7 +97,7 @@ def after(index: int, tokens: int) -> dict | None:
 
 
 def quantile(values: list[float], share: float) -> float:
-    """Returns the value below which this share of the values lies."""
+    """Returns the value below which the fraction `share` of the values lies."""
     values = sorted(values)
     return values[min(len(values) - 1, int(share * len(values)))]
 
@@ -132,5 +132,5 @@ def measure(case: Case, result: dict) -> dict:
 
 
 def medians(rows: list[dict]) -> dict:
-    """Returns the medians for each key."""
+    """Returns, for each key, the median of its values in the rows."""
     return {key: statistics.median(row[key] for row in rows) for key in rows[0]}

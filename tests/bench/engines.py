@@ -136,7 +136,7 @@ def run(command: list, scenario: dict, directory: pathlib.Path, environment: dic
 
 @dataclasses.dataclass
 class Watched:
-    """A process that has ended."""
+    """The exit code, the output and the memory use of a process that has ended."""
 
     exit_code: int
     output: str
@@ -174,7 +174,7 @@ def memory_available() -> int:
 
 
 def scratch() -> tempfile.TemporaryDirectory:
-    """A directory for the runs of one program, deleted with the object."""
+    """Creates a directory for the runs of one program, which is deleted together with the returned object."""
     WORK.mkdir(parents=True, exist_ok=True)
     return tempfile.TemporaryDirectory(dir=WORK, prefix="run-")
 
@@ -218,7 +218,7 @@ def served_precision() -> str:
 
 @functools.cache
 def versions() -> str:
-    """Returns the versions of both runtimes and our commit, as of the first call, because results change the working tree."""
+    """Returns the versions of both runtimes and our commit, as of the first call, because results change the tree."""
     import importlib.metadata
 
     command = ["git", "-C", ROOT, "describe", "--always", "--dirty", "--abbrev=9"]

@@ -86,7 +86,7 @@ async def send(port: int, message: bytes) -> Stream:
 
 
 async def load(port: int, model: str, requests: list[dict]) -> dict:
-    """Sends the requests all at the start or, if any of them has an `arrival`, one after another."""
+    """Sends all requests at the start or, if any of them has an `arrival`, one after another."""
     messages = [message(port, model, request) for request in requests]
     start = time.perf_counter()
     if any(request.get("arrival") for request in requests):

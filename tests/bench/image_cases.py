@@ -13,8 +13,8 @@ import numpy as np
 EDGE, OUTPUT_TOKENS, SINGLE_REQUESTS, CONCURRENT, TURNS = 512, 64, 3, 8, 5
 SUBJECTS = ("car", "house", "tree", "river", "dog", "table", "bridge", "window")
 PLACES = ("on the left", "on the right", "in the background", "in the foreground", "near the center", "at the top")
-# The answers in the history of a conversation are texts of the benchmark and not those of the engines, so that both engines
-# compute the same prompts.
+# The answers in the history of a conversation are texts of the benchmark, not answers of the engines, so that both
+# engines compute the same prompts.
 ANSWER = "There is a {} {}, and next to it a {} that is partly hidden. The light comes from above, and the {} is darker."
 
 
@@ -51,7 +51,7 @@ class Request:
     """A request of a scenario."""
 
     messages: tuple[Message, ...]
-    # The index of an earlier request: this request is sent as soon as that one has ended. None for the start of the scenario.
+    # The index of the earlier request after whose end this request is sent; None for the start of the scenario.
     after: int | None = None
     # The turn of the conversation, from 0.
     turn: int = 0
@@ -68,7 +68,7 @@ class Scenario:
 
 
 def picture(seed: int) -> np.ndarray:
-    """An image with smooth areas, edges and some noise: `[EDGE, EDGE, 3]` bytes."""
+    """Returns an image with smooth areas, edges and some noise: `[EDGE, EDGE, 3]` bytes."""
     rng = np.random.default_rng(seed)
     across, down = np.meshgrid(np.linspace(0, 1, EDGE), np.linspace(0, 1, EDGE))
     pixels = np.zeros((EDGE, EDGE, 3))

@@ -33,7 +33,7 @@ class Shape:
     heads: int
     kv_heads: int
     head: int
-    # The vocabulary; None for that of the sample model.
+    # The size of the vocabulary; None for the size of the sample model's vocabulary.
     vocabulary: int | None
     # Whether the tensors have the mix of types that llama.cpp calls Q4_K_M. Otherwise all matrices are Q4_0.
     is_q4_k_m: bool = True
@@ -47,13 +47,13 @@ class Shape:
         return engines.WORK / self.file
 
     def bits_of(self, layer: int) -> Type:
-        """The type of the tensors of a layer that Q4_K_M stores in more bits: in half of the layers, Q6_K."""
+        """Returns the type of those tensors of a layer that Q4_K_M stores in more bits in half of the layers (Q6_K)."""
         more = layer < self.layers // 8 or layer >= 7 * self.layers // 8 or (layer - self.layers // 8) % 3 == 2
         return (Type.Q6_K if more else Type.Q4_K) if self.is_q4_k_m else Type.Q4_0
 
     @property
     def most(self) -> Type:
-        """The type of most tensors."""
+        """Returns the type of most tensors."""
         return Type.Q4_K if self.is_q4_k_m else Type.Q4_0
 
 

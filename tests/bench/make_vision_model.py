@@ -23,7 +23,7 @@ from tokenizers import Tokenizer
 
 SPECIAL = ["<|vision_start|>", "<|vision_end|>", "<|vision_pad|>", "<|image_pad|>", "<|video_pad|>"]
 IMAGE = "<|vision_start|><|image_pad|><|vision_end|>"
-# The number of rows of the output is a multiple of this, as in published models.
+# The number of rows of the output matrix is a multiple of this number, as in published models.
 VOCABULARY_MULTIPLE = 64
 TEXT = {
     "hidden_size": 768,

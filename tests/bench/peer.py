@@ -70,7 +70,7 @@ def properties(args: argparse.Namespace) -> dict:
 
 
 def head(args: argparse.Namespace, kind: str) -> dict:
-    """Returns the part of the result that all kinds share."""
+    """Returns the fields that the results of all kinds of scenarios contain."""
     return {
         "engine": "openvino_genai",
         "version": importlib.metadata.version("openvino-genai"),

@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
 """The peer of bench_images.py: runs requests with images on openvino_genai, in process.
 
-The pipeline is `openvino_genai.ContinuousBatchingPipeline`, the engine of OpenVINO Model Server. As in that server, a request is
-added by a thread of its own, in which the pipeline encodes its images, while another thread runs `step()`. The time of a token
-is the end of its step. The input is a JSON file with the rendered prompts, and a file with the pixels of the images.
+The pipeline is `openvino_genai.ContinuousBatchingPipeline`, the engine of OpenVINO Model Server. As in that server,
+each request is added in a separate thread, in which the pipeline encodes its images, while another thread runs
+`step()`. The time of a token is the end of its step. The input is a JSON file with the rendered prompts, and a file
+with the pixels of the images.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ class Run:
         self.next_id = 0
 
     def add(self, request: dict, state: dict) -> None:
-        """Adds a request, which encodes its images."""
+        """Adds a request. During this call, the pipeline encodes its images."""
         config = openvino_genai.GenerationConfig()
         config.max_new_tokens = request["max_tokens"]
         config.ignore_eos = True

@@ -45,7 +45,7 @@ class Case:
     max_tokens: int = OUTPUT_TOKENS
 
     def name(self) -> str:
-        """Describes the case in the report."""
+        """Returns the description of the case in the report."""
         changed = [
             f"{field.name} {getattr(self, field.name)}"
             for field in dataclasses.fields(self)

@@ -64,7 +64,7 @@ def run(args: argparse.Namespace, directory: pathlib.Path):
         peer_properties=(),
     )
     if "oracle-ir" in args.parts:
-        # First the native kernels with an f32 cache, then the plugin's, which the peer also uses, with the same 8-bit cache.
+        # Compare the native kernels with an f32 cache, then the plugin's (which the peer uses) with an 8-bit cache.
         plugins = (*quality.PLUGIN_PROJECTIONS, *quality.PLUGIN_CACHE)
         yield from oracle.on_ir(engine, exact.with_model(ir), directory)
         yield from oracle.on_ir(engine, exact.with_model(ir, kv_cache_precision="u8", properties=plugins), directory)

@@ -51,7 +51,7 @@ PLAN = (
 
 
 def byte_letters() -> dict[int, str]:
-    """GPT-2's mapping of every byte to a printable character."""
+    """Returns GPT-2's mapping of every byte to a printable character."""
     plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
     letters = {byte: chr(byte) for byte in plain}
     others = [byte for byte in range(256) if byte not in letters]
@@ -134,7 +134,7 @@ class File:
         if self.arch == "gemma3":
             writer.add_sliding_window(64)
         if self.arch == "phi3":
-            # The window is longer than any tested sequence, unless the variant says otherwise
+            # The window is longer than any tested sequence, except in the variant `window`
             # (docs/reference/conformance.md).
             writer.add_sliding_window(48 if self.variant == "window" else CONTEXT)
             writer.add_rope_scaling_orig_ctx_len(CONTEXT // 2 if self.variant == "longrope-long" else CONTEXT)

@@ -54,7 +54,7 @@ def near_tie(setup: engines.Setup) -> float:
 
 
 def stop_tokens(ir: pathlib.Path) -> tuple[int, ...]:
-    """The model's end token."""
+    """Returns the model's end token."""
     import openvino_genai
 
     return (int(openvino_genai.Tokenizer(str(ir)).get_eos_token_id()),)

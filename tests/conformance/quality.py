@@ -33,7 +33,7 @@ REFERENCE_WINDOWS = 4
 # it computes the attention.
 PLUGIN_PROJECTIONS = ("DYNAMIC_QUANTIZATION_GROUP_SIZE=0",)
 PLUGIN_CACHE = ("KEY_CACHE_PRECISION=u8", "VALUE_CACHE_PRECISION=u8")
-# The maximum and the root mean square difference of logits, as fractions of the standard deviation of the logits,
+# The limits on the maximum and the root mean square difference of logits, as fractions of their standard deviation,
 # in f32 with an f32 KV cache. The logits differ mostly because zero points that are not integers are rounded to f16.
 LOGITS_SHARE_MAX = (0.04, 0.006)
 
@@ -75,7 +75,7 @@ def cost(engine: pathlib.Path, setup: engines.Setup, ir: pathlib.Path, directory
 
 
 def long_costs(engine: pathlib.Path, setup: engines.Setup, ir: pathlib.Path, directory: pathlib.Path) -> Iterator[Check]:
-    """Reports the cost of sparse attention for long prompts, without a tolerance. corpus.txt is one window."""
+    """Reports the cost of sparse attention for long prompts, without a tolerance. All of corpus.txt is one window."""
     work = [[token for window in windows(ir) for token in window]]
     scenario = {"kind": "score", "windows": work}
     exact = reference.perplexity(engines.run_engine(engine, setup, scenario, directory)["windows"])
@@ -89,7 +89,7 @@ def long_costs(engine: pathlib.Path, setup: engines.Setup, ir: pathlib.Path, dir
 def perplexities(
     engine: pathlib.Path, setups: list[engines.Setup], ir: pathlib.Path, directory: pathlib.Path
 ) -> Iterator[Check]:
-    """Compares our perplexity in each of the setups, that of the peer in the first, and that of the reference."""
+    """Compares our perplexity in each of the setups with the peer's in the first setup and with the reference's."""
     work, scenario, wanted = scored(setups[0].model, ir)
     peer = reference.perplexity(engines.run_peer(setups[0].with_model(ir), scenario, directory)["windows"])
     tokens = sum(len(window) for window in work)
@@ -102,7 +102,7 @@ def perplexities(
         )
         name = f"perplexity, {setup.inference_precision} with {setup.kv_cache_precision} KV"
         yield Check(name, abs(share) <= PERPLEXITY_SHARE_MAX, detail)
-    # Runs the same graph with the peer's kernels, which round activations to 8 bits, and with the native kernels.
+    # Compare the peer's kernels, which round activations to 8 bits, with the native kernels on the same graph.
     setup = setups[0].with_model(ir)
     ours = reference.perplexity(engines.run_engine(engine, setup, scenario, directory)["windows"])
     name = f"perplexity, {setup.inference_precision} with {setup.kv_cache_precision} KV, the IR"

@@ -1,7 +1,7 @@
 """A straightforward implementation of the model in a GGUF file: weights are dequantized to f32 and multiplied with
 numpy. This module deliberately shares no code with the engine, OpenVINO or llama.cpp.
 
-Covers llama, qwen2, qwen3, gemma3 and phi3. A file with unused tensors, an unsupported RoPE
+The implementation covers llama, qwen2, qwen3, gemma3 and phi3. A file with unused tensors, an unsupported RoPE
 scaling, soft caps, or keys and values of different sizes raises an error.
 """
 
@@ -16,7 +16,7 @@ import numpy as np
 ARCHITECTURES = ("llama", "qwen2", "qwen3", "gemma3", "phi3")
 # Dequantized matrices are cached up to this total size; beyond it, a matrix is dequantized for each use.
 KEPT_BYTES_MAX = 6 << 30
-# Gemma 3 alternates five layers with a sliding window, whose RoPE has this base, and one layer without.
+# In Gemma 3, five layers with a sliding window, whose RoPE has this base, alternate with one layer without a window.
 GEMMA3_PATTERN = 6
 GEMMA3_LOCAL_BASE = 10_000.0
 
@@ -96,7 +96,7 @@ def shape_of(meta: dict) -> Shape:
 
 
 def rms(x: np.ndarray, weight: np.ndarray, eps: float) -> np.ndarray:
-    """The root mean square norm over the last axis."""
+    """Normalizes by the root mean square over the last axis, and multiplies by the weight."""
     return x / np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + np.float32(eps)) * weight
 
 
@@ -111,7 +111,7 @@ def gelu_tanh(x: np.ndarray) -> np.ndarray:
 
 
 def log_softmax(logits: np.ndarray) -> np.ndarray:
-    """The log probabilities along the last axis, in f64."""
+    """Returns the log probabilities along the last axis, in f64."""
     logits = logits.astype(np.float64)
     logits -= logits.max(axis=-1, keepdims=True)
     return logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True))
@@ -284,7 +284,7 @@ class Reference:
 
 
 class Bf16Reference(Reference):
-    """The model in plain bf16: both factors of each product are rounded to bf16, and products are summed in f32. Numbers
+    """The model in plain bf16: both factors of each product are rounded to bf16, and products are summed in f32. Values
     between the products remain in f32, so real bf16 inference has more noise."""
 
     def factor(self, values: np.ndarray) -> np.ndarray:

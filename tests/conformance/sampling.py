@@ -17,7 +17,7 @@ from oracle import Check, engines
 
 PROMPTS = (0, 3, 5, 13, 22, 45)
 OUTPUT_TOKENS = 24
-# The tolerance of log probabilities of the same graph in other batches.
+# The tolerance of log probabilities that the same graph computes in different batches.
 LOGPROB_TOLERANCE = 0.005
 # Activations of 15 bits change the log probabilities of improbable tokens, which prompts contain, by several
 # thousandths.
@@ -64,7 +64,7 @@ class Filters:
     min_p: float = 0.0
 
     def name(self) -> str:
-        """Describes the parameters in the report."""
+        """Returns the description of the parameters in the report."""
         told = [f"{name} {value}" for name, value in dataclasses.asdict(self).items() if value != getattr(Filters, name)]
         return ", ".join(told) or "none"
 
@@ -298,8 +298,8 @@ def choices(sides: Sides) -> Check:
 
 
 def filters(sides: Sides, case: Filters) -> Check:
-    """Checks the first tokens that both engines draw: the reference filters allow all of them, and ours have the expected
-    proportions."""
+    """Checks the first tokens that both engines draw: the reference filters must allow all of them, and ours must have
+    the expected proportions."""
     outside, of_peer, worst, tokens = 0, 0, 0.0, 0
     for prompt in sides.prompts[:3]:
         row = sides.logits.after(prompt)

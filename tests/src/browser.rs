@@ -143,7 +143,7 @@ impl Browser {
         Ok(page)
     }
 
-    /// The standard error of the browser.
+    /// The text that the browser has written to its standard error.
     fn errors(&self) -> String {
         std::fs::read_to_string(self.directory.path().join("errors")).unwrap_or_default()
     }

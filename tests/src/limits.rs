@@ -41,7 +41,7 @@ const SECTIONS: &[(&str, &[&str])] = &[
 pub struct Limit {
     /// The heading of the section that lists it.
     pub section: &'static str,
-    /// The limited quantity, which is the first sentence of the documentation.
+    /// The limited quantity, as the first sentence of the documentation describes it.
     pub what: String,
     /// The flag that sets the limit, with its dashes.
     pub flag: Option<String>,

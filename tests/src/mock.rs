@@ -1,4 +1,4 @@
-//! The parts that the mock services share: an HTTP server on a free port, digests and byte ranges.
+//! Code that the mock services share: an HTTP server on a free port, digests and byte ranges.
 
 use std::net::SocketAddr;
 
@@ -35,7 +35,7 @@ impl MockServer {
     }
 }
 
-/// The bytes in hexadecimal digits.
+/// Formats `bytes` as hexadecimal digits.
 pub(crate) fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }

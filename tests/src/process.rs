@@ -222,7 +222,7 @@ pub fn descendants(id: u32) -> anyhow::Result<Vec<(u32, String)>> {
     Ok(descendants)
 }
 
-/// Whether process `id` is running; a zombie is not.
+/// Whether process `id` is running. A zombie does not count as running.
 #[must_use]
 pub fn is_running(id: u32) -> bool {
     stat(id).is_some_and(|(_, state, _)| !matches!(state, 'Z' | 'X'))

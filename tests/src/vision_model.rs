@@ -205,7 +205,7 @@ fn language_model() -> Graph {
     graph
 }
 
-/// Whether each new position attends to each position, cached or new: `[batch, 1, new, all]`.
+/// A mask of the positions, cached or new, to which each new position attends: `[batch, 1, new, all]`.
 fn causal_mask(graph: &mut Graph, attention_mask: Node, position_ids: Node) -> Node {
     let total = graph.dimension(attention_mask, 1);
     let total = graph.add(&operation("Squeeze", ""), &[total]);
@@ -299,7 +299,7 @@ struct Rotation {
 }
 
 impl Rotation {
-    /// `positions` has the shape `[batch, 1, positions]`.
+    /// Computes the cosines and sines of `positions`, whose shape is `[batch, 1, positions]`.
     fn new(graph: &mut Graph, positions: Node) -> Self {
         const HALF: usize = HEAD / 2;
         let frequencies: Vec<f32> =

@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use tests::cluster::ControlPlane;
 
 const HELMS: [&str; 2] = ["helm3", "helm4"];
-/// Kinds of the Prometheus operator, whose definitions the API server does not have.
+/// Kinds of the Prometheus Operator, whose custom resource definitions the API server of the tests does not have.
 const FOREIGN: &str = "ServiceMonitor,PrometheusRule";
 /// The tested installations: a name for messages, and the arguments.
 const WAYS: [(&str, &[&str]); 3] = [

@@ -322,7 +322,7 @@ fn the_chat_sends_images() {
     assert_eq!(console.text("conversation[0].content.map(part => part.type).join()"), "image_url,text");
     assert_eq!(console.text("String(document.querySelector('#images').files.length)"), "0");
     console.screenshot("image").unwrap();
-    // The next question is about the same image, and a question without images is plain text.
+    // The next question continues the conversation about the image. Its content is plain text, because it has no image.
     console.page.insert_text("Are you sure?").unwrap();
     console.press(&[Key::Enter]);
     console.await_expression("the second answer", "conversation.length === 4");

@@ -15,7 +15,7 @@ kubectl label secret assistant-replica-token \
   app.kubernetes.io/managed-by=ovfleet-operator app.kubernetes.io/instance=assistant";
 /// Creates the namespaces to which the page about the installation refers.
 const NAMESPACES: &str = "set -e; kubectl create namespace team-a; kubectl create namespace team-b";
-/// Acts as the operator, which reports every LLMDeployment as ready.
+/// Reports every LLMDeployment as ready, in place of the operator.
 const REPORT_READY: &str = "
 kubectl wait --for=create crd/llmdeployments.ovfleet.dev --timeout=5m
 kubectl wait --for=condition=Established crd/llmdeployments.ovfleet.dev --timeout=5m

@@ -445,7 +445,7 @@ fn a_fetch_whose_pod_cannot_be_created_is_reported_with_the_reason() {
     assert_eq!(reason(&status, "ModelAvailable"), "False FailedCreate");
     assert_eq!(reason(&status, "Degraded"), "True FailedCreate");
     assert_eq!(status.phase, Phase::Degraded);
-    // Once a pod exists, the failure is over.
+    // Once a pod exists, the failure to create pods is no longer reported.
     let status = status_of(std::slice::from_ref(&pod), &failures);
     assert_eq!(reason(&status, "ModelAvailable"), "False Pending");
     assert_eq!(reason(&status, "Degraded"), "False AsExpected");

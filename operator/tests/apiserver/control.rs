@@ -154,7 +154,8 @@ async fn a_replica_is_ready_once_a_router_admits_it_and_stays_so() {
     assert_eq!((status.ready_replicas, status.routable_replicas), (0, 0));
     stage.kubelet.routers().close(false);
     stage.until("chat", "Ready=True").await;
-    // The gate remains set when the routers no longer admit the replica, and the operator no longer connects to them.
+    // The gate remains set when the routers no longer admit the replica, and the operator no longer connects to the
+    // routers.
     stage.kubelet.routers().close(true);
     let connections = stage.kubelet.routers().connections();
     let label = json!({"metadata": {"annotations": {"touched": "yes"}}});

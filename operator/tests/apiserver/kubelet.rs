@@ -23,7 +23,7 @@ pub(crate) struct Routers(Arc<Mutex<Admission>>);
 
 #[derive(Debug, Default)]
 struct Admission {
-    /// Namespaces and names of pods.
+    /// The namespace and the name of each admitted pod.
     admitted: BTreeSet<(String, String)>,
     /// Whether the routers admit no replica.
     is_closed: bool,

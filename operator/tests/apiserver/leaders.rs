@@ -57,7 +57,7 @@ async fn one_of_two_operators_is_the_leader_and_the_other_takes_over() {
     assert_eq!(holder, Some(format!("operator-{second}")));
     create("two").await;
 
-    // Another holder acquires the Lease, so the former leader stops.
+    // Another holder acquires the Lease, so the current leader must stop.
     let mut lease = leases.get("operator").await.unwrap();
     lease.spec.as_mut().unwrap().holder_identity = Some("another".to_owned());
     while leases.replace("operator", &Default::default(), &lease).await.is_err() {

@@ -36,7 +36,7 @@ impl Operator {
         Self { metrics, stop, tasks }
     }
 
-    /// Waits until the operator has failed to send several requests to `port`, without stopping.
+    /// Closes several connections of the operator to `port`. Panics if the operator stops or becomes the leader.
     async fn until_it_retries(&mut self, port: &TcpListener) {
         for _ in 0..3 {
             tokio::select! {

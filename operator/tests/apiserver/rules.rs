@@ -189,7 +189,7 @@ fn overlay(object: &mut Value, change: Value) {
     }
 }
 
-/// Invalid changes, each with a part of the expected message.
+/// Returns changes that the schema must reject, each with a part of the expected message.
 fn invalid() -> Vec<(Vec<(&'static str, Value)>, &'static str)> {
     let pinned = json!({"cpuPinning": true});
     vec![
@@ -344,7 +344,7 @@ fn invalid() -> Vec<(Vec<(&'static str, Value)>, &'static str)> {
     ]
 }
 
-/// Valid changes.
+/// Returns changes that the schema must accept.
 fn valid() -> Vec<Vec<(&'static str, Value)>> {
     vec![
         vec![],

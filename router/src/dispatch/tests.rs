@@ -19,7 +19,7 @@ use crate::policy::Demand;
 use crate::prefix::PrefixHashes;
 use crate::queue::{NO_TENANT, PriorityClass, RETRY_AFTER_MIN};
 
-/// The numbers of requests that wait for room and for a replica.
+/// The number of requests that wait for room, and the number that wait for a replica.
 fn waiting(dispatcher: &Dispatcher) -> (usize, usize) {
     (dispatcher.queued(), dispatcher.requests_without_replica())
 }

@@ -75,7 +75,7 @@ fn buckets_of_invalid_keys_are_removed_and_those_of_valid_keys_keep_their_levels
     limits.retain_keys(|key| key == 7);
     assert_eq!(limits.buckets.len(), 1);
     assert!(limits.charge(7, RATES, 1, now).is_err());
-    // A request of a removed key may end later.
+    // A request may end after its key was removed.
     limits.settle(8, 6000, 0);
     assert_eq!(limits.buckets.len(), 1);
 }

@@ -57,7 +57,7 @@ fn a_class_is_served_before_lower_classes_for_a_limited_time() {
     assert_eq!(queue.head(), Some(bulk), "the delay of its class has passed");
 }
 
-/// A request of this tenant with 100 tokens.
+/// A request of the tenant `tenant` with 100 tokens.
 fn of_tenant(tenant: u64, now: Instant) -> QueuedRequest {
     QueuedRequest { tenant, ..request(PriorityClass::Standard, now) }
 }

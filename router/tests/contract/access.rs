@@ -1,4 +1,4 @@
-//! API keys and rate limits.
+//! Tests API keys and rate limits.
 
 use std::io::Write as _;
 

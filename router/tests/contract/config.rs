@@ -1,4 +1,4 @@
-//! The configuration file, which is reloaded while the router runs.
+//! Tests the configuration file, which is reloaded while the router runs.
 
 use std::io::Write as _;
 use std::sync::Mutex;
@@ -130,7 +130,7 @@ fn a_changed_read_timeout_applies_to_new_connections() {
     let (beginning, rest) = request.split_at(20);
     let mut slow = router.connect();
     slow.write_all(beginning.as_bytes()).unwrap();
-    // The router checks the file every 500 ms, so this takes longer than the previous timeout.
+    // The router checks the file every 500 ms, so the reload takes longer than the previous timeout.
     reload("least-requests");
     slow.write_all(rest.as_bytes()).unwrap();
     assert_eq!(Answer::read(&mut slow).status, 200);

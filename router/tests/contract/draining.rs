@@ -128,7 +128,7 @@ enum Departure {
     Draining,
 }
 
-/// Sends a request and waits until a replica has received it. Returns whether it is the first replica.
+/// Sends a request and waits until a replica has received it. Returns whether that is the first replica.
 fn ask<'scope, 'env>(
     scope: &'scope std::thread::Scope<'scope, 'env>,
     router: &'env Router,

@@ -1,4 +1,4 @@
-//! Replicas that fail, before and after the first byte.
+//! Tests replicas that fail before or after the first byte of an answer.
 
 use std::net::{TcpListener, TcpStream};
 use std::sync::atomic::{AtomicUsize, Ordering};

@@ -154,7 +154,7 @@ pub(crate) fn read_request(stream: &mut TcpStream) -> Option<Request> {
     Some(Request { head, body })
 }
 
-/// A JSON answer.
+/// A JSON answer with the status 200.
 pub(crate) fn whole(body: &str) -> String {
     with_status("200 OK", body)
 }
@@ -384,7 +384,7 @@ fn unchunked(mut rest: &str) -> (String, bool) {
     }
 }
 
-/// Reads until the text `wanted` has arrived.
+/// Reads until the text `wanted` has arrived, and returns all that was read.
 pub(crate) fn read_until(stream: &mut TcpStream, wanted: &str) -> String {
     let mut bytes = Vec::new();
     let mut buffer = [0; 4096];

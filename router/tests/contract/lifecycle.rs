@@ -31,7 +31,7 @@ fn errors_at_startup_are_reported() {
     assert!(refusal(&["--policy=best"]).contains("least-requests"));
 }
 
-/// A stream that continues when the test releases it.
+/// A replica whose streams pause after the first event, and the sender that lets a stream continue.
 fn gated() -> (Upstream, std::sync::mpsc::Sender<()>) {
     let (go, gate) = channel::<()>();
     let gate = Mutex::new(gate);

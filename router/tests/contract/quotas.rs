@@ -1,5 +1,5 @@
-//! Token quotas: the usage of a stream is charged whether or not its client requested the usage, and however the stream
-//! ends.
+//! Tests token quotas: the usage of a stream is charged whether or not its client requested the usage, and however the
+//! stream ends.
 
 use std::io::Write as _;
 use std::net::Shutdown;

@@ -1,4 +1,4 @@
-//! Malformed load reports, including invalid bytes, do not affect answers.
+//! Tests that malformed load reports, including invalid bytes, do not affect answers.
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;

@@ -1,4 +1,4 @@
-//! Routing by model and replica, and requests that are rejected before any replica receives them.
+//! Tests routing by model and replica, and requests that are rejected before any replica receives them.
 
 use std::collections::BTreeSet;
 use std::io::Write as _;

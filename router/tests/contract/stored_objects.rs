@@ -1,5 +1,5 @@
-//! Stored objects: a request that refers to one goes to the replica that stores it, which the router determines from
-//! the ID alone.
+//! Tests stored objects: the router determines from the ID of an object alone which replica stores it, and sends the
+//! requests that refer to the object to this replica.
 
 use std::net::TcpListener;
 

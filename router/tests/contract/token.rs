@@ -1,4 +1,4 @@
-//! The replica token: the router sends the token with every request and call to a replica, and clients cannot send one.
+//! Tests the replica token: the router sends it with every request and call to a replica, and clients cannot send one.
 
 use std::collections::BTreeSet;
 use std::net::{SocketAddr, TcpListener, TcpStream};

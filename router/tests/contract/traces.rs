@@ -1,4 +1,4 @@
-//! The router propagates the trace context of a request to the replica, and exports spans if it is configured to do so.
+//! Tests that the router propagates the trace context of a request to the replica, and exports spans if configured.
 
 use std::sync::{Arc, Mutex};
 

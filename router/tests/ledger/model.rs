@@ -22,7 +22,7 @@ fn report(number: u64, last: u64) -> Load {
     Load { epoch: 1, report: number, dispatches, ..Load::default() }
 }
 
-/// Books the replica with fewer requests, unless it has changed since it was examined.
+/// Books the replica with fewer requests in flight. Examines both again if the picked one has changed since.
 fn pick(ledgers: &[Arc<Ledger>; 2], now: Instant) -> BookingGuard {
     loop {
         let snapshots = ledgers.each_ref().map(|ledger| ledger.snapshot(now, TTL));

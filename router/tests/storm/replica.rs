@@ -34,7 +34,7 @@ pub(crate) enum Fault {
     None,
     /// The replica sends no bytes and stops reporting.
     Hang,
-    /// The replica is slow.
+    /// The replica delays its answers.
     Slow,
     /// Streams break after some events.
     Reset,

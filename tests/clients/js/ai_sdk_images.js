@@ -43,7 +43,7 @@ const scenarios = {
   async answersDependOnTheImages(model) {
     const answers = [];
     for (const file of [gif(0), gif(200)]) {
-      // The forms that the AI SDK documents: bytes, base64, a data URL, and a file.
+      // The forms of an image that the AI SDK documents: bytes, base64, a data URL, and a file.
       const parts = [
         image(file),
         image(file.toString("base64")),

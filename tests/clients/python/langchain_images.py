@@ -32,7 +32,7 @@ def model_of(base_url, model, **parameters):
 
 
 def forms(url):
-    """The forms in which LangChain's documentation passes an image: two of LangChain's own, and that of OpenAI."""
+    """Returns an image in the forms that LangChain's documentation shows: two of LangChain's own, and OpenAI's."""
     base64_content = url.partition(",")[2]
     return [
         {"type": "image", "base64": base64_content, "mime_type": "image/png"},

@@ -2,7 +2,7 @@
 Usage: outages.py BASE_URL MODEL
 
 No request may fail before the first byte of its answer, although the clients do not retry. A stream that has begun
-is complete or ends with an error event, which the client raises.
+must be complete or end with an error event, which the client raises as an exception.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ async def whole_or_broken(client, request):
             chunks += 1
             finish = chunk.choices[0].finish_reason if chunk.choices else finish
     except openai.APIError as error:
-        # The client raises other types for status errors and connection errors.
+        # The client raises exceptions of other types for status errors and connection errors.
         assert type(error) is openai.APIError and error.code == "replica_failed", repr(error)
         assert chunks > 0, "an answer failed before its first byte"
         return "broken"

@@ -144,7 +144,7 @@ def every_parameter_of_the_client_is_in_the_openapi_document(client, model):
     try:
         document = client.get(server + "/openapi.json", cast_to=object)
     except openai.NotFoundError:
-        # A router has no such document, because it forwards requests unchanged.
+        # A router does not serve this document, because it forwards requests unchanged.
         return
     schemas = document["components"]["schemas"]
     for method, schema in [

@@ -29,7 +29,7 @@ mounts() {
 
 network() {
   ip link set lo up
-  # A bridge without ports can have the address without a physical device.
+  # A bridge without ports can have the address of the node, so no physical device is needed.
   ip link add node0 type bridge
   ip address add $address/24 dev node0
   ip link set node0 up

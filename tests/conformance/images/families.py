@@ -75,7 +75,7 @@ def integers(array) -> dict:
 
 
 def floats(array) -> dict:
-    """Samples of the values; the Rust tests compute the same indices."""
+    """Returns the shape, the sum of magnitudes, and samples, which the Rust tests take at the same indices."""
     array = np.asarray(array).astype(np.float32)
     flat = array.reshape(-1)
     indices = np.arange(SAMPLES, dtype=np.int64) * 7919 % max(flat.size, 1)
@@ -84,7 +84,7 @@ def floats(array) -> dict:
 
 
 def pixels(array, plane: int, mean: list[float], std: list[float]) -> dict:
-    """The samples, and a digest of the 8-bit pixels. The color of value i is i // plane % 3."""
+    """Returns the samples, and a digest of the 8-bit pixels. The color of value i is i // plane % 3."""
     array = np.asarray(array).astype(np.float32)
     flat = array.reshape(-1).astype(np.float64)
     color = np.arange(flat.size) // plane % 3
@@ -169,7 +169,7 @@ def rotary(thw: torch.Tensor, head: int) -> torch.Tensor:
 
 
 def interpolation(thw: torch.Tensor, grid: int) -> dict:
-    """Samples of the sum of weight * index over the four position embeddings of each patch, in block order."""
+    """Returns samples of the sum of weight * index over the four position embeddings of each patch, in block order."""
     calls = []
 
     class Embedding:
@@ -188,7 +188,7 @@ def interpolation(thw: torch.Tensor, grid: int) -> dict:
 
 
 def rope_index(model_type: str, thw: torch.Tensor, num_tokens: int) -> dict:
-    """The positions of a prompt with text, the image twice, and text."""
+    """Returns the positions of a prompt that consists of text, the image twice, and text."""
     image, video, start = 7, 8, 9
     config = types.SimpleNamespace(
         image_token_id=image, video_token_id=video, vision_start_token_id=start,
@@ -283,7 +283,7 @@ class PositionNumbers(torch.nn.Module):
 
 
 def patch_positions(embeddings, image: int, patch: int, mask: np.ndarray) -> np.ndarray:
-    """The position ids that the vision embeddings of a model look up for a mask [tiles, rows, columns]."""
+    """Returns the position IDs that the vision embeddings of a model look up for a mask [tiles, rows, columns]."""
     config = types.SimpleNamespace(hidden_size=1, image_size=image, patch_size=patch, num_channels=3)
     module = embeddings(config)
     torch.nn.init.zeros_(module.patch_embedding.weight)

@@ -2,7 +2,7 @@
 """Writes the reference values of the tests of `server/images`, with Pillow and the processors of transformers.
 
 Usage: generate.py DIRECTORY, with the packages in requirements.txt. DIRECTORY is `server/images/tests/reference`. The same
-versions write the same bytes.
+versions of the packages write the same bytes.
 """
 
 from __future__ import annotations

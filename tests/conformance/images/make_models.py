@@ -238,7 +238,7 @@ def qwen(names, vision, seed, rope, text=None, patch=14, colors=None):
 
 
 def qwen_names(version):
-    """The classes of transformers that implement a family."""
+    """Returns the names of the classes of transformers that implement a family."""
     video = "Qwen3VLVideoProcessor" if version == "Qwen3VL" else "Qwen2VLVideoProcessor"
     prefix = version.replace("2_5VL", "2_5_VL")
     return f"{prefix}Config", f"{prefix}ForConditionalGeneration", f"{prefix}Processor", video
@@ -429,7 +429,7 @@ FAMILIES = {
 
 
 def picture(seed, width, height):
-    """A picture with areas of random colors and some noise, so that resizing and patches matter."""
+    """Returns a picture with areas of random colors and some noise, so that resizing and patches matter."""
     random = np.random.default_rng(seed)
     areas = random.integers(0, 256, (4, 5, 3), dtype=np.uint8)
     pixels = np.asarray(Image.fromarray(areas).resize((width, height), Image.Resampling.BILINEAR)).astype(int)

@@ -23,7 +23,7 @@ IMAGE = re.compile(
 
 
 def pixels(path):
-    """The pixels of an image in RGB."""
+    """Returns the pixels of an image in RGB."""
     image = Image.open(path)
     if image.mode == "I;16":
         # Pillow cannot convert this mode.

@@ -50,7 +50,7 @@ def best_size(width: float, height: float, scale: int, grows: bool) -> tuple[int
 
 
 def slice_grid(size: tuple[int, int], scale: int, slices_max: int) -> tuple[int, int] | None:
-    """The columns and rows of slices."""
+    """Returns the numbers of columns and rows of slices, or None if the image is not divided."""
     width, height = size
     count = min(math.ceil(width * height / (scale * scale)), slices_max)
     if count <= 1:
@@ -61,7 +61,7 @@ def slice_grid(size: tuple[int, int], scale: int, slices_max: int) -> tuple[int,
 
 
 def minicpmv(picture: Image.Image, scale: int, slices_max: int) -> list[tuple[np.ndarray, tuple[int, int]]]:
-    """The overview and the slices: the values [3, 14, 14 * patches], and the rows and columns of patches."""
+    """Returns the overview and the slices: values [3, 14, 14 * patches], and the rows and columns of patches."""
     grid = slice_grid(picture.size, scale, slices_max)
     if grid is None:
         pictures = [picture.resize(best_size(*picture.size, scale, True), Image.Resampling.BICUBIC)]
@@ -82,7 +82,7 @@ def minicpmv(picture: Image.Image, scale: int, slices_max: int) -> list[tuple[np
 
 
 def minicpmv_text(size: tuple[int, int], scale: int, slices_max: int, queries: int) -> str:
-    """The text of the first image of a prompt."""
+    """Returns the text that represents the first image in a prompt."""
     text = "<image_id>0</image_id><image>" + "<unk>" * queries + "</image>"
     grid = slice_grid(size, scale, slices_max)
     if grid is None:
@@ -92,7 +92,7 @@ def minicpmv_text(size: tuple[int, int], scale: int, slices_max: int, queries: i
 
 
 def position_ids(rows: int, columns: int, side: int) -> np.ndarray:
-    """The indices of the position embeddings in a grid of side * side."""
+    """Returns the indices of the position embeddings of all patches in a grid of side * side embeddings."""
     boundaries = torch.arange(1 / side, 1.0, 1 / side)
 
     def buckets(count: int) -> torch.Tensor:
@@ -103,7 +103,7 @@ def position_ids(rows: int, columns: int, side: int) -> np.ndarray:
 
 
 def pos_embed(hidden: int, rows: int, columns: int) -> np.ndarray:
-    """The sines and cosines of the column, then of the row: [rows, columns, hidden]."""
+    """Returns the sines and cosines of the column, then of the row, for each patch: [rows, columns, hidden]."""
     omega = np.arange(hidden // 4, dtype=np.float32) / np.float32(hidden / 4)
     omega = np.float32(1) / np.float32(10000) ** omega
 

@@ -1,6 +1,7 @@
 """Models of families that are not part of transformers. Their authors publish the code next to the weights.
 
-The modules here have the same structure and the attributes that optimum-intel reads, without code of the authors.
+The modules here have the structure of the published models and the attributes that optimum-intel reads, but contain no
+code of the authors.
 """
 
 from __future__ import annotations

@@ -49,7 +49,7 @@ impl Authority {
         Ok(authority)
     }
 
-    /// The path of the authority's own certificate.
+    /// The path of the certificate of the authority itself.
     pub(super) fn certificate(&self) -> PathBuf {
         self.directory.join("ca.crt")
     }

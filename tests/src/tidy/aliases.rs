@@ -32,7 +32,7 @@ struct Alias {
     alias: String,
 }
 
-/// The names of types in a file.
+/// The names by which a file refers to types of the workspace.
 #[derive(Default)]
 struct TypeNames {
     /// Imports from the workspace that rename a type.

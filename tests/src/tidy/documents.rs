@@ -1,5 +1,5 @@
-//! Rules for Markdown: links and flags must exist, decisions must have all parts, and pages must be in the table of
-//! contents and name their readers.
+//! Rules for Markdown: links and flags must exist, decisions must have all required sections, and pages must be in the
+//! table of contents and name their readers.
 
 use std::collections::BTreeSet;
 
@@ -109,7 +109,7 @@ pub fn pages(tree: &Tree) -> Vec<Finding> {
     findings
 }
 
-/// Checks the numbers and the parts of decisions, and the length of `ARCHITECTURE.md`.
+/// Checks the numbers and the sections of decisions, and the length of `ARCHITECTURE.md`.
 #[must_use]
 pub fn decisions(tree: &Tree) -> Vec<Finding> {
     let mut findings = Vec::new();

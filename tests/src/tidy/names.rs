@@ -195,7 +195,7 @@ impl<'ast> Visit<'ast> for TypeNames<'_> {
     }
 }
 
-/// The reason why a type name is banned.
+/// Returns the reason why a type name is banned; `None` if it is allowed.
 fn objection(name: &str) -> Option<&'static str> {
     if EMPTY_WORDS.contains(&name) {
         return Some("a word without content");

@@ -34,7 +34,7 @@ pub(crate) struct Bystander {
 /// The observations of the clients and the probers.
 #[derive(Default)]
 pub(crate) struct Observations {
-    /// The time to each complete response.
+    /// The latency of each response, up to its end.
     answers: Vec<Duration>,
     /// The duration of the slowest probe.
     pub(crate) slowest_probe: Duration,

@@ -11,7 +11,7 @@ const ANSWER_LIMIT: Duration = Duration::from_secs(90);
 /// Sends `bytes` on a new connection and reads at most 64 KiB of the response, until the peer closes the connection.
 pub(crate) async fn exchange(address: &str, bytes: &[u8]) -> std::io::Result<Vec<u8>> {
     let mut stream = TcpStream::connect(address).await?;
-    // A peer may respond and close before it has received everything.
+    // A peer may respond and close the connection before it has received the whole request.
     let sent = stream.write_all(bytes).await;
     let answer = answer(stream).await?;
     if answer.is_empty() { sent.map(|()| answer) } else { Ok(answer) }

@@ -20,7 +20,8 @@ fn sampling(temperature: f32) -> Sampling {
     Sampling { temperature, ..Sampling::greedy() }
 }
 
-/// The probability of each token by the definition of [`Sampling`], in double precision and with sorting.
+/// Returns the probability of each token according to the definition of [`Sampling`], in double precision and by
+/// sorting.
 fn reference(
     logits: &[f32],
     context: &SamplingContext<'_>,

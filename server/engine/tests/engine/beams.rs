@@ -1,4 +1,4 @@
-//! Beam search: the results are the same as if no other request ran.
+//! Tests beam search: its results are the same as if no other request ran.
 
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};

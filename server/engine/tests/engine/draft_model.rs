@@ -1,4 +1,4 @@
-//! Draft models: their proposals and the state of their cache change only the number of steps.
+//! Tests draft models: their proposals and the state of their cache change only the number of steps.
 
 use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;

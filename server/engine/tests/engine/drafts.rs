@@ -1,4 +1,4 @@
-//! Lookup drafts change only the number of steps.
+//! Tests that lookup drafts change only the number of steps.
 
 use std::time::Duration;
 

@@ -1,5 +1,5 @@
-//! Requests with images: the answer is that of a model without a cache, images are encoded only if their tokens must be
-//! computed, and nothing else waits for the encoder.
+//! Tests requests with images: the answer is that of a model without a cache, images are encoded only if their tokens
+//! must be computed, and nothing else waits for the encoder.
 
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -14,7 +14,7 @@ use server_engine::{
 
 use crate::support::{Outcome, Setup, VOCABULARY, outcome, prompt, request, settled, tokens};
 
-/// The token of the positions of images.
+/// The placeholder token at the positions of images.
 const PLACEHOLDER: TokenId = 7;
 
 /// Number of rows of each image.

@@ -1,4 +1,4 @@
-//! Log probabilities of prompts.
+//! Tests the log probabilities of prompts.
 
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};

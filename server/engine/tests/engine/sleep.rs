@@ -1,4 +1,4 @@
-//! Sleep: the cache is lost, requests wake the engine, and failures are reported and can be retried.
+//! Tests sleep mode: the cache is lost, requests wake the engine, and failures are reported and can be retried.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};

@@ -1,4 +1,4 @@
-//! Guides that are slower than the model: they delay only their own sequences, and change no token.
+//! Tests guides that are slower than the model: they delay only their own sequences, and change no token.
 
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
@@ -118,7 +118,7 @@ async fn a_slow_guide_delays_only_its_own_sequence_and_changes_no_token() {
             let latch = Arc::new(Latch::default());
             let guide = slow_guide(&form, Slowness::Latch(count, Arc::clone(&latch)));
             let held = handle.submit(Request { guide, ..base.clone() }).unwrap();
-            // Meanwhile, another request runs.
+            // Another request runs while the guide is blocked.
             let other = timely(handle.submit(request(&prompt(8, 30), 60)).unwrap()).await;
             assert_eq!(other.tokens[0].len(), 60);
             latch.open();

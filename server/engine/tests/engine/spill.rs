@@ -1,4 +1,4 @@
-//! Evicted blocks on disk: they are restored, even after a restart, and never with wrong content.
+//! Tests evicted blocks on disk: they are restored, even after a restart, and never with wrong content.
 
 use std::fs;
 use std::io::Write as _;

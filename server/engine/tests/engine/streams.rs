@@ -1,4 +1,4 @@
-//! The output of concurrent requests, some of which are dropped.
+//! Tests the output of concurrent requests, some of which are dropped.
 
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};

@@ -57,7 +57,7 @@ impl Setup {
         Engine::start(self.engine.clone(), Box::new(self.runner()), Box::new(|_| {})).unwrap()
     }
 
-    /// Starts an engine with optional parts.
+    /// Starts an engine with these options.
     pub(crate) fn start_with(self, options: EngineOptions) -> Result<Engine, StartError> {
         let runner = Box::new(self.runner());
         Engine::start_with_options(self.engine, runner, options, Box::new(|_| {}))
@@ -75,7 +75,7 @@ impl Setup {
         self.start_gated_with(EngineOptions::default())
     }
 
-    /// Like [`Self::start_gated`], but with optional parts.
+    /// Starts an engine like [`Self::start_gated`], with these options.
     pub(crate) fn start_gated_with(self, options: EngineOptions) -> (Engine, Gate) {
         let (batches, shown) = channel();
         let (go, permits) = channel();

@@ -1,4 +1,4 @@
-//! The number of sampling threads does not change the events of a request.
+//! Tests that the number of sampling threads does not change the events of a request.
 
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};

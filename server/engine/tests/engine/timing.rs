@@ -1,4 +1,4 @@
-//! Waiting times in simulated time.
+//! Tests how long requests wait, in simulated time.
 
 use std::time::Duration;
 

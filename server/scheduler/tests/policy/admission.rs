@@ -1,4 +1,4 @@
-//! Admission, waiting and preemption.
+//! Tests admission, waiting and preemption.
 
 use expect_test::expect;
 use server_scheduler::{CacheSize, SchedulerConfig};

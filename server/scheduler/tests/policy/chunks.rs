@@ -1,4 +1,4 @@
-//! The number of prompt tokens that a step computes in addition to decodes.
+//! Tests the number of prompt tokens that a step computes in addition to decodes.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! Draft tokens, which are computed before they are sampled.
+//! Tests draft tokens, which the model computes before it is known whether they are sampled.
 
 use expect_test::expect;
 use server_scheduler::{

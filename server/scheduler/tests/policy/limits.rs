@@ -1,4 +1,4 @@
-//! Rejections, and the stop criteria of sequences.
+//! Tests rejections, and the stop criteria of sequences.
 
 use expect_test::expect;
 use server_scheduler::{Batch, NewRequest, SampledToken, Scheduler, SchedulerConfig, StopCriteria};

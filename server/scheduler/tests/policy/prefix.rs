@@ -1,4 +1,4 @@
-//! The prefix cache: hits, eviction, and requests that wait for blocks being computed.
+//! Tests the prefix cache: hits, eviction, and requests that wait for blocks that another request computes.
 
 use expect_test::expect;
 use server_scheduler::{CacheSize, SchedulerConfig};

@@ -1,4 +1,4 @@
-//! Several sequences that continue one prompt.
+//! Tests several sequences that continue one prompt.
 
 use expect_test::expect;
 use server_scheduler::{CacheSize, SchedulerConfig};

@@ -1,4 +1,4 @@
-//! Sequences whose next token is not known when their step ends.
+//! Tests sequences whose next token is not known when their step ends.
 
 use expect_test::expect;
 use server_scheduler::{CacheSize, SchedulerConfig};

@@ -29,7 +29,7 @@ struct Client {
 struct Simulation {
     scheduler: Scheduler,
     clients: Vec<Client>,
-    /// The client of each request, and when it was sent.
+    /// The client of each request, and the time at which the request was sent.
     requests: BTreeMap<u64, (usize, Duration)>,
     now: Duration,
 }

@@ -10,7 +10,7 @@ pub(crate) struct Cache {
     slots: Vec<Entry>,
 }
 
-/// The cache entries of a sequence's tokens that are computed with this adapter.
+/// Returns the cache entries of a sequence's tokens if the sequence uses this adapter.
 fn history(adapter: u32, tokens: &[TokenId]) -> impl Iterator<Item = u64> {
     tokens.iter().scan(u64::from(adapter), |state, &token| {
         *state = (*state ^ (u64::from(token) + 1)).wrapping_mul(0x2545_f491_4f6c_dd1d).rotate_left(23);

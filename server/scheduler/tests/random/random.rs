@@ -12,12 +12,12 @@ impl Random {
         z ^ (z >> 31)
     }
 
-    /// A number in `0..end`.
+    /// Returns a number in `0..end`.
     pub(crate) fn below(&mut self, end: u32) -> u32 {
         (self.next() % u64::from(end)) as u32
     }
 
-    /// True with a probability of one in `times`.
+    /// Returns `true` with a probability of one in `times`.
     pub(crate) fn once_in(&mut self, times: u32) -> bool {
         self.below(times) == 0
     }

@@ -15,12 +15,12 @@ pub(super) struct Storage {
     requested: VecDeque<(RestoreId, BlockKey)>,
 }
 
-/// The keys of blocks. Adapters are identified by their numbers.
+/// Returns a scheme of block keys that identifies adapters by their numbers.
 pub(super) fn key_scheme(adapters: u8) -> BlockKeyScheme {
     BlockKeyScheme { block_key, adapters: (0..=adapters).map(|number| BlockKey([number; 32])).collect() }
 }
 
-/// Concatenates four hashes.
+/// Returns the key of a block, which consists of four different hashes of the previous key and the tokens.
 fn block_key(previous: BlockKey, tokens: &[TokenId]) -> BlockKey {
     let mut key = [0; 32];
     for (index, word) in (0u64..).zip(key.as_chunks_mut::<8>().0) {
@@ -44,7 +44,7 @@ impl Storage {
         }
     }
 
-    /// Removes one of the blocks.
+    /// Removes the block that `random` selects, and returns its key.
     pub(super) fn remove(&mut self, random: u64) -> Option<BlockKey> {
         let at = random.checked_rem(self.blocks.len() as u64)?;
         let key = *self.blocks.keys().nth(at as usize)?;

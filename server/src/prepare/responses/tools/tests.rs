@@ -195,7 +195,7 @@ fn the_input_of_a_custom_tool_is_read_from_its_arguments() {
     for (arguments, input) in [
         (r#"{"input": "a\n\"b\""}"#, "a\n\"b\""),
         (r#"{"input": ""}"#, ""),
-        // These arguments were cut off.
+        // These arguments are incomplete, as if generation had stopped at the token limit.
         (r#"{"input": "a\nb"#, "a\nb"),
         (r#"{"input": "a\"#, "a"),
         (r#"{"input": "a\u00"#, "a"),
