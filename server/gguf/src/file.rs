@@ -201,7 +201,8 @@ impl OpenFile {
     }
 }
 
-/// The paths of all parts except the first, derived from the name of the first part or of the file that it links to.
+/// Returns the paths of all parts except the first, derived from the name of the first part or of the file that it
+/// links to.
 fn later_paths(first: &Path, parts: u64) -> Option<Vec<PathBuf>> {
     let paths = |path: &Path| {
         let name = PartName::parse(path.file_name()?.to_str()?)?;

@@ -197,8 +197,8 @@ fn read_directory<R: BufRead>(input: &mut Input<R>, count: u64) -> Result<Vec<Te
     Ok(tensors)
 }
 
-/// The number of bytes of a tensor; `None` if a row is not a whole number of blocks, a dimension is 0, or the product
-/// overflows.
+/// Returns the number of bytes of a tensor, or `None` if a row is not a whole number of blocks, a dimension is 0, or
+/// the product overflows.
 fn tensor_bytes(kind: TensorType, shape: &[u64]) -> Option<u64> {
     let (&row, rest) = shape.split_first()?;
     if shape.contains(&0) {

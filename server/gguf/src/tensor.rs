@@ -103,7 +103,8 @@ impl TensorType {
         self.quant_layout().is_some()
     }
 
-    /// The layout of the quantized values; `None` unless this is a quantized type that this crate can decode.
+    /// Returns the layout of the quantized values, or `None` if this type is not quantized or this crate cannot decode
+    /// it.
     pub fn quant_layout(self) -> Option<QuantLayout> {
         let (bits, group, zero, has_min) = match self {
             Self::Q4_0 => (4, 32, 8, false),
@@ -123,8 +124,8 @@ impl TensorType {
         Some(QuantLayout { bits, group, zero, has_min })
     }
 
-    /// The number of bytes of `values` values; `None` if `values` is not a multiple of the block size or the product
-    /// overflows.
+    /// Returns the number of bytes that `values` values take, or `None` if `values` is not a multiple of the block size
+    /// or the product overflows.
     pub fn bytes_of(self, values: u64) -> Option<u64> {
         let block_values = self.block_values() as u64;
         if !values.is_multiple_of(block_values) {

@@ -40,7 +40,7 @@ pub enum Array {
 }
 
 impl Value {
-    /// The string, if the value is a string.
+    /// Returns the string if the value is a string.
     pub fn str(&self) -> Option<&str> {
         match self {
             Self::Str(text) => Some(text),
@@ -48,7 +48,7 @@ impl Value {
         }
     }
 
-    /// The boolean, if the value is a boolean.
+    /// Returns the boolean if the value is a boolean.
     pub fn bool(&self) -> Option<bool> {
         match self {
             Self::Bool(value) => Some(*value),
@@ -56,7 +56,7 @@ impl Value {
         }
     }
 
-    /// The value, if it is an integer of any width that fits into an `i64`.
+    /// Returns the value if it is an integer of any width that fits into an `i64`.
     pub fn i64(&self) -> Option<i64> {
         Some(match self {
             Self::U8(value) => i64::from(*value),
@@ -71,7 +71,7 @@ impl Value {
         })
     }
 
-    /// The value, if it is a non-negative integer of any width.
+    /// Returns the value if it is a non-negative integer of any width.
     pub fn u64(&self) -> Option<u64> {
         match self {
             Self::U64(value) => Some(*value),
@@ -79,12 +79,12 @@ impl Value {
         }
     }
 
-    /// The value, if it is an integer of any width that fits into a `u32`.
+    /// Returns the value if it is an integer of any width that fits into a `u32`.
     pub fn u32(&self) -> Option<u32> {
         u32::try_from(self.u64()?).ok()
     }
 
-    /// The value, if it is a float; 64-bit floats are rounded.
+    /// Returns the value if it is a float. 64-bit floats are rounded.
     pub fn f32(&self) -> Option<f32> {
         match self {
             Self::F32(value) => Some(*value),
@@ -93,7 +93,7 @@ impl Value {
         }
     }
 
-    /// The strings, if the value is an array of strings.
+    /// Returns the strings if the value is an array of strings.
     pub fn strs(&self) -> Option<&[String]> {
         match self {
             Self::Array(Array::Str(values)) => Some(values),
@@ -101,7 +101,7 @@ impl Value {
         }
     }
 
-    /// The floats, if the value is an array of 32-bit floats.
+    /// Returns the floats if the value is an array of 32-bit floats.
     pub fn f32s(&self) -> Option<&[f32]> {
         match self {
             Self::Array(Array::F32(values)) => Some(values),
@@ -109,7 +109,7 @@ impl Value {
         }
     }
 
-    /// The integers, if the value is an array of integers of any width that all fit into an `i64`.
+    /// Returns the integers if the value is an array of integers of any width, all of which fit into an `i64`.
     pub fn i64s(&self) -> Option<Vec<i64>> {
         let Self::Array(array) = self else { return None };
         Some(match array {
@@ -179,18 +179,18 @@ impl From<&str> for Value {
     }
 }
 
-/// The value at a metadata key, if the key exists.
+/// Returns the value at a metadata key, if the key exists.
 pub(crate) fn find<'a>(metadata: &'a [(String, Value)], key: &str) -> Option<&'a Value> {
     metadata.iter().find(|(name, _)| name == key).map(|(_, value)| value)
 }
 
-/// The integer at a metadata key, if the key exists.
+/// Returns the integer at a metadata key, if the key exists.
 pub(crate) fn integer(metadata: &[(String, Value)], key: &str) -> Result<Option<u64>, FormatError> {
     let number = |value: &Value| value.u64().ok_or_else(|| bad_value(key, value, "an integer of at least 0"));
     find(metadata, key).map(number).transpose()
 }
 
-/// The error for a value that is invalid for its key. `expected` describes the valid values.
+/// Returns the error for a value that is invalid for its key. `expected` describes the valid values.
 pub(crate) fn bad_value(key: &str, value: &Value, expected: &str) -> FormatError {
     // Of the integers, negative ones do not fit into a `u64`, and the largest ones do not fit into an `i64`.
     let integer =

@@ -118,12 +118,12 @@ impl Form {
         Self::Text { excludes: Vec::new(), chars_max: None }
     }
 
-    /// Exactly the text `text`.
+    /// Creates a form that matches exactly `text`.
     pub fn literal(text: impl Into<String>) -> Self {
         Self::Literal(text.into())
     }
 
-    /// The form, followed by one of `ends`.
+    /// Returns this form, followed by one of `ends`.
     #[must_use]
     pub fn ended_by(self, ends: &[String]) -> Self {
         let ended = |end: &String| Self::Sequence(vec![self.clone(), Self::Literal(end.clone())]);
@@ -134,19 +134,19 @@ impl Form {
         }
     }
 
-    /// The form, or nothing at all.
+    /// Returns a form that matches this form or the empty text.
     #[must_use]
     pub fn optional(self) -> Self {
         Self::Repeat { form: Box::new(self), min: 0, max: Some(1) }
     }
 
-    /// The form, repeated at least `min` times.
+    /// Returns this form, repeated at least `min` times.
     #[must_use]
     pub fn repeated(self, min: u32) -> Self {
         Self::Repeat { form: Box::new(self), min, max: None }
     }
 
-    /// An arbitrary JSON object.
+    /// Creates a form that matches an arbitrary JSON object.
     pub fn json_object(at: impl Into<String>) -> Self {
         Self::Json { schema: serde_json::json!({"type": "object"}), at: at.into() }
     }

@@ -78,7 +78,7 @@ impl Guide {
             || self.compiled.is_too_large(self.compiled.unused_lexer.memory())
     }
 
-    /// The same form, preceded by free text.
+    /// Returns a guide for the same form, preceded by free text.
     #[must_use]
     pub fn after(self, preface: Preface) -> Self {
         Self { preface: Some(Arc::new(preface)), ..self }

@@ -21,7 +21,7 @@ struct Attempts<'a, 'c> {
 }
 
 impl Attempts<'_, '_> {
-    /// The problem of a part that does not compile; `None` if it compiles or no attempts remain.
+    /// Returns the problem of a part that does not compile, or `None` if it compiles or no attempts remain.
     fn problem(&mut self, form: &Form) -> Option<String> {
         self.remaining = self.remaining.checked_sub(1)?;
         (self.compile)(form).err()
@@ -45,7 +45,8 @@ pub(crate) fn locate(form: &Form, problem: &str, compile: &mut Compile<'_>) -> F
     FormError::new("", shorten(problem))
 }
 
-/// The path of the only schema, regular expression or grammar in a form; empty if the form contains none or several.
+/// Returns the path of the only schema, regular expression or grammar in a form, or an empty path if the form contains
+/// none or several.
 pub(crate) fn path(form: &Form) -> &str {
     let mut leaves = Vec::new();
     add_leaves(form, &mut leaves);

@@ -14,29 +14,29 @@ use llguidance::TokenParser;
 use llguidance::earley::lexerspec::{LexemeSpec, LexerSpec};
 use llguidance::earley::{CSymIdx, ParamCond, ParamExpr};
 
-/// The bytes of a symbol of a grammar that no rule refers to anymore, because llguidance has inlined its rules.
+/// The size in bytes of a symbol of a grammar that no rule refers to anymore, because llguidance has inlined its rules.
 const UNUSED_SYMBOL_BYTES: usize = 600;
-/// The bytes of a lexer without states.
+/// The size in bytes of a lexer without states.
 const LEXER_BYTES: usize = 10_000;
-/// The bytes that llguidance does not count for each lexer state, except for the set of lexemes of the state.
+/// The number of bytes of each lexer state that llguidance does not count, without the state's set of lexemes.
 const STATE_BYTES: usize = 160;
-/// The bytes that llguidance does not count for each regular expression.
+/// The number of bytes of each regular expression that llguidance does not count.
 const EXPRESSION_BYTES: usize = 12;
 /// The number of bytes by which llguidance overestimates a derivative of a regular expression.
 const EXCESS_DERIVATIVE_BYTES: usize = 50;
-/// The bytes of the names and the regular expression of a lexeme.
+/// The size in bytes of the names and the regular expression of a lexeme.
 const LEXEME_HEAP_BYTES: usize = 40;
 
-/// The bytes of a parser, except for its rows and the set of tokens that it caches.
+/// The size in bytes of a parser, without its rows and the set of tokens that it caches.
 const PARSER_BYTES: usize = 4096;
-/// The bytes of a row of a parser, including its lexeme.
+/// The size in bytes of a row of a parser, including the row's lexeme.
 const ROW_BYTES: usize = 160;
-/// The bytes of an item of a row, and of its parameter in a grammar with parameters.
+/// The sizes in bytes of an item of a row, and of the item's parameter in a grammar with parameters.
 const ITEM_BYTES: usize = 12;
 const PARAMETER_BYTES: usize = 12;
-/// The bytes that a parser stores for each byte of the text.
+/// The number of bytes that a parser stores for each byte of the text.
 const TEXT_BYTES: usize = 32;
-/// The bytes of a captured text without its name and the text.
+/// The size in bytes of the record of a captured text, without its name and the text.
 const CAPTURE_BYTES: usize = 72;
 
 /// The memory that all owners together take.
@@ -105,7 +105,7 @@ impl Drop for OwnedMemory {
     }
 }
 
-/// The bytes of the compiled grammar of a parser, which has `symbol_count` symbols.
+/// Returns the size in bytes of the compiled grammar of a parser. The grammar has `symbol_count` symbols.
 pub(crate) fn grammar_bytes(parser: &TokenParser, symbol_count: usize) -> usize {
     let grammar = parser.parser.grammar();
     let element_bytes = size_of::<CSymIdx>() + size_of::<ParamExpr>();
@@ -129,8 +129,8 @@ pub(crate) fn grammar_bytes(parser: &TokenParser, symbol_count: usize) -> usize 
     bytes + symbol_count.saturating_sub(used.len()) * UNUSED_SYMBOL_BYTES
 }
 
-/// The bytes of the lexer of a parser with all its states; `None` if the lexer cannot be measured, because it panicked.
-/// Call this only while no other thread uses the lexer.
+/// Returns the size in bytes of the lexer of a parser with all its states, or `None` if the lexer cannot be measured,
+/// because it panicked. Call this only while no other thread uses the lexer.
 pub(crate) fn lexer_bytes(parser: &TokenParser) -> Option<usize> {
     let stats = catch_unwind(AssertUnwindSafe(|| parser.parser.lexer_stats())).ok()?;
     let counted = stats.num_bytes.saturating_sub(stats.num_derivatives * EXCESS_DERIVATIVE_BYTES);
@@ -140,35 +140,35 @@ pub(crate) fn lexer_bytes(parser: &TokenParser) -> Option<usize> {
     Some(LEXER_BYTES + spec + with_spare_room(counted) + expressions + states)
 }
 
-/// The bytes of the description of a lexer; the grammar and each lexer have a copy of it.
+/// Returns the size in bytes of the description of a lexer. The grammar and each lexer have a copy of this description.
 fn spec_bytes(spec: &LexerSpec) -> usize {
     let expressions = spec.regex_builder.exprset();
     let lexemes = spec.lexemes.len() * (size_of::<LexemeSpec>() + LEXEME_HEAP_BYTES);
     lexemes + with_spare_room(expressions.num_bytes()) + expressions.len() * EXPRESSION_BYTES
 }
 
-/// The bytes of a list or a table that grows by doubling, given the bytes of its elements.
+/// Returns the size in bytes of a list or a table that grows by doubling, given the size of its elements.
 fn with_spare_room(bytes: usize) -> usize {
     bytes + bytes / 2
 }
 
-/// The bytes of a parser in its first row.
+/// Returns the size in bytes of a parser in its first row.
 pub(crate) fn parser_bytes(parser: &TokenParser) -> usize {
     PARSER_BYTES + parser.token_env.tok_trie().vocab_size() / 8 + table_bytes(parser)
 }
 
-/// An upper bound on the bytes that a parser has allocated for the items of its largest step, because all of these
-/// items might be on one path.
+/// Returns an upper bound on the number of bytes that a parser has allocated for the items of its largest step, because
+/// all of these items might be on one path.
 pub(crate) fn step_bytes(parser: &TokenParser) -> usize {
     parser.max_step_stats().all_items * item_bytes(parser)
 }
 
-/// The bytes of texts that a parser has captured.
+/// Returns the size in bytes of the texts that a parser has captured.
 pub(crate) fn captured_bytes(captures: &[(String, Vec<u8>)]) -> usize {
     captures.iter().map(|(name, text)| CAPTURE_BYTES + name.len() + text.len()).sum()
 }
 
-/// The bytes of all rows that a parser has computed so far, including those that it has discarded.
+/// Returns the size in bytes of all rows that a parser has computed so far, including those that it has discarded.
 pub(crate) fn table_bytes(parser: &TokenParser) -> usize {
     let stats = parser.parser_stats();
     stats.rows * ROW_BYTES + stats.all_items * item_bytes(parser) + stats.definitive_bytes * TEXT_BYTES

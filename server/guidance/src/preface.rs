@@ -62,7 +62,7 @@ impl Preface {
     }
 }
 
-/// Whether the bytes of a token do not contain the mark, or only layout follows it.
+/// Whether the bytes of a token either do not contain the mark, or contain only layout after it.
 fn ends_with_mark_at_most(bytes: &[u8], close: &[u8]) -> bool {
     let found = bytes.windows(close.len()).position(|window| window == close);
     found.is_none_or(|at| is_layout(&bytes[at + close.len()..]))

@@ -13,10 +13,10 @@ use crate::shared_lexer::SharedLexer;
 pub(crate) struct SequenceParser {
     pub(crate) parser: TokenParser,
     memory: OwnedMemory,
-    /// The bytes of the rows that the parser stores for the text.
+    /// The size in bytes of the rows that the parser stores for the text.
     stored_bytes: usize,
-    /// The bytes of the row that the parser computed after its last token to check whether the text may end there. The
-    /// parser does not store this row, and computes it again before it consumes the next token.
+    /// The size in bytes of the row that the parser computed after its last token to check whether the text may end
+    /// there. The parser does not store this row, and computes it again before it consumes the next token.
     discarded_bytes: usize,
 }
 

@@ -232,7 +232,7 @@ fn list<'v>(value: &'v Value, at: &str) -> Result<&'v Vec<Value>, FormError> {
     }
 }
 
-/// A format whose fields are read.
+/// A format or another part of a structural tag, with methods that read its fields.
 struct Part<'a> {
     map: &'a Map<String, Value>,
     at: &'a str,
@@ -269,7 +269,7 @@ impl<'a> Part<'a> {
         self.count_or(field, "must be a non-negative integer")
     }
 
-    /// The maximum number of repetitions; `None` if it is unlimited.
+    /// Returns the maximum number of repetitions, or `None` if it is unlimited.
     fn repeat_max(&self) -> Result<Option<u32>, FormError> {
         match self.map.get("max").and_then(Value::as_i64) {
             Some(-1) => Ok(None),
@@ -277,7 +277,8 @@ impl<'a> Part<'a> {
         }
     }
 
-    /// The number in a field, if the field is present. `problem` is the error for any other value.
+    /// Returns the number in a field, if the field is present. `problem` describes the error for a field with any other
+    /// value.
     fn count_or(&self, field: &str, problem: &str) -> Result<Option<u32>, FormError> {
         match self.map.get(field) {
             None | Some(Value::Null) => Ok(None),

@@ -77,7 +77,7 @@ impl Vocabulary {
         self.tokens.is_empty()
     }
 
-    /// The bytes of a token; empty for tokens that do not exist.
+    /// Returns the bytes of a token, or an empty slice for tokens that do not exist.
     pub fn bytes(&self, token: u32) -> &[u8] {
         self.tokens.get(token as usize).map_or(&[], |bytes| bytes)
     }

@@ -73,7 +73,7 @@ impl JsonFile {
         LoadError::Field { file: self.name, field: field.to_owned(), problem: problem.into() }
     }
 
-    /// The value of the field, unless it is missing or null.
+    /// Returns the value of the field, unless it is missing or null.
     pub(crate) fn get(&self, field: &str) -> Option<&Value> {
         let value = field.split('.').try_fold(&self.value, |value, name| value.get(name))?;
         Some(value).filter(|value| !value.is_null())
@@ -83,7 +83,7 @@ impl JsonFile {
         value.ok_or_else(|| self.fault(field, "is missing"))
     }
 
-    /// The field as a positive integer.
+    /// Returns the field as a positive integer.
     pub(crate) fn optional_count(&self, field: &str) -> Result<Option<u32>, LoadError> {
         let Some(value) = self.get(field) else { return Ok(None) };
         // Some configurations have integers that are written as 14.0.
@@ -95,12 +95,12 @@ impl JsonFile {
             .ok_or_else(|| self.fault(field, format!("is {value}; a positive integer is expected")))
     }
 
-    /// The field as a positive integer; a missing field is an error.
+    /// Returns the field as a positive integer. A missing field is an error.
     pub(crate) fn count(&self, field: &str) -> Result<u32, LoadError> {
         self.required(field, self.optional_count(field)?)
     }
 
-    /// The first of the fields that exists, as a positive integer.
+    /// Returns the first of the fields that exists, as a positive integer.
     pub(crate) fn first_count(&self, fields: &[&str]) -> Result<Option<u32>, LoadError> {
         for field in fields {
             if let Some(count) = self.optional_count(field)? {
@@ -110,7 +110,7 @@ impl JsonFile {
         Ok(None)
     }
 
-    /// The field as a positive integer up to a limit; a missing field is an error.
+    /// Returns the field as a positive integer up to a limit. A missing field is an error.
     pub(crate) fn count_up_to(&self, field: &str, limit: u32) -> Result<u32, LoadError> {
         let count = self.count(field)?;
         self.at_most(field, count, limit)
@@ -125,7 +125,7 @@ impl JsonFile {
         }
     }
 
-    /// The field as a number.
+    /// Returns the field as a number.
     pub(crate) fn optional_number(&self, field: &str) -> Result<Option<f64>, LoadError> {
         let number = |value: &Value| {
             let number = value.as_f64().filter(|value| value.is_finite());
@@ -134,7 +134,7 @@ impl JsonFile {
         self.get(field).map(number).transpose()
     }
 
-    /// The field as a boolean.
+    /// Returns the field as a boolean.
     pub(crate) fn optional_bool(&self, field: &str) -> Result<Option<bool>, LoadError> {
         let boolean = |value: &Value| {
             value.as_bool().ok_or_else(|| self.fault(field, format!("is {value}; a boolean is expected")))
@@ -142,7 +142,7 @@ impl JsonFile {
         self.get(field).map(boolean).transpose()
     }
 
-    /// The field as a string.
+    /// Returns the field as a string.
     pub(crate) fn optional_str(&self, field: &str) -> Result<Option<&str>, LoadError> {
         let string = |value| {
             let problem = || format!("is {value}; a string is expected");
@@ -151,7 +151,7 @@ impl JsonFile {
         self.get(field).map(string).transpose()
     }
 
-    /// The field as one number for each color, or as one number for all colors.
+    /// Returns the field as one number for each color. A single number applies to all colors.
     pub(crate) fn optional_colors(&self, field: &str) -> Result<Option<[f64; 3]>, LoadError> {
         let Some(value) = self.get(field) else { return Ok(None) };
         let colors = match value {
@@ -166,7 +166,7 @@ impl JsonFile {
         colors.map(Some).ok_or_else(problem)
     }
 
-    /// The numbers of a nested list, in order.
+    /// Returns the numbers in a field that is a nested list, in order.
     pub(crate) fn optional_numbers(&self, field: &str) -> Result<Option<Vec<f32>>, LoadError> {
         fn collect(value: &Value, numbers: &mut Vec<f32>) -> bool {
             match value {

@@ -151,22 +151,22 @@ impl MaskedTiles {
 pub struct ResamplerSlice {
     /// The input `pixel_values`: [1, 3, patch size, patch size · N], the patches side by side.
     pub pixel_values: Tensor<f32>,
-    /// The input `patch_attention_mask`: [1, 1, N], true throughout.
+    /// The input `patch_attention_mask`: [1, 1, N], all of whose elements are true.
     pub patch_attention_mask: Tensor<bool>,
     /// The input `position_ids`: [1, N].
     pub position_ids: Tensor<i64>,
     /// The input `pos_embed` of the resampler: [N, 1, hidden].
     pub pos_embed: Tensor<f32>,
-    /// The input `key_padding_mask` of the resampler: [1, N], which is 0 throughout, because nothing is padded.
+    /// The input `key_padding_mask` of the resampler: [1, N], all of whose elements are 0, because nothing is padded.
     pub key_padding_mask: Tensor<f32>,
 }
 
-/// The memory of `count` values of the type `T`, in bytes.
+/// Returns the memory that `count` values of the type `T` take, in bytes.
 pub(crate) const fn bytes_of<T>(count: usize) -> usize {
     count * size_of::<T>()
 }
 
-/// The memory of `pixel_values` [tiles, 3, height, width], in bytes.
+/// Returns the memory that `pixel_values` [tiles, 3, height, width] takes, in bytes.
 pub(crate) const fn pixel_bytes(num_tiles: u32, tile: Size) -> usize {
     bytes_of::<f32>(num_tiles as usize * 3 * tile.pixels() as usize)
 }

@@ -55,7 +55,7 @@ pub(crate) struct PromptText {
 }
 
 impl PromptText {
-    /// A text that does not contain the number of the image.
+    /// Creates a text that does not contain the number of the image.
     pub(crate) fn plain(text: String) -> Self {
         Self { before_number: None, rest: text }
     }
@@ -87,7 +87,7 @@ pub enum ImageMarker {
 }
 
 impl ImageMarker {
-    /// The marker of an image; `number` counts from 0.
+    /// Returns the marker of the image `number`, counted from 0.
     #[must_use]
     pub fn text(self, number: usize) -> String {
         match self {

@@ -11,12 +11,12 @@ pub(crate) struct PatchArea {
 }
 
 impl PatchArea {
-    /// A square without padding.
+    /// Creates a square grid without padding.
     pub(crate) fn full(edge: u32) -> Self {
         Self::unpadded(edge, edge)
     }
 
-    /// A grid without padding.
+    /// Creates a grid without padding.
     pub(crate) fn unpadded(rows: u32, columns: u32) -> Self {
         Self { rows, columns, valid_rows: rows, valid_columns: columns }
     }
@@ -58,8 +58,8 @@ fn arange(start: f64, step: f64, count: u32) -> Vec<f32> {
     (0..count).map(|index| if index < in_vectors { vector(index) } else { number(index) }).collect()
 }
 
-/// The indices of the position embeddings of all patches, row by row; 0 for padding. `edge` is the edge of the grid of
-/// embeddings.
+/// Returns the indices of the position embeddings of all patches, row by row, with 0 for padding. `edge` is the edge of
+/// the grid of embeddings.
 pub(crate) fn patch_positions(area: PatchArea, edge: u32, fractions: PatchFractions) -> Vec<i64> {
     let rows = buckets(area.valid_rows, edge, fractions);
     let columns = buckets(area.valid_columns, edge, fractions);

@@ -18,7 +18,7 @@ impl Size {
         Self { width, height }
     }
 
-    /// A square with this edge.
+    /// Creates the size of a square with this edge.
     #[must_use]
     pub const fn square(edge: u32) -> Self {
         Self::new(edge, edge)
@@ -30,7 +30,7 @@ impl Size {
         self.width as u64 * self.height as u64
     }
 
-    /// The size with width and height swapped.
+    /// Returns the size with width and height swapped.
     #[must_use]
     pub const fn transposed(self) -> Self {
         Self::new(self.height, self.width)

@@ -113,8 +113,8 @@ enum FirstPass {
 }
 
 impl FirstPass {
-    /// The order since Pillow 13: the vertical pass comes first if the height shrinks by more than twice as many pixels
-    /// as the width.
+    /// Returns the order that Pillow uses since version 13: the vertical pass comes first if the height shrinks by more
+    /// than twice as many pixels as the width.
     fn of_pillow(from: Size, to: Size) -> Self {
         let shrinkage = |from: u32, to: u32| i64::from(from) - i64::from(to);
         let height = shrinkage(from.height, to.height);

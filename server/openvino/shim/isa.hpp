@@ -19,8 +19,8 @@ enum class TileSupport {
     granted,
 };
 
-// The first call requests the permission from the operating system, for all threads of the process. `reason` receives
-// the reason for a denial or an empty string, either of which remains valid.
+// The first call requests permission from the operating system, for all threads of the process. `reason` receives a
+// string that remains valid: the reason for a denial, or an empty string.
 TileSupport tile_support(const char** reason = nullptr);
 
 // Whether this processor can run the kernels for an instruction set. Callers check this before each use of kernels,

@@ -189,8 +189,8 @@ enum ovfleet_tile_support {
     OVFLEET_TILES_GRANTED = 2,
 };
 
-// Returns an ovfleet_tile_support. The first call requests the permission from the operating system, for all threads of
-// the process. `reason` receives the reason for a denial or an empty string, either of which remains valid.
+// Returns an ovfleet_tile_support. The first call requests permission from the operating system, for all threads of the
+// process. `reason` receives a string that remains valid: the reason for a denial, or an empty string.
 int ovfleet_tile_support(const char** reason);
 
 // An instruction set for which native kernels are compiled. Compiled models contain these numbers.
@@ -281,8 +281,8 @@ int ovfleet_import(ov_core_t* core, const char* path, size_t bytes, const char* 
 
 // ---- Native kernels without a graph, for tests ----
 
-// The new tokens of a sequence, of which the first is token `begin` of the step and follows `past` earlier tokens, and the
-// blocks of the sequence's cache.
+// The new tokens of a sequence, and the blocks of its cache. The first new token is token `begin` of the step, and
+// follows `past` earlier tokens of the sequence.
 typedef struct ovfleet_sequence {
     size_t begin, count, past;
     const int32_t* blocks;

@@ -24,7 +24,8 @@ struct Group {
 // Null if there is one group. Groups are never freed, because a thread may be reading them.
 std::atomic<const std::vector<Group>*> all_groups{nullptr};
 
-// A group, or null if there is only one group, or if the number of groups has been reduced since the caller read it.
+// Returns a group, or null if there is only one group, or if the number of groups has been reduced since the caller
+// read it.
 const Group* group_at(size_t group) {
     const auto* groups = all_groups.load(std::memory_order_acquire);
     return groups && group < groups->size() ? &(*groups)[group] : nullptr;

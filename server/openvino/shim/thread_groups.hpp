@@ -5,7 +5,7 @@
 
 namespace ovfleet {
 
-// The number of groups; 1 unless ovfleet_set_thread_groups has set them.
+// Returns the number of groups, which is 1 unless ovfleet_set_thread_groups has set them.
 size_t num_thread_groups();
 
 // Binds the calling thread to the processors of a group, unless it is bound to them already. With one group, threads are not

@@ -63,7 +63,7 @@ struct Groups {
     // The first slot of a group.
     size_t begin(size_t group) const { return group * threads / count; }
     size_t of_slot(size_t slot) const { return ((slot + 1) * count - 1) / threads; }
-    // With several groups: the first block of a matrix that the thread in a slot multiplies.
+    // Returns the first block of a matrix that the thread in a slot multiplies if there are several groups.
     size_t first_block(size_t slot, size_t blocks) const { return slot * blocks / threads; }
 };
 
@@ -71,7 +71,7 @@ struct Groups {
 // tokens, reading all weights in each thread would cost more than reading the results of other threads.
 constexpr size_t TOKENS_PER_OWNER = 8;
 
-// The number of threads that each own a part of the tokens of a step; 1 if all threads share the tokens.
+// Returns the number of threads that each own a part of the tokens of a step, or 1 if all threads share the tokens.
 inline size_t num_owners(size_t tokens, size_t tokens_per_owner = TOKENS_PER_OWNER) {
     return tokens >= tokens_per_owner * num_threads() ? num_threads() : 1;
 }

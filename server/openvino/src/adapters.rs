@@ -115,7 +115,7 @@ fn check(sources: &[AdapterSource]) -> Result<(), Error> {
     Ok(())
 }
 
-/// The projections of the model by the names that adapters use for them.
+/// Returns the projections of the model, keyed by the names that adapters use for them.
 fn projections(model: &mut Model, origin: GraphOrigin<'_>) -> Result<BTreeMap<String, Projection>, Error> {
     let unsupported = |why: String| Err(Error::Unsupported(why));
     let shim::Projections { all, unknown_rotations } = shim::list_projections(model)?;
@@ -156,8 +156,8 @@ fn projections(model: &mut Model, origin: GraphOrigin<'_>) -> Result<BTreeMap<St
     Ok(named)
 }
 
-/// Returns the matrices of an adapter by the modules of the model. Fused matrices for q, k and v are split if the model
-/// has separate projections.
+/// Returns the matrices of an adapter, with the names of the model's modules that they change. Fused matrices for q, k
+/// and v are split if the model has separate projections.
 fn split_fused(adapter: Adapter, projections: &BTreeMap<String, Projection>) -> Vec<(String, LoraMatrices)> {
     let mut all = Vec::with_capacity(adapter.matrices.len());
     for (module, matrices) in adapter.matrices {

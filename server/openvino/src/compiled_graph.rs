@@ -1,4 +1,4 @@
-//! A compiled model with a request.
+//! A compiled model together with the request that runs it.
 
 use std::sync::Arc;
 
@@ -40,8 +40,8 @@ impl CompiledGraph {
         self.request.set(input, &tensor)
     }
 
-    /// Number of values in a row of the first output: the size of its last dimension. `None` if this size is dynamic or
-    /// 0.
+    /// Returns the number of values in a row of the first output (the size of its last dimension), or `None` if this
+    /// size is dynamic or 0.
     pub(crate) fn row_values(&self) -> Result<Option<usize>, Error> {
         let width = self.compiled.first_output()?.shape.last().copied().flatten();
         Ok(width.and_then(|width| usize::try_from(width).ok()).filter(|width| *width > 0))

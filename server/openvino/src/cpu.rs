@@ -99,8 +99,8 @@ fn is_intel() -> bool {
     [vendor.ebx, vendor.edx, vendor.ecx].map(u32::to_le_bytes).concat() == *b"GenuineIntel"
 }
 
-/// The model and the features of the processor, and whether AMX is permitted, as text. A model that was compiled for
-/// one processor is not used on a different one.
+/// Returns, as text, the model and the features of the processor, and whether AMX is permitted. A model that was
+/// compiled for one processor is not used on a different one.
 pub(crate) fn identity() -> String {
     const RELEVANT: [&str; 9] = [
         "vendor_id",

@@ -1,5 +1,5 @@
-//! The properties of a device that affect the choice of kernels: the configured ones, and the device's defaults for the
-//! others.
+//! The properties of a device that affect the choice of kernels: the configured values and, for properties that are not
+//! configured, the device's defaults.
 
 use crate::runtime::Core;
 

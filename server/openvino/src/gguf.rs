@@ -159,7 +159,7 @@ fn replace_weights<'a>(
     Ok(())
 }
 
-/// The parts of fused weights, each under the name that the front end assigns.
+/// Returns the parts of a fused weight, each with the name that the front end assigns to it.
 fn fused_parts<'a>(file: &GgufFile, entry: &'a TensorEntry) -> Vec<Replacement<'a>> {
     let number = |key: &str| file.get_of_architecture(key).and_then(|value| value.u64());
     let heads = number("attention.head_count").unwrap_or(0);
@@ -287,7 +287,7 @@ fn divide_frequencies(file: &GgufFile, model: &mut Model, max_model_len: Option<
     }
 }
 
-/// The tensor with the factors that apply to the model's context length.
+/// Returns the tensor with the factors that apply to the model's context length.
 fn rotary_factors(file: &GgufFile, max_model_len: Option<u32>) -> Option<&TensorEntry> {
     let (short, long) = (file.tensor(ROTARY_FACTORS_SHORT), file.tensor(ROTARY_FACTORS_LONG));
     let number = |key: &str| file.get_of_architecture(key).and_then(|value| value.u64());

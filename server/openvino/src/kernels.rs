@@ -59,7 +59,7 @@ pub(crate) enum ExpertSupport {
 }
 
 impl ExpertSupport {
-    /// The value with this number, or `None` if no value has it.
+    /// Returns the value with this number, or `None` if no value has it.
     pub(crate) fn new(number: u64) -> Option<Self> {
         [Self::Absent, Self::Plugin, Self::Native].into_iter().find(|one| *one as u64 == number)
     }
@@ -77,8 +77,8 @@ pub(crate) enum Precision {
 }
 
 impl Precision {
-    /// The precision of a KV cache of the native attention. `None` if the native attention supports no cache of this
-    /// precision.
+    /// Returns the precision of a KV cache of the native attention, or `None` if the native attention supports no cache
+    /// of this precision.
     fn of_kv_cache(name: &str) -> Option<Self> {
         match name {
             "u4" => Some(Self::U4),
@@ -204,13 +204,13 @@ pub(crate) struct KernelPlan {
     pub(crate) experts: Option<ExpertKernels>,
     /// `None` leaves the attention to the plugin.
     pub(crate) attention: Option<NativeAttention>,
-    /// Whether the native kernels compute all projections and the attention. In this case, the plugin computes the rest
-    /// in f32 regardless of the configured precision, because its share of the time is small.
+    /// Whether the native kernels compute all projections and the attention. In this case, the plugin computes all
+    /// other operations in f32 regardless of the configured precision, because these operations take little time.
     pub(crate) is_native: bool,
 }
 
 impl KernelPlan {
-    /// The properties for the plugin.
+    /// Returns the properties that are passed to the plugin.
     pub(crate) fn plugin_properties(&self, plugin_config: &[(String, String)]) -> Vec<(String, String)> {
         const PRECISION: &str = "INFERENCE_PRECISION_HINT";
         let mut properties = plugin_config.to_vec();
@@ -252,7 +252,8 @@ pub(crate) const PROJECTION_ISAS: [Isa; 4] = [Isa::Amx, Isa::Avx512Vnni, Isa::Av
 /// The instruction sets of the native attention, the fastest first. The kernels of the first two multiply in bf16, and
 /// are used only if the device prefers bf16 and bf16 products are not slow. The others multiply in f32. Prompts and
 /// decodes use the same kernels, so that the result of a token does not depend on the division of its prompt into
-/// chunks. The kernels for AMX compute small numbers of queries in vectors, with the same bits as in tiles.
+/// chunks. The kernels for AMX compute small numbers of queries with vector instructions, which produce the same bits
+/// as the tiles.
 pub(crate) const ATTENTION_ISAS: [Isa; 5] =
     [Isa::Amx, Isa::Avx512Bf16, Isa::Avx512, Isa::Avx2, Isa::Portable];
 /// The instruction sets of [`ATTENTION_ISAS`] whose kernels multiply in bf16.
@@ -276,12 +277,12 @@ impl CpuFeatures {
         isas.iter().copied().find(|isa| self.has(*isa))
     }
 
-    /// The instruction set of bf16 attention. `None` if the processor has none, or if f32 is faster.
+    /// Returns the instruction set of bf16 attention, or `None` if the processor has none, or if f32 is faster.
     fn bf16_attention(self) -> Option<Isa> {
         self.first(&BF16_ATTENTION_ISAS).filter(|isa| *isa == Isa::Amx || !self.slow_avx512_bf16)
     }
 
-    /// The instruction set of the attention of a language model.
+    /// Returns the instruction set for the attention of a language model.
     fn attention(self, prefers_bf16: bool) -> Option<Isa> {
         let bf16 = self.bf16_attention().filter(|_| prefers_bf16);
         bf16.or_else(|| self.first(&ATTENTION_ISAS[BF16_ATTENTION_ISAS.len()..]))

@@ -77,7 +77,7 @@ impl CachePorts {
         Ok(KvCache { tensors })
     }
 
-    /// A description of the format of a block. Blocks of models or runtimes with different descriptions are not
+    /// Returns a description of the format of a block. Blocks of models or runtimes with different descriptions are not
     /// compatible.
     pub(crate) fn describe(&self) -> String {
         let port = |port: &Port| format!("{} {:?} {:?}", port.name, port.element, port.shape);

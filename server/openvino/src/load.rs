@@ -200,7 +200,7 @@ impl ModelLoader {
         CompiledCacheEntry::new(&graph, &self.config, self.projections)
     }
 
-    /// The files of the vision-language model; `None` for other models.
+    /// Returns the files of the vision-language model, or `None` for other models.
     fn vision(&self) -> Option<&VisionFiles> {
         match &self.source {
             ModelSource::Vision(files) => Some(files),
@@ -336,7 +336,7 @@ impl ModelLoader {
         Ok(digests)
     }
 
-    /// The identity includes everything that changes the values of a block or their order.
+    /// Returns the identity of the cache, which includes everything that changes the values of a block or their order.
     fn cache_identity(&self, ports: &CachePorts) -> CacheIdentity {
         let Config {
             device,
@@ -408,7 +408,7 @@ impl LoadedModel {
     }
 }
 
-/// The number of blocks of each cache. Together, the caches of the models have the configured or derived size.
+/// Returns the number of blocks of each cache. Together, the caches of the models have the configured or derived size.
 fn num_blocks(config: &Config, models: &[&LoadedModel]) -> Result<u32, Error> {
     let block_bytes: u64 = models.iter().map(|model| model.ports.block_bytes).sum();
     let block_tokens = models.first().map_or(1, |model| model.ports.block_tokens);

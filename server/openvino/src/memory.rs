@@ -8,9 +8,9 @@ use crate::numa;
 /// The directory in which control groups are mounted.
 const CONTROL_GROUPS: &str = "/sys/fs/cgroup";
 
-/// Bytes that this process can still allocate: the minimum of the bytes available on the machine, within the limits of
-/// its control groups, and on the NUMA nodes to which its memory is bound. `None` if the system reports none of these
-/// numbers.
+/// Returns the number of bytes that this process can still allocate: the minimum of the bytes available on the machine,
+/// within the limits of its control groups, and on the NUMA nodes to which its memory is bound. Returns `None` if the
+/// system reports none of these numbers.
 pub fn available_bytes() -> Option<u64> {
     let machine = fs::read_to_string("/proc/meminfo").ok().and_then(|text| meminfo_available(&text));
     let groups = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
@@ -66,9 +66,9 @@ const VERSION_1: ControllerFiles = ControllerFiles {
     page_cache: ["total_inactive_file", "total_active_file"],
 };
 
-/// Bytes that remain within the limits of the control groups of a process and of their ancestors. `None` if no group
-/// has a limit. In version 1, the kernel reports a limit that exceeds the memory of any machine for a group without a
-/// limit.
+/// Returns the number of bytes that remain within the limits of the control groups of a process and of their ancestors,
+/// or `None` if no group has a limit. In version 1, the kernel reports a limit that exceeds the memory of any machine
+/// for a group without a limit.
 ///
 /// `groups` is the content of `/proc/PID/cgroup`. Its paths can be those of the host, while only the process's own
 /// group is mounted, at the root.
@@ -171,7 +171,7 @@ mod tests {
             ])
         };
         assert_eq!(available("4000\n"), Some(4000 - (1000 - 500)));
-        // The kernel reports this for a group without a limit.
+        // The kernel reports this number for a group without a limit.
         let unlimited = available("9223372036854771712\n");
         assert!(unlimited.is_some_and(|bytes| bytes > 1 << 60), "{unlimited:?}");
     }

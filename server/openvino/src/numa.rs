@@ -98,7 +98,8 @@ pub(crate) fn processors_by_node() -> Vec<NodeProcessors> {
     nodes.filter(|node| !node.processors.is_empty()).collect()
 }
 
-/// Bytes that are free or reclaimable on the nodes to which the thread's memory is bound. `None` if it is not bound.
+/// Returns the number of bytes that are free or reclaimable on the nodes to which the thread's memory is bound, or
+/// `None` if its memory is not bound.
 pub(crate) fn available_bytes() -> Option<u64> {
     let mut mode: libc::c_int = 0;
     let mut mask = [0u64; WORDS];
@@ -118,12 +119,12 @@ pub(crate) fn available_bytes() -> Option<u64> {
     Some(nodes().into_iter().filter(is_bound).map(of_node).sum())
 }
 
-/// The nodes of the machine. Empty if the system does not report them.
+/// Returns the nodes of the machine, or an empty list if the system does not report them.
 fn nodes() -> Vec<u32> {
     numbers(&fs::read_to_string(format!("{NODES}/online")).unwrap_or_default())
 }
 
-/// The processors on which the thread is allowed to run. Empty if the system does not report them.
+/// Returns the processors on which the thread is allowed to run, or an empty list if the system does not report them.
 fn processors() -> Vec<u32> {
     let status = fs::read_to_string("/proc/thread-self/status").unwrap_or_default();
     let list = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:"));
@@ -146,7 +147,7 @@ fn numbers(list: &str) -> Vec<u32> {
     list.trim().split(',').filter_map(range).flatten().collect()
 }
 
-/// Bytes of a node's memory that are free or that the kernel can reclaim.
+/// Returns the number of bytes of a node's memory that are free or that the kernel can reclaim.
 fn available_of(meminfo: &str) -> u64 {
     const USABLE: [&str; 4] = ["MemFree:", "Active(file):", "Inactive(file):", "SReclaimable:"];
     let kib = |line: &str| {

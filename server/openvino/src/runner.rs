@@ -80,8 +80,8 @@ impl OpenVinoRunner {
         self.logits(logits_indices.len())
     }
 
-    /// The mean execution time of each node of the graph, for profiles. Empty unless the model was compiled with
-    /// `PERF_COUNT`.
+    /// Returns the mean execution time of each node of the graph, for profiles. The list is empty unless the model was
+    /// compiled with `PERF_COUNT`.
     ///
     /// # Errors
     /// The runtime does not report the times.
@@ -113,7 +113,7 @@ impl OpenVinoRunner {
         self.inputs.sum_block_scores(&mut self.block_scores)
     }
 
-    /// The `rows` rows of logits of the last step.
+    /// Returns the `rows` rows of logits of the last step.
     fn logits(&self, rows: usize) -> Result<Logits<'_>, Error> {
         let vocabulary = self.layout.vocabulary;
         if rows == 0 {

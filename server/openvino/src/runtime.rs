@@ -42,7 +42,7 @@ impl Core {
         Ok(Self(core))
     }
 
-    /// A property of a device.
+    /// Returns the value of a device's property, as text.
     pub(crate) fn property(&self, device: &str, key: &str) -> Result<String, Error> {
         let (device, key) = (c_string(device, "read a property")?, c_string(key, "read a property")?);
         property(|value| {
@@ -182,7 +182,7 @@ impl CompiledModel {
         read_port("read the output", |port| unsafe { ov::ov_compiled_model_output(self.0, port) })
     }
 
-    /// The first of the outputs.
+    /// Returns the first output of the model.
     pub(crate) fn first_output(&self) -> Result<Port, Error> {
         read_port("read an output", |port| {
             // SAFETY: both pointers are valid.
@@ -209,7 +209,7 @@ impl CompiledModel {
         size.ok_or_else(|| Error::Unsupported("the size of its vocabulary is not static".to_owned()))
     }
 
-    /// A property of the compiled model, as text.
+    /// Returns the value of a property of the compiled model, as text.
     pub(crate) fn property(&self, key: &str) -> Result<String, Error> {
         let key = c_string(key, "read a property")?;
         property(|value| {
@@ -293,13 +293,13 @@ impl InferRequest {
         check(unsafe { ov::ov_infer_request_infer(self.0) }, "run the model")
     }
 
-    /// The execution times of the nodes. Empty unless the model was compiled with `PERF_COUNT`.
+    /// Returns the execution times of the nodes. The list is empty unless the model was compiled with `PERF_COUNT`.
     pub(crate) fn node_times(&self) -> Result<Vec<NodeTime>, Error> {
         // SAFETY: the request is valid, and a run would need an exclusive borrow.
         unsafe { profile::node_times(self.0) }
     }
 
-    /// The output with this index of the last run.
+    /// Returns the output with this index that the last run has computed.
     pub(crate) fn output_at(&self, index: usize) -> Result<Tensor, Error> {
         let mut tensor = ptr::null_mut();
         // SAFETY: on success this function owns the tensor handle.
@@ -309,7 +309,7 @@ impl InferRequest {
         Ok(Tensor(tensor))
     }
 
-    /// The only output of the last run.
+    /// Returns the only output of the last run.
     pub(crate) fn output(&self) -> Result<Tensor, Error> {
         let mut tensor = ptr::null_mut();
         // SAFETY: on success this function owns the tensor handle.

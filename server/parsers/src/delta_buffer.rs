@@ -194,7 +194,7 @@ impl DeltaBuffer {
         self.raw.truncate(self.raw.len().saturating_sub(bytes));
     }
 
-    /// The text that is not interpreted yet, without its first `skipped` bytes; `None` if it is shorter.
+    /// Returns the text that is not interpreted yet, without its first `skipped` bytes, or `None` if it is shorter.
     pub(crate) fn open_from(&self, skipped: usize) -> Option<&str> {
         self.raw.get(skipped..)
     }

@@ -107,7 +107,7 @@ impl Formats {
 mod tests {
     use super::*;
 
-    /// The detected formats, by their names in flags.
+    /// Returns the names of the detected formats, as flags use them.
     fn detected(template: &str) -> (&'static str, &'static str) {
         let formats = Formats::detect(template);
         formats.check().unwrap();

@@ -25,8 +25,8 @@ impl Tools {
         self.tools.is_empty()
     }
 
-    /// The types that a parameter may have; unknown ([`Types::is_unknown`]) for a parameter that the schema does not
-    /// list.
+    /// Returns the types that a parameter may have. They are unknown ([`Types::is_unknown`]) for a parameter that the
+    /// schema does not list.
     pub(crate) fn types(&self, tool: &str, parameter: &str) -> Types {
         self.tools.get(tool).and_then(|parameters| parameters.get(parameter)).copied().unwrap_or_default()
     }

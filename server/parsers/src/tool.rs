@@ -28,7 +28,7 @@ use std::sync::Arc;
 
 use crate::{ToolFormat, Tools};
 
-/// The state machine of a format; `None` for `none` and for Harmony, which is a format of the whole text.
+/// Returns the state machine of a format, or `None` for `none` and for Harmony, which is a format of the whole text.
 pub(crate) fn calls(format: ToolFormat, tools: &Arc<Tools>) -> Option<Box<dyn Calls>> {
     Some(match format {
         ToolFormat::Hermes3 => Box::new(JsonCalls::hermes3()),

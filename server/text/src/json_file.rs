@@ -49,7 +49,7 @@ impl JsonFile {
         Ok(Self { path, value })
     }
 
-    /// The value of the field, unless it is absent or null.
+    /// Returns the value of the field, unless it is absent or null.
     pub(crate) fn get(&self, field: &str) -> Option<&Value> {
         self.value.get(field).filter(|value| !value.is_null())
     }
@@ -59,14 +59,14 @@ impl JsonFile {
         LoadError::Field { path: self.path.clone(), field: field.to_owned(), problem: problem.to_owned() }
     }
 
-    /// The field as a number of any type.
+    /// Returns the field as a number of any type.
     pub(crate) fn f32(&self, field: &str) -> Result<Option<f32>, LoadError> {
         self.get(field)
             .map(|value| value.as_f64().map(|v| v as f32).ok_or_else(|| self.fault(field, "is not a number")))
             .transpose()
     }
 
-    /// The field as an unsigned integer.
+    /// Returns the field as an unsigned integer.
     pub(crate) fn u32(&self, field: &str) -> Result<Option<u32>, LoadError> {
         self.get(field)
             .map(|value| {
@@ -76,14 +76,14 @@ impl JsonFile {
             .transpose()
     }
 
-    /// The field as a boolean.
+    /// Returns the field as a boolean.
     pub(crate) fn bool(&self, field: &str) -> Result<Option<bool>, LoadError> {
         self.get(field)
             .map(|value| value.as_bool().ok_or_else(|| self.fault(field, "is not a boolean")))
             .transpose()
     }
 
-    /// The field as a token: a string, or an object whose `content` is a string.
+    /// Returns the field as a token: a string, or an object whose `content` is a string.
     pub(crate) fn token(&self, field: &str) -> Result<Option<&str>, LoadError> {
         self.get(field)
             .map(|value| {

@@ -23,7 +23,7 @@ impl Vocabulary {
         self.ends.len()
     }
 
-    /// The bytes of a token; empty for a token that does not exist.
+    /// Returns the bytes of a token, or an empty slice for a token that does not exist.
     pub(crate) fn bytes(&self, token: u32) -> &[u8] {
         let index = token as usize;
         let Some(&end) = self.ends.get(index) else { return &[] };

@@ -15,7 +15,7 @@ pub(super) struct UnpackedBlock<'a> {
 /// A function that unpacks one block.
 pub(super) type Unpack = fn(&[u8], &mut UnpackedBlock<'_>);
 
-/// The function that unpacks a block of `kind`.
+/// Returns the function that unpacks a block of `kind`, if this crate supports `kind`.
 pub(super) fn unpacker(kind: TensorType) -> Option<Unpack> {
     Some(match kind {
         TensorType::Q4_0 => q4_0,

@@ -33,7 +33,7 @@ fn put_half(value: f32, out: &mut Vec<u8>) -> f32 {
     f16_to_f32(bits)
 }
 
-/// The integer in `0..=max` nearest to `value / scale`, or 0 if the scale is 0.
+/// Returns the integer in `0..=max` nearest to `value / scale`, or 0 if the scale is 0.
 fn nearest(value: f32, scale: f32, max: u8) -> u8 {
     if scale == 0.0 { 0 } else { (value / scale).round().clamp(0.0, f32::from(max)) as u8 }
 }

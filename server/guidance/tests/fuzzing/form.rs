@@ -61,7 +61,7 @@ pub(crate) fn check(input: &[u8]) {
     }
 }
 
-/// The form in an input; `None` if the input does not contain one.
+/// Returns the form in an input, or `None` if the input does not contain one.
 fn form(kind: u8, text: &str) -> Option<Form> {
     let at = || "it".to_owned();
     let json = || serde_json::from_str::<Value>(text).ok();

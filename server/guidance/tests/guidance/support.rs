@@ -106,7 +106,7 @@ pub(crate) struct SampledText {
 }
 
 impl SampledText {
-    /// The text. A complete text is valid UTF-8.
+    /// Returns the text, which must be complete. A complete text is valid UTF-8.
     pub(crate) fn text(&self) -> String {
         String::from_utf8(self.bytes.clone()).expect("a complete text is valid UTF-8")
     }
@@ -162,7 +162,7 @@ pub(crate) fn draw(guide: &Guide, seed: u64, tokens_max: usize) -> SampledText {
     SampledText { bytes, is_whole }
 }
 
-/// The tokens that are allowed at the beginning, and the state there.
+/// Returns the tokens that are allowed at the beginning, and the state at the beginning.
 pub(crate) fn first(guide: &Guide) -> (TokenSet, Box<dyn GuideState>) {
     let mut state = guide.start().unwrap();
     let mut allowed = TokenSet::new(COMPILER.vocabulary().len() as u32);

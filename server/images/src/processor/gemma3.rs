@@ -1,5 +1,5 @@
-//! Gemma 3: one picture of a fixed size, without regard to the proportions of the image. Pan-and-scan, which is off by
-//! default, is not supported.
+//! The processor of Gemma 3, which resizes the image to a fixed size without regard to its proportions. Pan-and-scan,
+//! which is off by default, is not supported.
 
 use crate::{
     config::ModelConfig,

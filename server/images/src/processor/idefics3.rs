@@ -1,4 +1,5 @@
-//! Idefics3 and SmolVLM: a grid of tiles, whose rows and columns the prompt states, and a global view.
+//! The processor of Idefics3 and SmolVLM, which splits the image into a grid of tiles and adds a global view. The
+//! prompt states the row and the column of each tile.
 
 use crate::{
     config::ModelConfig,

@@ -1,5 +1,5 @@
-//! InternVL: a grid of tiles whose proportions are closest to those of the image, and a thumbnail if there are several
-//! tiles.
+//! The processor of InternVL, which splits the image into a grid of tiles whose proportions are closest to those of the
+//! image, and adds a thumbnail if there are several tiles.
 
 use super::tile_grid::TileGrid;
 use crate::{

@@ -1,4 +1,4 @@
-//! LLaVA: the center of the image, at a fixed size.
+//! The processor of LLaVA. The encoder reads the center of the image, at a fixed size.
 
 use super::clip::Clip;
 use crate::{

@@ -1,4 +1,4 @@
-//! LLaVA-NeXT: a global view, and tiles of the image in the best of several resolutions.
+//! The processor of LLaVA-NeXT, which adds a global view to tiles of the image in the best of several resolutions.
 
 use super::clip::Clip;
 use crate::{

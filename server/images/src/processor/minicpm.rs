@@ -1,5 +1,5 @@
-//! MiniCPM-V: an overview and slices of the image, each encoded at its own size and resampled to a fixed number of
-//! tokens.
+//! The processor of MiniCPM-V: the encoder reads an overview and slices of the image, each at its own size, and the
+//! features of each are resampled to a fixed number of tokens.
 
 use crate::{
     config::ModelConfig,
@@ -103,8 +103,8 @@ impl MiniCpm {
         })
     }
 
-    /// The grid of slices whose proportions are closest to those of the image. The number of slices is about the number
-    /// of pixels of the image divided by that of a slice. `None` if one picture suffices.
+    /// Returns the grid of slices whose proportions are closest to those of the image, or `None` if one picture
+    /// suffices. The number of slices is about the number of pixels of the image divided by that of a slice.
     fn grid(&self, size: Size, detail: Detail) -> Option<SliceGrid> {
         let slice = u64::from(self.scale) * u64::from(self.scale);
         let multiple = divide(size.pixels(), slice).ceil().min(f64::from(self.slices_max)) as u32;
@@ -133,7 +133,7 @@ impl MiniCpm {
         (((length / f64::from(step)).round_ties_even()) as u32 * step).max(step)
     }
 
-    /// The size of a picture with sides that are multiples of a patch.
+    /// Returns the size to which a picture is resized. Its sides are multiples of the edge of a patch.
     fn best_size(&self, width: f64, height: f64, upscaling: UpscaleRule) -> Size {
         let scale = f64::from(self.scale);
         let (mut width, mut height) = (width, height);
@@ -159,7 +159,7 @@ impl MiniCpm {
         PicturePlan { overview: self.best_size(width, height, UpscaleRule::Never), slices: Some(slices) }
     }
 
-    /// The pictures that are encoded: the overview, and the slices row by row.
+    /// Returns the pictures that are encoded: the overview, and the slices row by row.
     fn pictures(image: &RgbImage, plan: PicturePlan) -> Vec<RgbImage> {
         let mut pictures = vec![resize(image, plan.overview, Filter::Bicubic)];
         if let Some(SlicePlan { grid, size }) = plan.slices {

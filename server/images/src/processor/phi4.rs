@@ -1,4 +1,5 @@
-//! Phi-4-multimodal: tiles of the image, which is padded with white, with a mask of their patches, and a global view.
+//! The processor of Phi-4-multimodal, which pads the image with white, splits it into tiles with a mask of their
+//! patches, and adds a global view.
 
 use super::tile_grid::TileGrid;
 use crate::{

@@ -1,4 +1,5 @@
-//! Qwen2-VL, Qwen2.5-VL and Qwen3-VL: patches at the native resolution of the image, merged in blocks.
+//! The processor of Qwen2-VL, Qwen2.5-VL and Qwen3-VL, which splits the image into patches at its native resolution.
+//! The encoder merges each block of patches into one token.
 
 use crate::{
     config::ModelConfig,

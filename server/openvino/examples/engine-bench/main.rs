@@ -133,7 +133,7 @@ impl Args {
         self.lora.iter().enumerate().map(source).collect()
     }
 
-    /// The number of the adapter of the request with this index; 0 means none.
+    /// Returns the number of the adapter of the request with this index; 0 means none.
     fn adapter_of(&self, index: usize) -> u32 {
         match (&self.lora_turns[..], self.lora.len()) {
             ([], 0) => 0,

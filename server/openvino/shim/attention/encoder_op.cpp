@@ -89,7 +89,7 @@ public:
         std::vector<Sequence> sequences;
         for (size_t tile = 0; tile < tiles; ++tile)
             sequences.push_back({tile * tokens, tokens, 0, blocks.data() + tile * tile_blocks, tile * tile_blocks});
-        // Reused by all layers, because allocating memory from the operating system is slow.
+        // All layers reuse these buffers, because allocating memory from the operating system is slow.
         thread_local Buffer<uint8_t> key_cache, value_cache;
         StepTensors tensors{};
         tensors.queries = inputs[QUERY].data();
@@ -109,13 +109,13 @@ private:
     float scale_ = 0;
 };
 
-// The value of a constant with one element; `fallback` for anything else.
+// Returns the value of a constant with one element, or `fallback` for anything else.
 float number_or(const Value& value, float fallback) {
     const auto constant = as<op::v0::Constant>(value);
     return constant && ov::shape_size(constant->get_shape()) == 1 ? constant->cast_vector<float>()[0] : fallback;
 }
 
-// The scale of the scores, or 0 if it is not a constant.
+// Returns the scale of the scores, or 0 if it is not a constant.
 float scale_of(const Attention& attention, size_t head_size) {
     if (attention.get_input_size() > SCALE) return number_or(attention.input_value(SCALE), 0);
     return 1 / std::sqrt(float(head_size));

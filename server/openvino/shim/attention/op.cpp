@@ -242,8 +242,8 @@ bool number(const ov::Node& node, size_t input, T& value) {
     return true;
 }
 
-// The sinks of a layer: an empty list if it has none, and no value if they are not a constant with one element for each query
-// head.
+// Returns the sinks of a layer: an empty list if the layer has none, and no value if the sinks are not a constant with
+// one element for each query head.
 std::optional<std::vector<float>> sinks_of(const ov::Node& node, size_t heads) {
     if (node.get_input_size() <= SINKS) return std::vector<float>{};
     auto value = node.get_input_node_shared_ptr(SINKS);

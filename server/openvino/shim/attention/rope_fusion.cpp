@@ -12,7 +12,7 @@ namespace {
 namespace op = ov::op;
 using Output = ov::Output<ov::Node>;
 
-// The values of a constant or of an operation on constants; empty for any other value.
+// Returns the values of a constant or of an operation on constants, or an empty list for any other value.
 std::vector<int64_t> integers(const Output& value) {
     if (auto constant = as<op::v0::Constant>(value)) return constant->cast_vector<int64_t>();
     const auto node = value.get_node_shared_ptr();

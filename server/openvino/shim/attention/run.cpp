@@ -21,7 +21,7 @@ constexpr size_t SERIAL_PRODUCTS = 1 << 17;
 constexpr size_t ITEM_GRAIN = 4, GRAINS_PER_THREAD = 8;
 
 // A decode is divided into parts if attending to all of its keys in one KV head takes more than 1 /
-// `UNDIVIDED_FRACTION` of the time that each thread has to work in the step.
+// `UNDIVIDED_FRACTION` of the time that each thread works in the step.
 constexpr size_t UNDIVIDED_FRACTION = 4;
 
 // Sorts items by their owners, and stores where the items of each owner begin.
@@ -86,9 +86,9 @@ void add_stored(const Layer& layer, const Sequence& sequence, std::vector<StoreI
     }
 }
 
-// Assigns work to the slots of the arena. If the projections also divide the rows among threads, the owner of a token
-// also owns the token's row there. If there are several groups of threads, each group computes some of the KV heads, so
-// that the cache of these heads is on the node of the group.
+// Assigns work to the slots of the arena. If the projections divide the rows among threads, the owner of a token's
+// attention also owns the token's row in the projections. If there are several groups of threads, each group computes
+// some of the KV heads, so that the cache of these heads is on the node of the group.
 class Owners {
 public:
     Owners(const Layer& layer, size_t tokens)
@@ -125,9 +125,9 @@ void add_items(const Kernels& kernels, const Layer& layer, const Sequence& seque
             layer.window && sequence.past + begin + 1 > layer.window ? sequence.past + begin + 1 - layer.window : 0;
         const size_t first = hidden / (BLOCK_TOKENS * CHUNK_BLOCKS) * CHUNK_BLOCKS;
         // Only large decodes are divided into one item for each part, because prompts and steps with many decodes have enough
-        // items anyway. Two features divide every decode: block scores, because a tile has memory for those of only one part;
-        // and sparse attention, because it could skip keys in items that are longer than a part, but decodes attend to all
-        // keys.
+        // items anyway. With two features, every decode is divided: with block scores, because a tile has memory for
+        // the scores of only one part; and with sparse attention, because it could skip keys in items that are longer
+        // than a part, although decodes must attend to all keys.
         const bool is_decode = sequence.count == 1, needs_parts = layer.block_scores || layer.attention_mass > 0;
         const bool is_large = (blocks - first) * num_threads() * UNDIVIDED_FRACTION > work.token_blocks * layer.kv_heads;
         const bool is_divided = is_decode && (needs_parts || (num_threads() > 1 && is_large));
@@ -147,7 +147,7 @@ void add_items(const Kernels& kernels, const Layer& layer, const Sequence& seque
     }
 }
 
-// Finds the items whose partial results are merged. Those of a decode and a KV head follow each other.
+// Finds the items whose partial results are merged. The items of a decode and a KV head follow each other.
 void find_merges(Work& work) {
     const auto& items = work.items;
     work.merges.clear();

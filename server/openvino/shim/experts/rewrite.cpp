@@ -60,7 +60,8 @@ Output before_reshapes(Output value) {
     return value;
 }
 
-// The value before a Transpose of the first two of three dimensions, or the value itself if no such Transpose computes it.
+// Returns the value before a Transpose of the first two of three dimensions, or the value itself if no such Transpose
+// computes it.
 Output before_transpose(const Output& value) {
     const auto transpose = as<op::v1::Transpose>(value);
     const auto order = transpose ? constant_of(transpose->get_input_node_shared_ptr(1)) : nullptr;
@@ -107,7 +108,8 @@ std::optional<Products> products_of(const Output& value) {
     return {};
 }
 
-// The scalar constant that `Op` combines with `other` to compute a value, or nullopt if the value is computed in another way.
+// Returns the scalar constant that `Op` combines with `other` to compute a value, or nullopt if the value is computed
+// in another way.
 template <typename Op>
 std::optional<float> number_beside(const Output& value, const Output& other) {
     const auto node = as<Op>(value);
@@ -125,8 +127,8 @@ struct Activation {
     Epilogue epilogue;
 };
 
-// The inputs of a clamped SwiGLU: `gate` contains its clamped gates, `scaled` is the input of its sigmoid, and `shifted` is its
-// other factor. Returns nullopt if its constants are not those that the kernels support.
+// Returns the inputs of a clamped SwiGLU, or nullopt unless the kernels support its constants. `gate` contains its
+// clamped gates, `scaled` is the input of its sigmoid, and `shifted` is its other factor.
 std::optional<Activation> clamped_swiglu_of(const Output& gate, const Output& scaled, const Output& shifted) {
     constexpr double infinity = std::numeric_limits<float>::max(), limit = CLAMPED_SWIGLU_LIMIT;
     const auto gates = as<op::v0::Clamp>(gate);
@@ -140,7 +142,7 @@ std::optional<Activation> clamped_swiglu_of(const Output& gate, const Output& sc
     return {};
 }
 
-// The inputs of swish(gate) * up, or of its clamped form, or nullopt if the value is computed in another way.
+// Returns the inputs of swish(gate) * up, or of its clamped form, or nullopt if the value is computed in another way.
 std::optional<Activation> activation_of(const Output& value) {
     const auto product = as<op::v1::Multiply>(value);
     for (size_t side : {0, 1}) {
@@ -156,7 +158,7 @@ std::optional<Activation> activation_of(const Output& value) {
     return {};
 }
 
-// Whether the weights of a row's experts are `chosen`, divided by their sum.
+// Whether the weights of a row's experts are the values `chosen`, divided by the sum of these values.
 bool is_normalized(const Output& weights, const Output& chosen) {
     const auto divided = as<op::v1::Divide>(before_reshapes(weights));
     if (!divided || before_reshapes(divided->input_value(0)) != chosen) return false;
@@ -167,7 +169,8 @@ bool is_normalized(const Output& weights, const Output& chosen) {
     return sum && before_reshapes(sum->input_value(0)) == chosen;
 }
 
-// The value before a multiplication by 1, the value itself if it is not a product, or nullopt if the factor is another number.
+// Returns the value before a multiplication by 1, the value itself if it is not a product, or nullopt if the factor is
+// another number.
 std::optional<Output> unscaled(const Output& value) {
     const auto scaled = as<op::v1::Multiply>(value);
     if (!scaled) return value;
@@ -176,7 +179,8 @@ std::optional<Output> unscaled(const Output& value) {
     return is_one ? std::make_optional(scaled->input_value(0)) : std::nullopt;
 }
 
-// The logits from which a Softmax over the last dimension computes the probabilities, or nullopt if no Softmax computes them.
+// Returns the logits from which a Softmax over the last dimension computes the probabilities, or nullopt if no Softmax
+// computes them.
 std::optional<Output> logits_of(const Output& probabilities) {
     const auto softmax = as<op::v8::Softmax>(probabilities);
     const auto rank = probabilities.get_partial_shape().rank();
@@ -200,7 +204,7 @@ bool is_router(const NodePtr& weight, size_t count, size_t columns) {
     return constant && constant->get_element_type().is_real() && constant->get_shape() == ov::Shape{count, columns};
 }
 
-// The experts whose results a ReduceSum adds, or nullopt if it adds other values.
+// Returns the experts whose results a ReduceSum adds, or nullopt if it adds other values.
 std::optional<Layer> layer_of(const NodePtr& sum) {
     const auto readers = sum->output(0).get_target_inputs();
     const auto end =

@@ -189,7 +189,7 @@ void multiply_groups(const Kernels& kernels, const Matmul& matmul, const Matrice
     auto& firsts = space.first_products;
     items.clear();
     firsts.clear();
-    // Each group of threads multiplies by its blocks of each matrix, which are on its node.
+    // Each group of threads multiplies by its own blocks of each matrix, which are on the NUMA node of the group.
     const Groups groups = Groups::of_arena();
     for (size_t thread_group = 0; thread_group < groups.count; ++thread_group) {
         const size_t first_block = groups.first_block(groups.begin(thread_group), n_blocks);

@@ -23,8 +23,8 @@ struct Experts {
 // and of rows.
 constexpr size_t COUNT_MAX = 1 << 12, USED_MAX = 64, COLUMNS_MAX = 1 << 20, ROWS_MAX = 1 << 24;
 
-// The reason why the kernels do not support a layer, or null if they do. The attributes of a graph are checked with this
-// function before any of them is used as a size or a divisor.
+// Returns the reason why the kernels do not support a layer, or null if they do. The attributes of a graph are checked
+// with this function before any of them is used as a size or a divisor.
 const char* unsupported(const Experts& experts);
 
 // The matrix of the router has this many rows of f32: one for each expert, and padding.
@@ -36,10 +36,10 @@ inline size_t matrix_bytes(const Matmul& matmul) { return num_n_blocks(matmul) *
 // The number of elements in the packed bias of a matrix, including the padding.
 inline size_t bias_size(const Matmul& matmul) { return num_n_blocks(matmul) * projection::N_BLOCK; }
 
-// The memory of a layer contains, in this order: the matrix of the router; with biases, those of the router, of the first
-// matrix of each expert, and of the second matrix of each expert; the first matrix of each expert; and the second matrix of
-// each expert. These functions return the positions in bytes of the router's bias and of the biases and matrices of the first
-// expert, and the size of the memory.
+// The memory of a layer contains, in this order: the matrix of the router; if the layer has biases, the biases of the
+// router, of the first matrix of each expert, and of the second matrix of each expert; the first matrix of each expert;
+// and the second matrix of each expert. These functions return the positions in bytes of the router's bias and of the
+// biases and matrices of the first expert, and the size of the memory.
 inline size_t router_bias_at(const Experts& experts) { return router_rows(experts) * experts.gate_up.K * sizeof(float); }
 inline size_t gate_up_bias_at(const Experts& experts) {
     const size_t bytes = experts.has_biases ? router_rows(experts) * sizeof(float) : 0;
@@ -60,8 +60,8 @@ inline size_t memory_bytes(const Experts& experts) { return down_at(experts) + e
 // Moves the weights that each group of threads reads to the NUMA node of the group.
 void place(const Experts& experts, const uint8_t* memory);
 
-// Computes M rows, on the threads of the current arena. The destination has the shape of the source. A row does not
-// depend on the other rows.
+// Computes M rows, on the threads of the current arena. The destination has the shape of the source. The result of a
+// row does not depend on the other rows.
 void run(const Kernels& kernels, const Experts& experts, const uint8_t* memory, size_t M, FloatData src, FloatData dst);
 
 }  // namespace ovfleet::experts

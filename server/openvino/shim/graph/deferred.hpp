@@ -59,7 +59,7 @@ std::shared_ptr<ov::op::v0::Constant> deferred_constant(const ov::element::Type&
 std::shared_ptr<ov::op::v0::Constant> concatenated(const ov::element::Type& type, const ov::Shape& shape,
                                                    const std::vector<std::shared_ptr<ov::op::v0::Constant>>& constants);
 
-// The parts of a constant that is not filled; null for any other constant.
+// Returns the parts of a constant that is not filled, or null for any other constant.
 const std::vector<DeferredPart>* deferred_parts(const ov::op::v0::Constant& constant);
 // Computes the content of a constant, unless the content is already in memory.
 void fill(const ov::op::v0::Constant& constant);

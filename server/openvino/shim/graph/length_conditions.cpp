@@ -26,8 +26,8 @@ using NodeSet = std::unordered_set<const ov::Node*>;
 // The largest number of elements of a value from which a condition is computed.
 constexpr size_t condition_elements_max = 16;
 
-// The number of operations that compute a condition, counting an operation once for each of its users. It limits the time and
-// the depth of the recursion for graphs that double the number with every operation.
+// The largest number of operations that compute a condition, where an operation counts once for each of its users. This
+// limit bounds the time and the depth of the recursion for graphs in which every operation doubles the number.
 constexpr size_t condition_nodes_max = 1000;
 
 bool is_input(const ov::Output<ov::Node>& value, const char* name) {
@@ -45,8 +45,8 @@ bool reads_any(const ov::Node& node, const NodeSet& nodes) {
     return false;
 }
 
-// The largest new position in a step with the longest possible sequence; null if `value` is not the largest new
-// position.
+// Returns the largest new position in a step with the longest possible sequence, or null if `value` is not the largest
+// new position.
 ConstantPtr last_position(const ov::Output<ov::Node>& value, int64_t max_model_len) {
     auto max = ovfleet::as<op::v1::ReduceMax>(value);
     if (!max || value.get_partial_shape().rank().is_dynamic()) return nullptr;
@@ -60,7 +60,7 @@ ConstantPtr last_position(const ov::Output<ov::Node>& value, int64_t max_model_l
     return op::v0::Constant::create(value.get_element_type(), shape, std::vector<int64_t>{max_model_len - 1});
 }
 
-// The size of a static dimension, read from the shape of a tensor; null for any other value.
+// Returns the size of a static dimension that is read from the shape of a tensor, or null for any other value.
 ConstantPtr static_size(const ov::Output<ov::Node>& value) {
     auto gather = ov::as_type_ptr<op::util::GatherBase>(value.get_node_shared_ptr());
     auto sizes = gather ? ov::as_type_ptr<op::util::ShapeOfBase>(gather->get_input_node_shared_ptr(0)) : nullptr;
@@ -74,8 +74,8 @@ ConstantPtr static_size(const ov::Output<ov::Node>& value) {
                                     std::vector<int64_t>{shape[axis].get_length()});
 }
 
-// A value in a step with the longest possible sequence; null if the value also depends on other inputs, or is computed from
-// more operations than `remaining`, which is reduced by their number.
+// Returns what `value` is in a step with the longest possible sequence, or null if `value` also depends on other inputs
+// or is computed from more than `remaining` operations. Subtracts the number of these operations from `remaining`.
 ConstantPtr value_for(const ov::Output<ov::Node>& value, int64_t max_model_len, size_t& remaining) {
     if (remaining == 0) return nullptr;
     --remaining;

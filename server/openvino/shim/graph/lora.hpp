@@ -30,7 +30,7 @@ public:
     std::vector<std::shared_ptr<LoraPart>> parts;
 };
 
-// The attribute of a node, or null if the node has no such attribute.
+// Returns the attribute of a node, or null if the node has no such attribute.
 inline std::shared_ptr<Lora> lora_of(const ov::Node& node) {
     const auto& info = node.get_rt_info();
     const auto found = info.find(Lora::get_type_info_static());

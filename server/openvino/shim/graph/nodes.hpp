@@ -11,7 +11,7 @@
 
 namespace ovfleet {
 
-// The operation that computes a value, or null if the operation has another type.
+// Returns the operation that computes a value, or null if the operation has another type.
 template <typename Op>
 std::shared_ptr<Op> as(const ov::Output<ov::Node>& value) {
     return ov::as_type_ptr<Op>(value.get_node_shared_ptr());

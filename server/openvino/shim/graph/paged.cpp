@@ -18,8 +18,8 @@ namespace op = ov::op;
 constexpr const char* window_section = "ovfleet";
 constexpr const char* window_name = "sliding_window";
 
-// The sliding window of a mask of the GGUF front end, in tokens including the current one, or 0 if the mask has no
-// window. The mask is Select(LogicalAnd(k <= q, k >= q - constant), 0, -inf), reshaped, sliced and converted.
+// Returns the sliding window of a mask of the GGUF front end, in tokens including the current one, or 0 if the mask has
+// no window. The mask is Select(LogicalAnd(k <= q, k >= q - constant), 0, -inf), reshaped, sliced and converted.
 int32_t window_of(const ov::Output<ov::Node>& mask) {
     auto node = mask.get_node_shared_ptr();
     const bool named = node->get_friendly_name().rfind("KQ_mask_swa", 0) == 0;

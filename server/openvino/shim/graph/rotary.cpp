@@ -58,7 +58,8 @@ bool rotated_pairs(const ov::Output<ov::Node>& value, ov::Output<ov::Node>& x) {
     return true;
 }
 
-// The name in the file of the projection whose output is x, or an empty string if other operations are in between.
+// Returns the name in the file of the projection whose output is x, or an empty string if other operations are in
+// between.
 std::string projection(const ov::Output<ov::Node>& x) {
     auto reshape = as<op::v1::Reshape>(x);
     auto matmul = reshape ? as<op::v0::MatMul>(reshape->input_value(0)) : nullptr;
@@ -157,7 +158,8 @@ bool match(const NodePtr& node, HalfRotation& found) {
     return true;
 }
 
-// The projection that computes x, perhaps followed by additions and scalings, or null if other operations are in between.
+// Returns the projection that computes x, perhaps followed by additions and scalings, or null if other operations are
+// in between.
 std::shared_ptr<op::v0::MatMul> origin(ov::Output<ov::Node> x) {
     for (int steps = 0; steps < 16; ++steps) {
         if (auto matmul = as<op::v0::MatMul>(x)) return matmul;

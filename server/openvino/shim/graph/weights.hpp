@@ -8,7 +8,7 @@
 
 namespace ovfleet {
 
-// The constant that a node is or converts; null for any other node.
+// Returns the constant that a node is or converts, or null for any other node.
 inline std::shared_ptr<ov::op::v0::Constant> constant_of(std::shared_ptr<ov::Node> node) {
     if (ov::is_type<ov::op::v0::Convert>(node)) node = node->get_input_node_shared_ptr(0);
     return ov::as_type_ptr<ov::op::v0::Constant>(node);

@@ -39,7 +39,7 @@ private:
     std::vector<uint8_t> bytes_;
 };
 
-// The part that changes a row of the weights, or null if no part does.
+// Returns the part that changes a row of the weights, or null if no part does.
 const RankedPart* part_at(const std::vector<RankedPart>& all, size_t row) {
     for (const auto& one : all)
         if (row >= one.part->first && row < one.part->first + one.part->rows) return &one;

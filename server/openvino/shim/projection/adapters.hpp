@@ -24,7 +24,7 @@ public:
     size_t products() const { return products_; }
     void compute(const Kernels& kernels, const Matmul& matmul, FloatData src, size_t item) const;
 
-    // The products for each row, or null if no row has an adapter that changes this matrix.
+    // Returns the products for each row, or null if no row has an adapter that changes this matrix.
     const LoraDown* rows() const { return items_.empty() ? nullptr : lora_.data(); }
 
 private:

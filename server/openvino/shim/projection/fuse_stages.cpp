@@ -14,7 +14,7 @@ namespace {
 using Output = ov::Output<ov::Node>;
 using Chain = std::vector<std::shared_ptr<Projection>>;
 
-// The last residual of a chain; an empty value if no stage adds one.
+// Returns the last residual of a chain, or an empty value if no stage adds one.
 Output residual_of(const Chain& chain) {
     for (auto one = chain.rbegin(); one != chain.rend(); ++one)
         if ((*one)->ends_with_residual()) return (*one)->output(0);
@@ -31,9 +31,9 @@ bool is_internal(const Output& value, const Chain& chain) {
     return std::all_of(readers.begin(), readers.end(), [&](const auto& reader) { return is_in(reader.get_node(), chain); });
 }
 
-// The projection that can be appended to a chain, because its source is the destination of the chain. Null if no such
-// projection exists, if it adds a different residual, or if an operation outside the longer chain reads a value that the fused
-// operation does not return.
+// Returns the projection that can be appended to a chain because its source is the destination of the chain. Returns
+// null if no such projection exists, if it adds a different residual, or if an operation outside the longer chain reads
+// a value that the fused operation does not return.
 std::shared_ptr<Projection> next_of(const Chain& chain) {
     const Output last = chain.back()->output(0), residual = residual_of(chain);
     for (const auto& reader : last.get_target_inputs()) {

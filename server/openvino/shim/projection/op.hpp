@@ -73,7 +73,7 @@ private:
     // Calls `visit` with each numeric attribute of each stage.
     template <typename Visit>
     void each_number(Visit visit);
-    // The number of columns of the residual; 0 if no stage adds one.
+    // Returns the number of columns of the residual, or 0 if no stage adds one.
     size_t residual_columns() const;
 
     Isa isa_ = Isa::plugin;

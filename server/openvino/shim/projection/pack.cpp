@@ -27,7 +27,8 @@ bool is_integers(const Constant& constant) {
 
 bool is_e2m1(const Constant& constant) { return constant.get_element_type() == ov::element::f4e2m1; }
 
-// The rows of the model's files that a constant contains, or an empty list if it contains anything else, or is in memory.
+// Returns the rows of the model's files that a constant contains, or an empty list if it contains anything else, or is
+// in memory.
 std::vector<TensorRows> rows_in_files(const Constant& constant) {
     std::vector<TensorRows> rows;
     const auto* parts = deferred_parts(constant);

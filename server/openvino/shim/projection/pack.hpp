@@ -21,10 +21,10 @@ struct GraphWeight {
     size_t group;
 };
 
-// The weight that a node and its inputs represent; no value if they have another structure.
+// Returns the weight that a node and its inputs represent, or no value if they have another structure.
 std::optional<GraphWeight> weight_of(const std::shared_ptr<ov::Node>& node);
 
-// The row of the weights at a position in a block of columns; no value for the padding of the last block.
+// Returns the row of the weights at a position in a block of columns, or no value for the padding of the last block.
 inline std::optional<size_t> weight_row(const Matmul& matmul, size_t block, size_t in_block) {
     const size_t block_columns = is_gated(matmul.epilogue) ? N_BLOCK / 2 : N_BLOCK;
     const size_t column = block * block_columns + in_block % block_columns;

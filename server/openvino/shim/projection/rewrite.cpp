@@ -30,7 +30,7 @@ bool is_number(const NodePtr& node, float number) {
     return constant && ov::shape_size(constant->get_shape()) == 1 && constant->cast_vector<float>()[0] == number;
 }
 
-// The only reader of a value, or null if the value has several readers.
+// Returns the only reader of a value, or null if the value has several readers.
 NodePtr only_reader(const Output& value) {
     const auto readers = value.get_target_inputs();
     return readers.size() == 1 ? readers.begin()->get_node()->shared_from_this() : nullptr;
@@ -90,7 +90,7 @@ std::optional<Norm> norm_of(const Output& value, size_t size) {
     return {};
 }
 
-// The node that computes swish(first half) * second half of a product, or null if no node does.
+// Returns the node that computes swish(first half) * second half of a product, or null if no node does.
 NodePtr swiglu_of(const Output& product, size_t N) {
     auto split = ov::as_type_ptr<op::v1::VariadicSplit>(only_reader(product));
     if (!split || split->get_output_size() != 2 || N % 2 != 0) return nullptr;
@@ -125,7 +125,7 @@ Bias bias_of(const Output& product, size_t N) {
     return {sum, bias->cast_vector<float>()};
 }
 
-// The activation that a node computes; `none` if it computes something else.
+// Returns the activation that a node computes, or `none` if it computes something else.
 Epilogue activation_of(const NodePtr& node) {
     if (auto gelu = ov::as_type_ptr<op::v7::Gelu>(node))
         return gelu->get_approximation_mode() == op::GeluApproximationMode::ERF ? Epilogue::gelu : Epilogue::gelu_tanh;

@@ -1,4 +1,4 @@
-//! Reads the directory of an adapter, and returns its matrices in f32 by the modules that they change.
+//! Reads the directory of an adapter, and returns its matrices in f32, keyed by the modules that they change.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -51,7 +51,7 @@ pub(super) struct LoraMatrices {
 }
 
 impl LoraMatrices {
-    /// The matrices that change only these rows of the output.
+    /// Returns the matrices restricted to these rows of the output.
     pub(super) fn part(&self, rows: Range<usize>) -> Self {
         let up = self.up[rows.start * self.rank..rows.end * self.rank].to_vec();
         Self { rows: rows.len(), up, down: self.down.clone(), ..*self }

@@ -6,7 +6,7 @@
 
 use std::collections::BTreeSet;
 
-/// The parts of module names before the layers, in the language part of a model.
+/// The prefixes of module names before the layers, for the modules of a language model.
 const PREFIXES: [&str; 6] = [
     "",
     "model.",
@@ -27,7 +27,7 @@ const PROJECTIONS: [(&str, &str); 7] = [
     ("ffn_down", "mlp.down_proj"),
 ];
 
-/// The module whose weight is a given tensor of a GGUF file. `tensors` are the names of all projections.
+/// Returns the module whose weight is a given tensor of a GGUF file. `tensors` are the names of all projections.
 pub(super) fn of_tensor(tensor: &str, tensors: &BTreeSet<&str>) -> Option<String> {
     let (layer, part) = tensor.strip_prefix("blk.")?.strip_suffix(".weight")?.split_once('.')?;
     let (_, module) = PROJECTIONS.iter().find(|(known, _)| *known == part)?;
@@ -37,14 +37,15 @@ pub(super) fn of_tensor(tensor: &str, tensors: &BTreeSet<&str>) -> Option<String
     Some(format!("layers.{layer}.{module}"))
 }
 
-/// The module that a node of an IR computes, for a name such as
+/// Returns the module that a node of an IR computes, given a name such as
 /// `__module.model.layers.3.self_attn.q_proj/aten::linear/MatMul`.
 pub(super) fn of_node(node: &str) -> Option<String> {
     let (path, _) = node.split_once('/')?;
     from_layers(path.strip_prefix("__module.")?)
 }
 
-/// The module that tensors of an adapter change, for a path such as `base_model.model.model.layers.3.self_attn.q_proj`.
+/// Returns the module that tensors of an adapter change, given a path such as
+/// `base_model.model.model.layers.3.self_attn.q_proj`.
 pub(super) fn of_adapter(path: &str) -> Option<String> {
     from_layers(path.strip_prefix("base_model.model.").unwrap_or(path))
 }
@@ -57,7 +58,7 @@ fn from_layers(path: &str) -> Option<String> {
     (is_layer && !rest.is_empty() && PREFIXES.contains(&before)).then(|| module.to_owned())
 }
 
-/// The projections that a fused projection consists of, in the order of its rows.
+/// Returns the projections that a fused projection consists of, in the order of its rows.
 pub(super) fn parts_of_fused(module: &str) -> Option<[String; 3]> {
     let layer = module.strip_suffix("self_attn.qkv_proj")?;
     Some(["q", "k", "v"].map(|part| format!("{layer}self_attn.{part}_proj")))

@@ -58,7 +58,8 @@ impl PeftConfig {
         self.base_model_name_or_path.as_deref().unwrap_or_default()
     }
 
-    /// The factor for the product of a module's matrices, and their rank. `module` is the full name of the module.
+    /// Returns the factor for the product of a module's matrices, and the rank of these matrices. `module` is the full
+    /// name of the module.
     pub(super) fn scale_and_rank(&self, module: &str) -> (f64, usize) {
         let rank = matching(self.rank_pattern.as_ref(), module).and_then(Value::as_u64);
         let rank = rank.map_or(self.r, |rank| rank as usize);
@@ -117,7 +118,7 @@ fn is_plain(pattern: &str) -> bool {
         && pattern.chars().all(|letter| letter.is_alphanumeric() || matches!(letter, '.' | '_' | '-'))
 }
 
-/// The value of the first pattern that equals a module's name, or the end of the name after a dot.
+/// Returns the value of the first pattern that equals a module's name or the end of the name after a dot.
 fn matching<'a>(patterns: Option<&'a Map<String, Value>>, module: &str) -> Option<&'a Value> {
     let is_end = |pattern: &str| {
         module.strip_suffix(pattern).is_some_and(|before| before.is_empty() || before.ends_with('.'))

@@ -22,7 +22,7 @@ pub(super) struct Yarn {
 }
 
 impl Yarn {
-    /// `None` if a parameter is invalid.
+    /// Creates the extension of a context, or returns `None` if a parameter is invalid.
     pub(super) fn new(dimensions: u64, original_context: u64, base: f64, factor: f64) -> Option<Self> {
         if dimensions < 2 || original_context == 0 || base <= 1.0 || factor <= 0.0 {
             return None;
@@ -33,7 +33,7 @@ impl Yarn {
         Some(Self { dimensions, factor, first: pair_of(FAST_ROTATIONS), last: pair_of(SLOW_ROTATIONS) })
     }
 
-    /// The divisors that correct the frequencies of a graph whose range was rounded to whole pairs.
+    /// Returns the divisors that correct the frequencies of a graph whose range was rounded to whole pairs.
     pub(super) fn divisors(&self) -> Vec<f32> {
         let most = self.dimensions as f64 - 1.0;
         let exact = (self.first.max(0.0), self.last.min(most));
@@ -43,7 +43,7 @@ impl Yarn {
             .collect()
     }
 
-    /// The factor of the frequency of a pair.
+    /// Returns the factor by which the frequency of a pair is multiplied.
     fn scale(&self, pair: u64, first: f64, last: f64) -> f64 {
         let slow = ((pair as f64 - first) / (last - first).max(RANGE_MIN)).clamp(0.0, 1.0);
         slow / self.factor + (1.0 - slow)
@@ -54,7 +54,7 @@ impl Yarn {
 mod tests {
     use super::*;
 
-    /// The parameters of gpt-oss.
+    /// The test uses the parameters of gpt-oss.
     #[test]
     fn only_pairs_within_the_range_change() {
         let yarn = Yarn::new(64, 4096, 150_000.0, 32.0).unwrap();

@@ -48,7 +48,7 @@ impl Case {
         Self { options, device, cpu, graph }
     }
 
-    /// The plan as text, or the error.
+    /// Returns the plan as text, or the error.
     fn plan(&self) -> String {
         match plan_kernels(&self.options, &self.device, self.cpu, self.graph) {
             Ok(plan) => format!("{plan}{}", if plan.is_native { " (all native)" } else { "" }),

@@ -47,8 +47,8 @@ pub(crate) struct CompiledCacheEntry {
 }
 
 impl CompiledCacheEntry {
-    /// The entry of the models that are compiled from `graph`. `None` for devices whose plugins are not known to read
-    /// back what they write.
+    /// Returns the entry of the models that are compiled from `graph`, or `None` for devices whose plugins are not
+    /// known to read back what they write.
     pub(crate) fn new(
         graph: &GraphCacheEntry,
         config: &Config,
@@ -75,9 +75,9 @@ impl CompiledCacheEntry {
         &self.directory
     }
 
-    /// The compiled model and the core that has read it. `None` if the file does not exist or, with a warning, if it
-    /// cannot be read. `properties` returns the plugin's properties for a model that was compiled from a graph with the
-    /// given [`GraphProperties`].
+    /// Returns the compiled model and the core that has read it, or `None` if the file does not exist or, with a
+    /// warning, if it cannot be read. `properties` returns the plugin's properties for a model that was compiled from a
+    /// graph with the given [`GraphProperties`].
     pub(crate) fn read(
         &self,
         properties: impl FnOnce(GraphProperties) -> Result<Vec<(String, String)>, Error>,

@@ -31,7 +31,7 @@ pub(crate) struct GraphCacheEntry {
 }
 
 impl GraphCacheEntry {
-    /// Returns the entry of a model in a cache directory. `None`, with a warning, if the directory or one of the
+    /// Returns the entry of a model in a cache directory, or `None`, with a warning, if the directory or one of the
     /// model's files cannot be used.
     pub(crate) fn new(cache_dir: &Path, files: &[PathBuf], options: GraphOptions) -> Option<Self> {
         let unusable = |path: &Path, error: std::io::Error| {
@@ -73,7 +73,7 @@ impl GraphCacheEntry {
         &self.name
     }
 
-    /// Reads the cached graph. `None` if it does not exist or, with a warning, if it cannot be read.
+    /// Reads the cached graph. Returns `None` if the graph does not exist or, with a warning, if it cannot be read.
     pub(crate) fn read(&self, core: &Core) -> Option<Model> {
         let name = format!("{}.xml", self.name);
         let xml = self.directory.file(&name);
@@ -93,7 +93,8 @@ impl GraphCacheEntry {
         }
     }
 
-    /// Writes the graph, and reads it back. `None` if it cannot be written, which is logged and leaves no files behind.
+    /// Writes the graph, and reads it back. If the graph cannot be written, the failure is logged, no files are left
+    /// behind, and the result is `None`.
     pub(crate) fn write(&self, core: &Core, model: &mut Model) -> Option<Model> {
         let written = self.try_write(core, model);
         self.directory.evict_old_files();

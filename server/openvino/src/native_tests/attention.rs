@@ -184,7 +184,7 @@ impl Layer {
     }
 
     /// Runs a step with `counts` new tokens of each sequence, and returns the largest difference from the plain
-    /// computation. `None` if the processor does not have the kernels.
+    /// computation, or `None` if the processor does not have the kernels.
     fn step(&mut self, random: &mut Random, variant: KernelVariant, counts: &[usize]) -> Option<f64> {
         let tokens: usize = counts.iter().sum();
         let Self { heads, kv_heads, size, .. } = *self;
@@ -288,7 +288,8 @@ impl Layer {
     }
 
     /// Returns the bytes of the output of the first sequence, computed in chunks from an empty cache. `chunk` returns
-    /// the size of the next chunk for a number of past tokens. `None` if the processor does not have the kernels.
+    /// the size of the next chunk for a number of past tokens. The result is `None` if the processor does not have the
+    /// kernels.
     fn output_in_chunks(
         &mut self,
         variant: KernelVariant,
@@ -381,7 +382,7 @@ impl Layer {
         }
     }
 
-    /// The output of a prompt of the first sequence. `None` if the processor does not have the kernels.
+    /// Returns the output of a prompt of the first sequence, or `None` if the processor does not have the kernels.
     fn prompt(&mut self, variant: KernelVariant, activations: Activations<'_>) -> Option<Vec<f32>> {
         let count = activations.queries.len() / (self.heads * self.size);
         let blocks = self.sequences[0].blocks.as_ptr();

@@ -40,7 +40,7 @@ const DIFFERENCE_MIN: f32 = 1e-2;
 enum Factors {
     Short,
     Long,
-    /// The short or the long ones, according to a condition on the largest position.
+    /// The short or the long factors, according to a condition on the largest position.
     Selected(Condition),
 }
 

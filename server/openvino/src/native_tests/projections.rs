@@ -1,5 +1,5 @@
-//! Compares the projection kernels with a plain computation in f64: every instruction set of this processor, every
-//! weight format, any number of rows. The AMX kernels also run on the C++ model of the tile registers, on any
+//! Compares the projection kernels with a plain computation in f64, with every instruction set of this processor, every
+//! weight format and various numbers of rows. The AMX kernels also run on the C++ model of the tile registers, on any
 //! processor.
 
 use std::f64::consts::PI;
@@ -85,7 +85,7 @@ impl Epilogue {
         matches!(self, Self::SwiGlu | Self::ClampedSwiGlu)
     }
 
-    /// The activation of a number; `None` if the epilogue is not a function of each number.
+    /// Returns the activation of a number, or `None` if the epilogue is not a function of each number.
     fn activation(self, x: f64) -> Option<f64> {
         let sigmoid = |x: f64| 1.0 / (1.0 + (-x).exp());
         Some(match self {
@@ -161,8 +161,8 @@ impl Lora {
         Self { adapter, rows, ranks, down, up }
     }
 
-    /// Up to three adapters. The rows are divided into one to three parts, and each adapter changes each part with a
-    /// probability of two thirds.
+    /// Returns up to three adapters. The rows are divided into one to three parts, and each adapter changes each part
+    /// with a probability of two thirds.
     fn all(random: &mut Random, k: usize, n: usize) -> Vec<Self> {
         let parts = random.pick(&[1, 2, 3]).min(n);
         let ends: Vec<usize> = (1..=parts).map(|part| n * part / parts).collect();
@@ -192,7 +192,7 @@ impl Lora {
         }
     }
 
-    /// The product for one column of the destination.
+    /// Returns the product for one column of the destination.
     fn product(&self, column: usize, numbers: &[f64]) -> LoraProduct {
         let mut product = LoraProduct { sum: 0.0, magnitude: 0.0 };
         if !self.rows.contains(&column) {
@@ -380,7 +380,7 @@ impl Projection {
         (0..m).map(of_row).collect()
     }
 
-    /// The destination. `None` if the processor does not have the kernels.
+    /// Returns the destination, or `None` if the processor does not have the kernels.
     fn compute(
         &self,
         variant: KernelVariant,

@@ -52,7 +52,7 @@ impl InputShape {
         }
     }
 
-    /// Number of layers, each of which reads separate values; 0 if all layers read the same ones.
+    /// Returns the number of layers that each read separate values, or 0 if all layers read the same ones.
     pub(super) fn layers(self) -> usize {
         if let Self::Layers { layers, .. } = self { layers } else { 0 }
     }

@@ -22,7 +22,8 @@ pub struct NodeTime {
     pub time: Duration,
 }
 
-/// The execution times of the nodes that a request has run. Empty unless the model was compiled with `PERF_COUNT`.
+/// Returns the execution times of the nodes that a request has run. The list is empty unless the model was compiled
+/// with `PERF_COUNT`.
 ///
 /// # Safety
 /// `request` must be a valid request that no thread runs.

@@ -40,7 +40,7 @@ pub(crate) fn c_path(path: &Path) -> Result<CString, Error> {
         .map_err(|_| Error::runtime("use a path", &format!("{path:?} contains a NUL byte")))
 }
 
-/// The property whose value `read` returns as a string.
+/// Returns the value of a property, which `read` stores as a C string.
 pub(super) fn property(read: impl FnOnce(*mut *mut c_char) -> Status) -> Result<String, Error> {
     let mut value: *mut c_char = ptr::null_mut();
     check(read(&raw mut value), "read a property")?;

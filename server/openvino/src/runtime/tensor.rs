@@ -113,7 +113,7 @@ impl Tensor {
         Ok(unsafe { std::slice::from_raw_parts_mut(data, bytes / size_of::<T>()) })
     }
 
-    /// The address of the elements, and their size in bytes.
+    /// Returns the address of the elements, and their total size in bytes.
     fn typed<T: Element>(&self) -> Result<(*mut T, usize), Error> {
         let element = self.element()?;
         if element != T::TYPE {

@@ -89,7 +89,7 @@ pub struct OpenVinoImageEncoder {
     run_pixels: usize,
 }
 
-/// Loads the image encoder of the model of `config`. `None` if it is not a vision-language model.
+/// Loads the image encoder of the model of `config`. Returns `None` if the model is not a vision-language model.
 ///
 /// # Errors
 /// A model is missing, invalid or not supported.
@@ -221,7 +221,7 @@ impl ImageEncoder for OpenVinoImageEncoder {
     }
 }
 
-/// The rows in the order in which the image tokens read them, with learned rows between them.
+/// Returns the rows in the order in which the image tokens read them, with learned rows between them.
 fn reordered(
     rows: &[f32],
     order: &[FeatureRow],

@@ -23,7 +23,7 @@ pub(crate) struct VisionFiles {
 }
 
 impl VisionFiles {
-    /// Finds the vision-language model in a directory. `None` if the directory has none.
+    /// Finds the vision-language model in a directory. Returns `None` if the directory has none.
     ///
     /// # Errors
     /// The family of the model is not supported, or a file is missing.

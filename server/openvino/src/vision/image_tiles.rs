@@ -19,8 +19,8 @@ pub(super) struct ImageTiles {
     pub(super) tiles_per_run: usize,
 }
 
-/// The tiles of images, whose pixels have the shape [tiles, channels, height, width]. `None` if there are no images, or
-/// if their tiles have no pixels or different sizes.
+/// Returns the tiles of images, whose pixels have the shape [tiles, channels, height, width], or `None` if there are no
+/// images, or if their tiles have no pixels or different sizes.
 pub(super) fn tiles_of(pixels: &[&Tensor<f32>], run_pixels: usize) -> Option<ImageTiles> {
     let size = tile_size(pixels.first()?)?;
     if pixels.iter().any(|image| tile_size(image) != Some(size)) {

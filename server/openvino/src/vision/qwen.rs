@@ -29,7 +29,7 @@ pub(super) enum MergerAttention {
 }
 
 impl QwenModels {
-    /// Number of values in a row of the output. `None` if it is not static.
+    /// Returns the number of values in a row of the output, or `None` if it is not static.
     pub(super) fn width(&self) -> Result<Option<usize>, Error> {
         Ok(self.merger.row_values()?.map(|width| width * (1 + self.deepstack_layers)))
     }
@@ -116,8 +116,8 @@ fn add_positions(
     Ok(())
 }
 
-/// Appends the corresponding row of each layer of `deepstack` [layers, rows, width] to each row of `features`. `None`
-/// if the sizes do not match.
+/// Appends the corresponding row of each layer of `deepstack` [layers, rows, width] to each row of `features`. Returns
+/// `None` if the sizes do not match.
 fn interleave(features: &[f32], deepstack: &[f32], width: usize, layers: usize) -> Option<Vec<f32>> {
     if deepstack.len() != features.len() * layers || !features.len().is_multiple_of(width) {
         return None;
@@ -167,7 +167,7 @@ struct WindowSlots {
 }
 
 impl WindowSlots {
-    /// `None` if the windows do not have `count` patches, or a window has none.
+    /// Assigns the patches to slots. Returns `None` if the windows do not have `count` patches, or a window has none.
     fn new(windows: &WindowLayout, count: usize) -> Option<Self> {
         let sizes = &windows.window_patches;
         let (num_windows, window_slots) = (sizes.len(), *sizes.iter().max()?);

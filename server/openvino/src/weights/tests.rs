@@ -29,8 +29,8 @@ fn values(matrix: &Matrix) -> Vec<f32> {
         .collect()
 }
 
-/// One group of each kind, most of which have difficult zero points: ordinary, all positive, all negative, constant,
-/// nearly constant, zero, with a negative scale.
+/// Returns one group of each kind: ordinary, all positive, all negative, constant, nearly constant, zero, and with a
+/// negative scale. Most of these groups have difficult zero points.
 fn affine(bits: u32) -> Affine {
     let scale = vec![0.01, 0.01, 0.01, 0.0, 1e-7, 0.0, -0.02];
     let min = vec![0.0733, -0.5, 0.4, 0.25, -3.0, 0.0, 0.011];

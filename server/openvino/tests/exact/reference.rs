@@ -81,7 +81,7 @@ impl Case {
         self.loaded_difference(config(self.path(), properties)).0
     }
 
-    /// The difference for a model with the same weights in three files.
+    /// Returns the difference for a model with the same weights in three files.
     pub(crate) fn difference_in_parts(&self, properties: &[(&str, &str)]) -> f64 {
         let directory = tempfile::tempdir().unwrap();
         let whole = GgufFile::open(self.path()).unwrap();
@@ -89,8 +89,8 @@ impl Case {
         self.loaded_difference(config(&first, properties)).0
     }
 
-    /// The differences of the first load, of a load from the cached compiled model, and of a load after that model was
-    /// removed. A load reads the file if the compiled model is not cached.
+    /// Returns the differences of the first load, of a load from the cached compiled model, and of a load after that
+    /// model was removed. A load reads the file if the compiled model is not cached.
     pub(crate) fn differences_cold_and_warm(
         &self,
         properties: &[(&str, &str)],

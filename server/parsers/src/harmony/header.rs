@@ -17,7 +17,7 @@ pub(crate) struct Header<'a> {
 
 impl<'a> Header<'a> {
     /// Parses a header, which begins with `<|start|>`, the text after it or `<|channel|>`, and ends before
-    /// `<|message|>`. `None` if it contains anything that is not allowed in a header.
+    /// `<|message|>`. Returns `None` if `text` contains anything that is not allowed in a header.
     pub(crate) fn read(text: &'a str) -> Option<Self> {
         let words = text.split([' ', '\t', '<']).filter(|word| !word.is_empty()).map(|word| {
             let marker =

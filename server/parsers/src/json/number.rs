@@ -14,7 +14,7 @@ pub(crate) enum Number {
 }
 
 impl Number {
-    /// The state after the first character of a number; `None` if no number begins with `letter`.
+    /// Returns the state after the first character of a number, or `None` if no number begins with `letter`.
     pub(crate) fn begin(letter: char) -> Option<Self> {
         match letter {
             '-' => Some(Self::Minus),
@@ -24,7 +24,7 @@ impl Number {
         }
     }
 
-    /// The state after one more character; `None` if the number cannot continue with it.
+    /// Returns the state after one more character, or `None` if the number cannot continue with it.
     pub(crate) fn next(self, letter: char) -> Option<Self> {
         match (self, letter) {
             (Self::Minus, '0') => Some(Self::Zero),

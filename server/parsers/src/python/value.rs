@@ -141,7 +141,7 @@ impl PythonValue {
         }
     }
 
-    /// The context of the string that `letter` would close; `None` if it does not close a string.
+    /// Returns the context of the string that `letter` would close, or `None` if it does not close a string.
     pub(crate) fn closing(&self, letter: char) -> Option<ClosingContext> {
         let State::Text { string, role } = &self.state else { return None };
         let closing = match (self.open.last(), role) {

@@ -79,7 +79,7 @@ impl DeepSeek {
         self.go(State::Head)
     }
 
-    /// The name of a call whose arguments are missing or `null`; `None` if the name is missing as well.
+    /// Returns the name of a call whose arguments are missing or `null`, or `None` if the name is missing as well.
     fn name_without_arguments(&self) -> Option<&str> {
         let is_older = self.head == FUNCTION;
         match self.name.as_str() {

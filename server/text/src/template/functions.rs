@@ -56,7 +56,7 @@ fn formatted(time: SystemTime, format: &str) -> Result<String, jiff::Error> {
     Ok(text)
 }
 
-/// The filter `tojson` as `transformers` defines it: `json.dumps` of Python, without escaping for HTML.
+/// Implements the filter `tojson` as `transformers` defines it: `json.dumps` of Python, without escaping for HTML.
 #[expect(clippy::needless_pass_by_value, reason = "the engine passes arguments by value")]
 pub(super) fn tojson(value: &Value, options: Kwargs) -> Result<String, Error> {
     let indent = match options.get::<Option<Value>>("indent")? {
@@ -113,14 +113,14 @@ fn indent(value: &Value) -> Result<String, Error> {
 /// If exceeded: 400, `invalid_value`.
 const WIDTH_MAX: usize = 4096;
 
-/// The filter `text | format(…)`.
+/// Implements the filter `text | format(…)`.
 #[expect(clippy::needless_pass_by_value, reason = "the engine passes arguments by value")]
 pub(super) fn printf(text: &str, arguments: Rest<Value>) -> Result<String, Error> {
     check_widths(text)?;
     formatting::format(FormatStyle::Printf, text, &arguments)
 }
 
-/// The filter `text | indent(…)`, with all parameters of the engine's filter.
+/// Implements the filter `text | indent(…)`, with all parameters of the engine's filter.
 pub(super) fn indented(
     text: StringInput<'_>,
     width: Option<usize>,
@@ -150,7 +150,7 @@ fn too_wide() -> Error {
     Error::new(ErrorKind::InvalidOperation, "a width must be a number of at most 4096")
 }
 
-/// The filter `join`, which writes values that are not strings as Python does.
+/// Implements the filter `join`, which writes values that are not strings as Python does.
 pub(super) fn join(value: &Value, separator: Option<&str>, attribute: Option<&str>) -> Result<String, Error> {
     if value.is_undefined() {
         return Ok(String::new());

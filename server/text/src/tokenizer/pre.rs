@@ -104,7 +104,7 @@ pub(super) fn named(name: &str) -> Option<PreTokenizer> {
 }
 
 impl PreTokenizer {
-    /// The normalization of text before it is split.
+    /// Returns the normalizer that is applied to text before it is split, if there is one.
     pub(super) fn normalizer(&self) -> Option<NormalizerWrapper> {
         self.nfc.then_some(NormalizerWrapper::NFC(NFC))
     }

@@ -20,7 +20,7 @@ constexpr size_t BLOCK_TOKENS = 32;
 // The number of blocks between two updates of the running maximum.
 constexpr size_t CHUNK_BLOCKS = 4;
 constexpr size_t CHUNK_KEYS = CHUNK_BLOCKS * BLOCK_TOKENS;
-// The number of pairs of bf16 in the softmax weights of one query for the keys of a chunk.
+// The number of bf16 pairs that contain the softmax weights of one query for the keys of a chunk.
 constexpr size_t CHUNK_PAIRS = CHUNK_KEYS / 2;
 // The largest number of blocks in a part. The sums of a query are computed separately for each part and then added in order.
 // Different threads can therefore compute the parts of a decode, and the same token in a prompt has the same sums.
@@ -60,7 +60,8 @@ struct Layer {
     size_t heads, kv_heads;
     // The key size is a multiple of 32, and the value size a multiple of 16.
     size_t key_size, value_size;
-    // The numbers of zeros with which the kernels pad each query and key, and each value, of a step's tensors.
+    // The number of zeros with which the kernels pad each query and key of a step's tensors, and the number with which
+    // they pad each value.
     size_t key_padding, value_padding;
     Precision precision;
     // The size of one head of a block in bytes.
@@ -97,8 +98,8 @@ static inline void set_cache_sizes(Layer& layer) {
     layer.value_bytes = BLOCK_TOKENS * (layer.value_size * number + scale);
 }
 
-// The reason why the kernels do not support a layer, or null if they do. The attributes of a graph are checked with this
-// function before any of them is used as a size or a divisor.
+// Returns the reason why the kernels do not support a layer, or null if they do. The attributes of a graph are checked
+// with this function before any of them is used as a size or a divisor.
 static inline const char* unsupported(const Layer& layer) {
     const auto is_within = [](size_t value, size_t multiple, size_t most) {
         return value > 0 && value <= most && value % multiple == 0;
@@ -120,7 +121,7 @@ static inline const char* unsupported(const Layer& layer) {
     return nullptr;
 }
 
-// The tokens of a sequence in a step, and its blocks.
+// The new tokens of a sequence in a step, and the blocks of the sequence.
 struct Sequence {
     // The index of the sequence's first new token in the step, and the number of its new tokens.
     size_t begin, count;
@@ -187,7 +188,7 @@ struct Kernels {
     void (*merge)(const Layer& layer, const WorkItem* items, size_t count, const StepTensors& tensors);
 };
 
-// The kernels for an instruction set, or null if they do not exist or this processor lacks the instruction set.
+// Returns the kernels for an instruction set, or null if they do not exist or this processor lacks the instruction set.
 const Kernels* attention_kernels(Isa isa);
 // For tests: the AMX kernels on the C++ model of the tiles, whose vector code is compiled for an instruction set. Null if they
 // are not compiled for this instruction set, or this processor lacks it.

@@ -36,8 +36,9 @@ struct Tile {
     // they are multiplied.
     float* unpacked;
     SelectionScratch selection;
-    // For decodes that report block scores, `[query][block of the part]`: the sum of the weights of a block relative to the
-    // running maximum at the time when they were computed, and this maximum. Otherwise, `block_masses` is null.
+    // For decodes that report block scores, `[query][block of the part]`: the sum of the weights of a block, relative
+    // to the running maximum at the time when the weights were computed, and that maximum. Otherwise, `block_masses` is
+    // null.
     float *block_masses, *block_maxima;
 };
 
@@ -66,8 +67,8 @@ constexpr Sums Tile::* SUMS[] = {&Tile::part, &Tile::before};
 // is an estimate from a prototype.
 constexpr size_t LARGE_TILE = PRODUCTS == Products::tiles ? 8 : 16;
 
-// The number of queries of a tile, if a sequence has enough new tokens. Larger tiles convert each block to tile registers less
-// often.
+// The number of queries of a tile, if a sequence has enough new tokens. With larger tiles, each block is converted to
+// the format of tile registers less often.
 constexpr size_t TILE_QUERIES = PRODUCTS == Products::tiles ? 128 : 96;
 
 // Calls `allocate` with the number of floats of each array of a tile.
@@ -180,8 +181,8 @@ struct BlockRef {
     const uint8_t* next;
 };
 
-// Empty hooks: `finish_query` is called after the softmax of each query, and `finish_chunk` after the values of a chunk. Only
-// `UnpackedBlocks` for tile registers defines its own.
+// Empty hooks: `finish_query` is called after the softmax of each query, and `finish_chunk` after the values of a chunk
+// have been accumulated. Only `UnpackedBlocks` for tile registers overrides these hooks.
 struct OutsideTileRegisters {
     static void finish_query(size_t) {}
     static void finish_chunk(const Layer&, const Tile&, size_t) {}
@@ -238,7 +239,7 @@ void round_queries(const Layer& layer, const Tile& tile) {
     }
 }
 
-// Small tiles read blocks in the format of the cache, and multiply in vectors.
+// Small tiles read blocks in the format of the cache, and multiply with vector instructions.
 template <typename T>
 struct CacheBlocks : Bf16Weights, OutsideTileRegisters {
     static void prepare(const Layer& layer, const Tile& tile) { round_queries(layer, tile); }

@@ -2,8 +2,8 @@
 //
 // Some queries of the tile are multiplied by all keys. The fraction of their attention mass that a chunk of keys
 // receives is the estimate for all queries (SampleAttention; Zhu et al., 2024). Chunks are selected by decreasing mass
-// until they cover the required fraction (XAttention; Xu et al., 2025). The first chunk and those of the tile itself
-// are always selected.
+// until they cover the required fraction (XAttention; Xu et al., 2025). The first chunk and the chunks of the tile
+// itself are always selected.
 #pragma once
 
 #include "products_f32.hpp"
@@ -29,8 +29,8 @@ inline Sample sample_of(size_t group, size_t queries) {
 }
 
 // Scratch memory of the selection: the queries of the sample `[query][key_size]` and their scores with the keys of a chunk
-// `[query][CHUNK_KEYS]`; the largest score of each query in each chunk, and the mass of the chunk relative to it,
-// `[query][chunk]`; the fraction of the mass that each chunk has; and the list of the selected chunks.
+// `[query][CHUNK_KEYS]`; the largest score of each query in each chunk, and the mass of the chunk relative to that
+// score, `[query][chunk]`; the fraction of the mass that each chunk has; and the list of the selected chunks.
 struct SelectionScratch {
     float *queries, *scores, *maxima, *masses, *fractions;
     uint32_t* chunks;
@@ -80,8 +80,9 @@ inline void compute_fractions(const SelectionScratch& scratch, size_t sampled, s
     }
 }
 
-// Selects the first chunk, the chunks starting at `own`, and then others by decreasing mass, until they cover the fraction
-// `attention_mass`. Lists them in the order of the chunks, and returns the length of the list.
+// Selects the first chunk, the chunks starting at `own`, and then further chunks by decreasing mass, until the selected
+// chunks cover the fraction `attention_mass`. Lists them in the order of the chunks, and returns the length of the
+// list.
 inline size_t select_chunks(const SelectionScratch& scratch, size_t chunks, size_t own, float attention_mass) {
     // The value that replaces the fraction of a selected chunk.
     constexpr float selected = -1;

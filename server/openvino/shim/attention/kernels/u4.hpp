@@ -51,8 +51,8 @@ inline f16* reference_key(size_t size, const U4Block& keys) {
 
 inline U4Block u4_values(size_t size, const uint8_t* block) { return {block, BLOCK_TOKENS / PackedValues::NUMBERS, size}; }
 
-// The size of the Hadamard matrix that is stored as a table of signs. An element is -1 if its row and column have an odd
-// number of bits in common.
+// The size of the Hadamard matrix that is stored as a table of signs. An element is -1 if the indices of its row and
+// column have an odd number of set bits in common.
 constexpr size_t SIGNS = 16;
 struct HadamardSigns {
     float at[SIGNS][SIGNS];
@@ -175,7 +175,7 @@ constexpr int32_t signed_integer(size_t index) {
     return low < 1 << (BITS - 1) ? low : low - (1 << BITS);
 }
 
-// Products in f32, of one number at a time.
+// Products of single numbers, computed in f32.
 struct FloatProducts {
     typedef float Left;
     static constexpr size_t TOGETHER = 1;
@@ -213,7 +213,7 @@ struct FloatProducts {
 
 #if defined(__AVX512BF16__)
 
-// Products in bf16, of pairs of numbers.
+// Products of pairs of numbers, computed in bf16.
 struct Bf16Products {
     typedef uint32_t Left;
     static constexpr size_t TOGETHER = 2;

@@ -194,8 +194,7 @@ inline TileConfig config_for(size_t m_tile) {
     return config;
 }
 
-// The number of vectors of quants that are loaded for a step. With each of them, a part of the next block is
-// prefetched.
+// The number of vectors of quants that are loaded for a step. With each load, a part of the next block is prefetched.
 template <size_t BITS>
 constexpr size_t LOADS_PER_STEP = N_BLOCK / LANES * K_STEP / (BITS == SIX_BITS ? 4 : 32 / stored_bits(BITS));
 
@@ -337,7 +336,7 @@ void multiply_as(const Matmul& matmul, const PackedSrc& src, const DstRange& ran
     const size_t steps = matmul.K / K_STEP, bytes = n_block_bytes(matmul);
     const size_t tiles = range.tile_end - range.tile_begin, steps_at_once = tiles <= FEW_TILES ? STEPS_FEW : STEPS_MANY;
     const bool is_whole = steps <= steps_at_once;
-    // The number of tiles for which the weights are dequantized once.
+    // The number of tiles that are multiplied each time the weights are dequantized.
     const size_t tiles_at_once = is_whole ? tiles : STORED_TILES;
     const size_t times = steps * ((tiles + tiles_at_once - 1) / tiles_at_once);
     for (size_t n_block = range.block_begin; n_block < range.block_end; ++n_block) {

@@ -253,8 +253,9 @@ inline void multiply_wide_group(const uint8_t* weights, const int8_t* quants, co
     }
 }
 
-// Computes the sums of a tile of `R` rows and a pair of vectors of a block of columns. With `IS_PART`, it continues these sums
-// with a part of K, and `src` begins at the first column of the part. Outliers are added after the last group.
+// Computes the sums of a tile of `R` rows and a pair of vectors of a block of columns. With `IS_PART`, the function
+// continues these sums with a part of K, and `src` begins at the first column of the part. Outliers are added after the
+// last group.
 template <size_t R, size_t TERMS, size_t BITS, size_t GROUP, bool IS_PART = false>
 inline void multiply_tile(const Matmul& matmul, const uint8_t* block, size_t pair, const SrcTile& src, Prefetch<3>& prefetch,
                           Floats (&total)[R][2], GroupRange part = {}) {

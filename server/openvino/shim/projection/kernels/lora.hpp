@@ -40,7 +40,8 @@ __attribute__((noinline)) void add_adapters(const Matmul& matmul, size_t block, 
         if (lora[r].adapter) add_up<1>(matmul, block, pair, lora + r, total + r);
 }
 
-// Multiplies `R` rows, each scaled by its factor, by `count` ranks of an adapter, as many at a time as the registers can sum.
+// Multiplies `R` rows, each scaled by its factor, by `count` ranks of an adapter, as many ranks at a time as have room
+// for their sums in the registers.
 template <size_t R, typename T>
 void lora_down_tile(const Matmul& matmul, const float* down, size_t count, const T* const* rows, const float* factors,
                     float* const* to) {

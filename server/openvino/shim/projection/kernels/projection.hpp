@@ -35,7 +35,7 @@ enum class Epilogue : int64_t {
     residual,
     // Multiplies x * sigmoid(x) of the first half of the columns by the second half: the destination has half as many columns.
     swiglu,
-    // The same with clamped elements, as in gpt-oss: x * sigmoid(alpha * x) of the first half, times the second half plus 1.
+    // SwiGLU with clamped elements, as in gpt-oss: x * sigmoid(alpha * x) of the first half, times 1 plus the second half.
     // Before that, the elements of the first half are clamped to at most the limit, and those of the second half to at most
     // the limit in magnitude.
     clamped_swiglu,
@@ -171,8 +171,8 @@ static constexpr size_t super_quants_at(size_t group) {
 // The largest sizes of a matrix.
 constexpr size_t K_MAX = 1 << 24, N_MAX = 1 << 28;
 
-// The reason why the kernels do not support a matrix, or null if they do. The attributes of a graph are checked with this
-// function before any of them is used as a size or a divisor.
+// Returns the reason why the kernels do not support a matrix, or null if they do. The attributes of a graph are checked
+// with this function before any of them is used as a size or a divisor.
 static inline const char* unsupported(const Matmul& matmul) {
     if (matmul.K == 0 || matmul.K > K_MAX || matmul.K % SRC_GROUP != 0) return "K must be a multiple of 32, up to 2^24";
     if (matmul.N == 0 || matmul.N > N_MAX) return "N must be from 1 to 2^28";
@@ -208,15 +208,15 @@ struct LoraDown {
 // The source in the format of the kernels that read it: tiles of `m_tile` rows, the last of which is padded.
 struct PackedSrc {
     size_t M, m_tile;
-    // The packed rows, `Kernels::src_bytes` bytes.
+    // The packed rows, which take `Kernels::src_bytes` bytes.
     uint8_t* data;
     // The products of adapters for each row, including the padding, or null if no row has an adapter.
     const LoraDown* lora;
 };
 
 // The columns of each tile in which one of its rows has an outlier, in ascending order. For each tile: the number of these
-// columns, memory for `outliers_per_row_max` columns for each row, and memory for the values of the rows in these columns. The
-// values are multiplied by the scale factor of the weights, and 0 where they are not outliers.
+// columns, memory for `outliers_per_row_max` columns for each row, and memory for the values of the rows in these
+// columns. Each value is multiplied by the scale factor of the weights, and is 0 where the row has no outlier.
 struct Outliers {
     uint32_t *counts, *columns;
     float* values;
@@ -259,8 +259,8 @@ struct DstRange {
     size_t next_block;
 };
 
-// The columns of the source from `begin` to `end`, which are multiplied by a block of the weights; and the block of which the
-// same thread will probably multiply this part next, for prefetching.
+// The columns of the source from `begin` to `end`, which are multiplied by a block of the weights; and the block by
+// which the same thread will probably multiply these columns next, for prefetching.
 struct KPart {
     size_t begin, end, block, next_block;
 };
@@ -300,7 +300,7 @@ struct Kernels {
     void (*lora_down)(const Matmul& matmul, FloatData src, const AdapterRows& rows, size_t first, size_t last);
 };
 
-// The kernels for an instruction set, or null if they do not exist or this processor lacks the instruction set.
+// Returns the kernels for an instruction set, or null if they do not exist or this processor lacks the instruction set.
 const Kernels* projection_kernels(Isa isa);
 // For tests: the AMX kernels on the C++ model of the tiles, whose vector code is compiled for an instruction set. Null if they
 // are not compiled for this instruction set, or this processor lacks it.

@@ -20,8 +20,8 @@ __attribute__((always_inline)) inline Words six_bit_four(const uint8_t* quants, 
     return (packed(0) >> 6 & 0x03030303) | (packed(1) >> 4 & 0x0c0c0c0c) | (packed(2) >> 2 & 0x30303030);
 }
 
-// The scales of columns from their super-scales and quantized scales. Their product is exact in f32, because they have 11 and 8
-// significant bits.
+// Returns the scales of columns: the products of their super-scales and quantized scales. These products are exact in
+// f32, because the factors have 11 and 8 significant bits.
 inline Floats super_scaled(const uint8_t* super_scales, const uint8_t* quantized) {
     return load((const f16*)super_scales) * load((const int8_t*)quantized);
 }

@@ -38,7 +38,7 @@ struct Yarn {
 }
 
 impl Yarn {
-    /// The factor of the frequency of a pair.
+    /// Returns the factor by which the frequency of a pair is multiplied.
     fn scale(&self, pair: usize) -> f64 {
         let slow = ((pair as f64 - self.first) / (self.last - self.first)).clamp(0.0, 1.0);
         slow / self.factor + 1.0 - slow
