@@ -14,6 +14,7 @@ use kube::api::{
 use kube::{Client, ResourceExt as _};
 use serde_json::{Value, json};
 
+use crate::client::objects_api;
 use crate::desired::DesiredState;
 use crate::gate::{GateChange, gate_changes};
 use crate::manifest::{Kind, Manifest, covers};
@@ -21,7 +22,7 @@ use crate::metrics::Metrics;
 use crate::names::{APPLIED, FIELD_MANAGER, ROUTABLE};
 use crate::observe::ObservedState;
 use crate::valid_deployment::ValidDeployment;
-use crate::watch::{Stores, objects_api};
+use crate::watch::Stores;
 
 mod replica_token;
 

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use http::{Request, Response};
 use kube::Client;
+use kube::api::{Api, ApiResource, DynamicObject};
 use kube::client::Body;
 use tokio::time::timeout;
 
@@ -38,6 +39,22 @@ async fn send(client: Client, request: Request<Body>) -> kube::Result<Response<B
     }
     let (head, body) = response.into_parts();
     Ok(Response::from_parts(head, Body::from(body.collect_bytes().await?)))
+}
+
+/// The API for the objects of a kind in a namespace, or in all namespaces.
+///
+/// All objects are received as [`DynamicObject`] and decoded afterwards: an object that cannot be decoded then does not
+/// end the watch of the others, and the code that decodes a type is compiled once, not for each format in which an
+/// event can contain it.
+pub(crate) fn objects_api(
+    client: &Client,
+    namespace: Option<&str>,
+    kind: &ApiResource,
+) -> Api<DynamicObject> {
+    match namespace {
+        Some(namespace) => Api::namespaced_with(client.clone(), namespace, kind),
+        None => Api::all_with(client.clone(), kind),
+    }
 }
 
 #[cfg(test)]

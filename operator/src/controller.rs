@@ -18,6 +18,7 @@ use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 use crate::apply::{Applier, ReplicaTokens};
+use crate::client::objects_api;
 use crate::desired::desired;
 use crate::metrics::Metrics;
 use crate::names::FIELD_MANAGER;
@@ -26,9 +27,7 @@ use crate::status::{RefusedResource, refused_status, status};
 use crate::trace::ReconcileSpan;
 use crate::upgrades::UpgradeLimiter;
 use crate::validate::{ValidationError, validate};
-use crate::watch::{
-    StoredDeployment, Stores, WatchScope, Watches, objects_api, record_failure, stored_deployment,
-};
+use crate::watch::{StoredDeployment, Stores, WatchScope, Watches, record_failure, stored_deployment};
 
 mod context;
 mod error;

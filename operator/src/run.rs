@@ -18,7 +18,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::admin::Admin;
 use crate::args::{Args, Command, RunArgs};
-use crate::client::with_request_timeout;
+use crate::client::{objects_api, with_request_timeout};
 use crate::controller::{self, Scope};
 use crate::leader::{self, Election};
 use crate::local;
@@ -26,7 +26,7 @@ use crate::metrics::Metrics;
 use crate::pod_reports::{NetworkClient, PodClient};
 use crate::upgrades::UpgradeLimiter;
 use crate::validate::{Defaults, PodUser};
-use crate::watch::{has_service_monitors, objects_api};
+use crate::watch::has_service_monitors;
 use process::signals::EndSignals;
 use process::trace::Tracer;
 

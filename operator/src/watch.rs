@@ -21,6 +21,7 @@ use serde::de::DeserializeOwned;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 
+use crate::client::objects_api;
 use crate::manifest::Kind;
 use crate::metrics::Metrics;
 use crate::names::{MANAGED_BY, OPERATOR};
@@ -133,22 +134,6 @@ impl Watches {
                 Some(_) = changes.recv() => {}
             }
         }
-    }
-}
-
-/// The API for the objects of a kind in a namespace, or in all namespaces.
-///
-/// All objects are received as [`DynamicObject`] and decoded afterwards: an object that cannot be decoded then does not
-/// end the watch of the others, and the code that decodes a type is compiled once, not for each format in which an
-/// event can contain it.
-pub(crate) fn objects_api(
-    client: &Client,
-    namespace: Option<&str>,
-    kind: &ApiResource,
-) -> Api<DynamicObject> {
-    match namespace {
-        Some(namespace) => Api::namespaced_with(client.clone(), namespace, kind),
-        None => Api::all_with(client.clone(), kind),
     }
 }
 

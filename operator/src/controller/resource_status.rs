@@ -9,10 +9,11 @@ use serde_json::json;
 
 use super::context::Context;
 use super::error::Error;
+use crate::client::objects_api;
 use crate::events::transitions;
 use crate::names::FIELD_MANAGER;
 use crate::status::is_same_except_times;
-use crate::watch::{StoredDeployment, objects_api};
+use crate::watch::StoredDeployment;
 
 impl Context {
     /// Returns the status that this controller wrote last or, if it has not written any, the status in `object`.
