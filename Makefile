@@ -35,7 +35,7 @@ build: fetch ## Build the server, the router and the operator into target/releas
 	@$(CARGO) build --release --locked --package server --package router --package operator
 
 .PHONY: run
-run: build ## Serve deploy/samples/smollm2.yaml on 127.0.0.1:8000. PORT, MODEL and REPLICAS override the defaults. ARGS are passed to the program.
+run: build ## Serve deploy/samples/smollm2.yaml on 127.0.0.1:8000. PORT, MODEL and REPLICAS override the defaults. ARGS are passed to ovfleet-operator local.
 	@name=$${MODEL%/}; name=$${name##*/}; name=$${name%.gguf}; name=$${name%-00001-of-*}; \
 	exec $(BIN)/ovfleet-operator local -f deploy/samples/smollm2.yaml --cache .deps/cache --port "$${PORT:-8000}" \
 	  --model "$${MODEL:-.deps/models/SmolLM2-135M-Instruct.Q4_1.gguf}" $${name:+--set "model.name='$$name'"} \

@@ -118,8 +118,9 @@ pub struct RunArgs {
     )]
     pub load_interval: Duration,
 
-    /// Maximum number of resources whose pods are replaced at the same time after an upgrade of the operator. Pods are
-    /// replaced if the new version has different default images or renders pods differently.
+    /// Maximum number of serving resources whose pods are replaced at the same time after an upgrade of the operator.
+    /// Pods are replaced if the new version has different default images or renders pods differently. A resource that
+    /// serves no requests is upgraded immediately and does not count.
     ///
     /// If exceeded: the other resources wait. A resource counts until its new pods are ready, so with 1, a failed
     /// upgrade of one resource blocks the upgrades of the others.

@@ -186,8 +186,8 @@ pub struct Args {
     /// not apply to a replica that is draining or that discovery no longer lists, because such a replica finishes its
     /// requests.
     ///
-    /// If exceeded: requests whose response has not begun are retried on another replica, if one still reports;
-    /// responses that have begun end with an error.
+    /// If exceeded: requests whose response has not begun are retried on another replica, if one still reports; a
+    /// response that has begun ends with an error once no data has arrived for this time.
     #[arg(
         long,
         value_name = "TIME",
@@ -241,9 +241,9 @@ pub struct Args {
     #[arg(long, value_name = "TIME", default_value = "10s", value_parser = duration, help_heading = "Queue")]
     pub replica_wait_timeout: Duration,
 
-    /// A file with the API keys that clients must send, one per line, each optionally followed by a name for the logs.
-    /// A # begins a comment. The file is reloaded when it changes. If the file contains no key, all requests are
-    /// rejected. Default: no key is required.
+    /// A file with the API keys that clients must send, one per line, each optionally followed by a space and a name
+    /// for the logs and for --key-isolation name. A # begins a comment. The file is reloaded when it changes. If the
+    /// file contains no key, all requests are rejected. Default: no key is required.
     #[arg(long, value_name = "PATH", help_heading = "Access")]
     pub api_keys: Option<PathBuf>,
 

@@ -249,7 +249,7 @@ async fn poll_models(dispatcher: &Arc<Dispatcher>, replica: &Arc<Replica>) -> an
 /// The header with the `store_id` of a replica that does not report its load.
 const STORE_ID: &str = "x-ovfleet-store-id";
 
-/// Requests the models of a replica, and the number of its store, which is 0 if it has none.
+/// Requests the models of a replica, and the ID of its store, which is 0 if it has none.
 async fn request_models(dispatcher: &Dispatcher, replica: &Replica) -> anyhow::Result<(Vec<Model>, u64)> {
     let mut connection = ReplicaConnection::connect(replica.discovered.http, CONNECT_TIMEOUT)
         .await

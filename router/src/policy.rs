@@ -35,8 +35,8 @@ pub enum Policy {
     PowerOfTwo,
     /// Picks the replicas in turn.
     RoundRobin,
-    /// Picks the same replica for the same session as long as the replica exists. Requests without a session are
-    /// handled as by [`Self::Kv`].
+    /// Picks the same replica for the same session as long as the set of eligible replicas does not change. Requests
+    /// without a session are handled as by [`Self::Kv`].
     Session(KvConfig),
 }
 

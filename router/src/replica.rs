@@ -41,7 +41,7 @@ pub struct Replica {
     pub answered: AtomicU64,
     /// The number of requests that the replica has failed to answer.
     pub failed: AtomicU64,
-    /// The number of the replica's store of responses and conversations, or 0 if the replica has no store or has not
+    /// The ID of the replica's store of responses and conversations, or 0 if the replica has no store or has not
     /// reported one.
     store_id: AtomicU64,
     status: Mutex<ReplicaStatus>,
@@ -137,7 +137,7 @@ impl Replica {
         self.is_listed.store(is_listed, Ordering::Release);
     }
 
-    /// Whether the replica has the store with this number.
+    /// Whether the replica has the store with this ID.
     pub(crate) fn has_store(&self, store_id: u64) -> bool {
         store_id != 0 && self.store_id.load(Ordering::Relaxed) == store_id
     }
@@ -228,7 +228,7 @@ impl Replica {
         Some(ReportChanges { is_new_process: outcome == ReportOutcome::NewEpoch, affects_routing })
     }
 
-    /// Applies the list of models of a replica that does not report its load, and the number of its store. Returns
+    /// Applies the list of models of a replica that does not report its load, and the ID of its store. Returns
     /// whether the models differ from the previous ones.
     pub(crate) fn observe_models(&self, mut models: Vec<String>, store_id: u64) -> bool {
         self.store_id.store(store_id, Ordering::Relaxed);

@@ -95,7 +95,7 @@ impl Replicas {
         self.served_models.load().get(model).cloned()
     }
 
-    /// The replica whose store has this number.
+    /// The replica whose store has this ID.
     pub fn by_store(&self, store_id: u64) -> Option<Arc<Replica>> {
         let all = self.all.load();
         all.iter().find(|replica| replica.is_listed() && replica.has_store(store_id)).cloned()
@@ -180,7 +180,7 @@ impl Replicas {
         Some(changes)
     }
 
-    /// Applies the list of models of a replica that does not report its load, and the number of its store.
+    /// Applies the list of models of a replica that does not report its load, and the ID of its store.
     pub fn observe_models(&self, replica: &Replica, models: Vec<String>, store_id: u64) {
         if replica.observe_models(models, store_id) {
             self.update_models();

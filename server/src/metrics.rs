@@ -173,13 +173,13 @@ impl Metrics {
             wake_time: metrics.request_seconds("wake_time", "Duration of a successful wake-up"),
             draft_time: metrics.seconds(
                 "draft_time",
-                "Time that an engine step spends running the draft model, for steps that run it",
+                "Time that an engine step spends on the draft model, for steps with draft tokens",
                 short(),
             ),
             structured_output_wait: metrics.seconds(
                 "structured_output_wait",
-                "Time that an engine step with structured outputs waits for their allowed tokens after it \
-                 has run the model",
+                "Time that an engine step with structured outputs, after running the model, waits for the sets \
+                 of allowed tokens to be computed",
                 short(),
             ),
             batch_tokens: metrics.add("batch_tokens", "Tokens in an engine step", size()),

@@ -37,8 +37,8 @@ impl Tenant {
         })
     }
 
-    /// Parses the format of [`fmt::Display`]. Returns `None` for anything else, for the default tenant, and for
-    /// [`Self::NOBODY`], whose objects no request may access.
+    /// Parses the format of [`fmt::Display`], with digits of either case. Returns `None` for anything else, for the
+    /// default tenant, and for [`Self::NOBODY`], whose objects no request may access.
     pub(crate) fn parse(text: &str) -> Option<Self> {
         let is_hex = text.len() == DIGITS && text.bytes().all(|byte| byte.is_ascii_hexdigit());
         let number = is_hex.then(|| u128::from_str_radix(text, 16).ok())??;

@@ -21,13 +21,14 @@ import engines
 import plot
 from cases import CASES, DELAYS, Case, Delay, measure, medians, scenario
 
-# The kinds of model files and settings that our engine runs, with their titles. The last one is not the default.
+# The combinations of model file and settings that are measured with our engine, with their titles. The last combination has
+# a setting that is not the server's default.
 TITLES = {
     "ir": "Both on the same IR",
     "gguf": "ovfleet on the GGUF file, the peer on the IR to which it converts the file",
     "gguf-int8": "The same with `--activation-precision int8`, which is not the default",
 }
-# The titles of the same kinds in the picture.
+# The titles of the same combinations in the picture.
 SHORT_TITLES = {"ir": "same IR", "gguf": "GGUF file, default", "gguf-int8": "GGUF file, --activation-precision int8"}
 # The target ratio with `--activation-precision int8`, for any number of requests.
 INT8_WANTED = 1.8
@@ -179,7 +180,7 @@ def tables(bench: Bench, measured: dict[str, list[dict]]) -> tuple[str, bool]:
     lines += [f"- {name}: {json.dumps(config)}" for name, config in sorted(bench.configs.items())]
     all_good = True
     for form in args.forms:
-        lines += ["", f"**{TITLES[form]}** (pairs: ovfleet / openvino_genai)", "", HEAD]
+        lines += ["", f"**{TITLES[form]}** (values separated by a slash: ovfleet / openvino_genai)", "", HEAD]
         for case in CASES:
             if case.name in measured:
                 row, good = row_of(case, form, measured[case.name])

@@ -279,7 +279,10 @@ def text_of(bench: Bench, measured: dict[str, list[dict]]) -> tuple[str, bool]:
     """Returns the text of the section, and whether all ratios meet their targets."""
     rounds = min(map(len, measured.values()))
     lines = [f"{datetime.date.today()}; {engines.versions()}.", f"Machine: {engines.machine()}.", ""]
-    lines += [f"{bench.setup.model.name}, medians of {rounds} rounds; pairs: ovfleet / openvino_genai"]
+    lines += [
+        f"Model: {bench.setup.model.name}. Speeds and times are medians of {rounds} rounds; values separated by a slash are "
+        "those of ovfleet and openvino_genai."
+    ]
     lines += [f"- {name}: {json.dumps(config)}" for name, config in sorted(bench.configs.items())]
     lines += ["", HEAD]
     all_good = True
@@ -298,7 +301,7 @@ def text_of(bench: Bench, measured: dict[str, list[dict]]) -> tuple[str, bool]:
     encode = {case: [each["ovfleet"]["encode_seconds"] for each in rounds] for case, rounds in measured.items()}
     titles = {"c1": "1 at a time", "c8": "8 concurrent", "turns": "conversations"}
     times = ", ".join(f"{statistics.median(each):.1f} s ({titles[case]})" for case, each in encode.items())
-    lines.append(f"- ovfleet's encoder, for an image: {times}")
+    lines.append(f"- time of ovfleet's encoder per image: {times}")
     return "\n".join(lines), all_good
 
 

@@ -232,8 +232,9 @@ def table(args: argparse.Namespace, benches: list[Bench]) -> str:
     """Returns the text to print."""
     lines = [f"{datetime.date.today()}; {engines.versions()}.", f"Machine: {engines.machine()}.", ""]
     lines.append(
-        f"{PROMPT_TOKENS} prompt tokens, {OUTPUT_TOKENS} output tokens, {args.kv_cache_gib} GiB of KV cache; medians of "
-        f"{args.rounds} rounds; in parentheses: multiples of the file's size; pairs: {OURS} / {PEER}, **ratio**"
+        f"Each request has {PROMPT_TOKENS} prompt tokens and {OUTPUT_TOKENS} output tokens, and the KV cache has "
+        f"{args.kv_cache_gib} GiB. Numbers are medians of {args.rounds} rounds. Multiples of the file's size are in parentheses. "
+        f"Values separated by a slash are those of {OURS} and {PEER}; their ratio is in bold."
     )
     columns = [bench.column() for bench in benches]
     lines += ["", "| | " + " | ".join(bench.path.stem for bench in benches) + " |", "|---" * (len(benches) + 1) + "|"]

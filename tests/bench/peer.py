@@ -22,7 +22,7 @@ import openvino as ov
 FORMAT = {
     "warmup": {"prompt", "max_tokens", "ignore_eos", "logprobs", "arrival"},
     "generate": {"kind", "warmup", "requests"},
-    "score": {"kind", "windows", "logits"},
+    "score": {"kind", "sequences", "logits"},
 }
 # openvino_genai accepts the size of its cache only in whole GiB.
 GIB = 1 << 30
@@ -182,7 +182,7 @@ def finish(requests: list[dict], state: list[dict], logprobs: list[list[float]])
 
 
 class Scorer:
-    """Runs the IR with paged attention without the pipeline, and computes all logits of one window at a time."""
+    """Runs the IR with paged attention without the pipeline, and computes all logits of one sequence at a time."""
 
     def __init__(self, args: argparse.Namespace):
         from openvino._offline_transformations import paged_attention_transformation
@@ -211,47 +211,47 @@ class Scorer:
             shape = [blocks] + [int(size.get_length()) for size in list(port.partial_shape)[1:]]
             self.request.set_tensor(name, ov.Tensor(port.element_type, ov.Shape(shape)))
 
-    def logits(self, window: list[int]) -> np.ndarray:
-        """Returns the logits `[tokens, vocabulary]` of a window."""
-        blocks = -(-len(window) // self.block)
+    def logits(self, sequence: list[int]) -> np.ndarray:
+        """Returns the logits `[tokens, vocabulary]` of a sequence."""
+        blocks = -(-len(sequence) // self.block)
         self.allocate(blocks)
         integers = {
             "past_lens": [0],
-            "subsequence_begins": [0, len(window)],
+            "subsequence_begins": [0, len(sequence)],
             "block_indices": list(range(blocks)),
             "block_indices_begins": [0, blocks],
         }
         for name, values in integers.items():
             self.request.set_tensor(name, ov.Tensor(np.asarray(values, dtype=np.int32)))
-        self.request.set_tensor("max_context_len", ov.Tensor(np.asarray(len(window), dtype=np.int32)))
-        self.request.set_tensor("input_ids", ov.Tensor(np.asarray(window, dtype=np.int64)))
-        self.request.set_tensor("position_ids", ov.Tensor(np.arange(len(window), dtype=np.int64)))
+        self.request.set_tensor("max_context_len", ov.Tensor(np.asarray(len(sequence), dtype=np.int32)))
+        self.request.set_tensor("input_ids", ov.Tensor(np.asarray(sequence, dtype=np.int64)))
+        self.request.set_tensor("position_ids", ov.Tensor(np.arange(len(sequence), dtype=np.int64)))
         self.request.infer()
         out = self.request.get_tensor("logits").data
-        return out.reshape(len(window), out.shape[-1]).astype(np.float32)
+        return out.reshape(len(sequence), out.shape[-1]).astype(np.float32)
 
     def score(self, scenario: dict, directory: pathlib.Path) -> dict:
-        """Scores all windows, and writes the requested rows of logits."""
+        """Scores all sequences, and writes the requested rows of logits."""
         wanted = scenario.get("logits")
         rows = {} if wanted is None else {tuple(row): None for row in wanted["rows"]}
         scores = []
-        for index, window in enumerate(scenario["windows"]):
-            logits = self.logits(window)
+        for index, sequence in enumerate(scenario["sequences"]):
+            logits = self.logits(sequence)
             for at, position in rows:
                 if at == index:
                     rows[at, position] = logits[position].copy()
-            scores.append(chosen_logprobs(logits, window))
+            scores.append(chosen_logprobs(logits, sequence))
         if wanted is not None:
             np.stack([rows[tuple(row)] for row in wanted["rows"]]).astype("<f4").tofile(directory / wanted["file"])
-        return {"vocabulary": int(logits.shape[-1]), "windows": scores}
+        return {"vocabulary": int(logits.shape[-1]), "sequences": scores}
 
 
-def chosen_logprobs(logits: np.ndarray, window: list[int]) -> list[float]:
-    """Returns the log probability of each token of the window except the first."""
+def chosen_logprobs(logits: np.ndarray, sequence: list[int]) -> list[float]:
+    """Returns the log probability of each token of the sequence except the first."""
     logits = logits[:-1]
     top = logits.max(axis=-1)
     sums = np.exp(logits - top[:, None]).sum(axis=-1, dtype=np.float64)
-    chosen = logits[np.arange(len(logits)), np.asarray(window[1:])]
+    chosen = logits[np.arange(len(logits)), np.asarray(sequence[1:])]
     return (chosen.astype(np.float64) - top - np.log(sums)).tolist()
 
 

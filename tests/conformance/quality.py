@@ -22,13 +22,13 @@ WINDOW = 384
 SHARES = (0.99, 0.95, 0.9)
 # The maximum relative difference between our perplexity and that of the reference.
 PERPLEXITY_SHARE_MAX = 0.01
-RANDOM_WINDOWS, RANDOM_TOKENS = 2, 200
+RANDOM_SEQUENCES, RANDOM_TOKENS = 2, 200
 # The maximum noise of the default configuration, as a multiple of that of bf16 inference.
 NOISE_RATIO_MAX = 1.1
 # All logits of every fourth position are compared, because those of all positions would need a gigabyte for each setup.
 NOISE_STRIDE = 4
-# The number of windows that the reference computes at a time.
-REFERENCE_WINDOWS = 4
+# The number of sequences that the reference computes at a time.
+REFERENCE_SEQUENCES = 4
 # With the first property, the plugin computes the projections, without rounding activations to 8 bits; with the others,
 # it computes the attention.
 PLUGIN_PROJECTIONS = ("DYNAMIC_QUANTIZATION_GROUP_SIZE=0",)
@@ -63,25 +63,25 @@ def reference_perplexity(model: pathlib.Path, work: list[list[int]]) -> float:
 def scored(model: pathlib.Path, ir: pathlib.Path) -> tuple[list[list[int]], dict, float]:
     """Returns the windows, the scenario that scores them, and their perplexity according to the reference."""
     work = windows(ir)
-    return work, {"kind": "score", "windows": work}, reference_perplexity(model, work)
+    return work, {"kind": "score", "sequences": work}, reference_perplexity(model, work)
 
 
 def cost(engine: pathlib.Path, setup: engines.Setup, ir: pathlib.Path, directory: pathlib.Path) -> Check:
     """Reports the perplexity with a setting that reduces accuracy, without a tolerance."""
     _, scenario, wanted = scored(setup.model, ir)
-    ours = reference.perplexity(engines.run_engine(engine, setup, scenario, directory)["windows"])
+    ours = reference.perplexity(engines.run_engine(engine, setup, scenario, directory)["sequences"])
     name = f"perplexity, {setup.inference_precision} with {setup.kv_cache_precision} KV, not a default"
     return Check(name, True, f"ours {ours:.3f} ({ours / wanted - 1:+.2%})")
 
 
 def long_costs(engine: pathlib.Path, setup: engines.Setup, ir: pathlib.Path, directory: pathlib.Path) -> Iterator[Check]:
-    """Reports the cost of sparse attention for long prompts, without a tolerance. All of corpus.txt is one window."""
+    """Reports the cost of sparse attention for long prompts, without a tolerance. All of corpus.txt is one sequence."""
     work = [[token for window in windows(ir) for token in window]]
-    scenario = {"kind": "score", "windows": work}
-    exact = reference.perplexity(engines.run_engine(engine, setup, scenario, directory)["windows"])
+    scenario = {"kind": "score", "sequences": work}
+    exact = reference.perplexity(engines.run_engine(engine, setup, scenario, directory)["sequences"])
     for share in SHARES:
         sparse = setup.with_model(setup.model, sparse_attention=share)
-        ours = reference.perplexity(engines.run_engine(engine, sparse, scenario, directory)["windows"])
+        ours = reference.perplexity(engines.run_engine(engine, sparse, scenario, directory)["sequences"])
         name = f"perplexity, {len(work[0])} tokens at once, --sparse-attention {share}, not a default"
         yield Check(name, True, f"{ours:.3f} ({ours / exact - 1:+.2%}), with all of the cache {exact:.3f}")
 
@@ -91,10 +91,10 @@ def perplexities(
 ) -> Iterator[Check]:
     """Compares our perplexity in each of the setups with the peer's in the first setup and with the reference's."""
     work, scenario, wanted = scored(setups[0].model, ir)
-    peer = reference.perplexity(engines.run_peer(setups[0].with_model(ir), scenario, directory)["windows"])
-    tokens = sum(len(window) for window in work)
+    peer = reference.perplexity(engines.run_peer(setups[0].with_model(ir), scenario, directory)["sequences"])
+    tokens = sum(len(sequence) for sequence in work)
     for setup in setups:
-        ours = reference.perplexity(engines.run_engine(engine, setup, scenario, directory)["windows"])
+        ours = reference.perplexity(engines.run_engine(engine, setup, scenario, directory)["sequences"])
         share = ours / wanted - 1
         detail = (
             f"ours {ours:.3f} ({share:+.2%}), dequantized model {wanted:.3f}, openvino_genai's IR {peer:.3f} "
@@ -104,7 +104,7 @@ def perplexities(
         yield Check(name, abs(share) <= PERPLEXITY_SHARE_MAX, detail)
     # Compare the peer's kernels, which round activations to 8 bits, with the native kernels on the same graph.
     setup = setups[0].with_model(ir)
-    ours = reference.perplexity(engines.run_engine(engine, setup, scenario, directory)["windows"])
+    ours = reference.perplexity(engines.run_engine(engine, setup, scenario, directory)["sequences"])
     name = f"perplexity, {setup.inference_precision} with {setup.kv_cache_precision} KV, the IR"
     share = ours / peer - 1
     detail = f"ours {ours:.3f} ({share:+.2%}), openvino_genai's {peer:.3f}; at most {PERPLEXITY_SHARE_MAX:+.0%}"
@@ -131,7 +131,7 @@ class Noise:
 class Scored:
     """The results of a setup: the log probability of each token, and the logits of the whole vocabulary at some positions."""
 
-    windows: list
+    sequences: list
     logits: np.ndarray
 
     @staticmethod
@@ -140,16 +140,16 @@ class Scored:
         path = directory / "logits.f32"
         logits = np.fromfile(path, dtype="<f4").reshape(-1, result["vocabulary"])
         path.unlink()
-        return Scored(result["windows"], logits)
+        return Scored(result["sequences"], logits)
 
     @staticmethod
     def compute(model: reference.Reference, scenario: dict) -> Scored:
         """Computes the results of the scenario with a reference model."""
-        work, scores, selected = scenario["windows"], [], []
-        for start in range(0, len(work), REFERENCE_WINDOWS):
-            group = work[start : start + REFERENCE_WINDOWS]
-            for index, (window, logits) in enumerate(zip(group, model.logits(group)), start):
-                scores.append(reference.log_softmax(logits[:-1])[np.arange(len(window) - 1), window[1:]])
+        work, scores, selected = scenario["sequences"], [], []
+        for start in range(0, len(work), REFERENCE_SEQUENCES):
+            group = work[start : start + REFERENCE_SEQUENCES]
+            for index, (sequence, logits) in enumerate(zip(group, model.logits(group)), start):
+                scores.append(reference.log_softmax(logits[:-1])[np.arange(len(sequence) - 1), sequence[1:]])
                 selected.append(logits[[position for row, position in scenario["logits"]["rows"] if row == index]])
         return Scored(scores, np.concatenate(selected))
 
@@ -160,9 +160,9 @@ class Scored:
             kl += float(np.sum(np.exp(p) * (p - q)))
             same += int(p.argmax() == q.argmax())
         count = len(wanted.logits)
-        differences = np.concatenate(self.windows) - np.concatenate(wanted.windows)
+        differences = np.concatenate(self.sequences) - np.concatenate(wanted.sequences)
         rms = float(np.sqrt(np.mean(differences**2)))
-        return Noise(kl / count, same / count, rms, reference.perplexity(self.windows))
+        return Noise(kl / count, same / count, rms, reference.perplexity(self.sequences))
 
 
 def noises(engine: pathlib.Path, served: engines.Setup, ir: pathlib.Path, directory: pathlib.Path) -> Iterator[Check]:
@@ -170,9 +170,9 @@ def noises(engine: pathlib.Path, served: engines.Setup, ir: pathlib.Path, direct
     peer. Each is compared with the plugin in f32 with an f32 cache, on the same model."""
     work = windows(ir)
     rows = [
-        [index, position] for index, window in enumerate(work) for position in range(0, len(window), NOISE_STRIDE)
+        [index, position] for index, sequence in enumerate(work) for position in range(0, len(sequence), NOISE_STRIDE)
     ]
-    scenario = {"kind": "score", "windows": work, "logits": {"file": "logits.f32", "rows": rows}}
+    scenario = {"kind": "score", "sequences": work, "logits": {"file": "logits.f32", "rows": rows}}
 
     def peers(setup: engines.Setup) -> Scored:
         return Scored.read(engines.run_peer(setup.with_model(ir), scenario, directory), directory)
@@ -241,15 +241,15 @@ def random_noises(engine: pathlib.Path, served: engines.Setup, directory: pathli
 
 
 def random_scenario() -> dict:
-    """Returns the scenario that scores the random windows and records all of their logits."""
-    rows = [[window, position] for window in range(RANDOM_WINDOWS) for position in range(RANDOM_TOKENS)]
-    return {"kind": "score", "windows": random_windows(), "logits": {"file": "logits.f32", "rows": rows}}
+    """Returns the scenario that scores the random sequences and records all of their logits."""
+    rows = [[sequence, position] for sequence in range(RANDOM_SEQUENCES) for position in range(RANDOM_TOKENS)]
+    return {"kind": "score", "sequences": random_sequences(), "logits": {"file": "logits.f32", "rows": rows}}
 
 
-def random_windows() -> list[list[int]]:
-    """Returns random tokens, in windows longer than the sliding windows of gemma3 and of phi3's variant `window`."""
+def random_sequences() -> list[list[int]]:
+    """Returns random tokens, in sequences longer than the sliding windows of gemma3 and of phi3's variant `window`."""
     rng = np.random.default_rng(8)
-    return rng.integers(3, make_random.VOCABULARY, (RANDOM_WINDOWS, RANDOM_TOKENS)).tolist()
+    return rng.integers(3, make_random.VOCABULARY, (RANDOM_SEQUENCES, RANDOM_TOKENS)).tolist()
 
 
 def random_files(engine: pathlib.Path, setup: engines.Setup, directory: pathlib.Path) -> Iterator[Check]:
@@ -262,7 +262,7 @@ def random_files(engine: pathlib.Path, setup: engines.Setup, directory: pathlib.
 
 def random_file(engine: pathlib.Path, setup: engines.Setup, directory: pathlib.Path) -> Check:
     """Compares one random file."""
-    work, scenario = random_windows(), random_scenario()
+    work, scenario = random_sequences(), random_scenario()
     name = f"logits of {setup.model.stem}"
     wanted = np.concatenate(reference.Reference(str(setup.model)).logits(work))
     try:
@@ -273,10 +273,10 @@ def random_file(engine: pathlib.Path, setup: engines.Setup, directory: pathlib.P
     difference = np.abs(got - wanted) / wanted.std()
     worst, mean = float(difference.max()), float(np.sqrt(np.mean(difference**2)))
     most = LOGITS_SHARE_MAX
-    ours = reference.perplexity(result["windows"])
+    ours = reference.perplexity(result["sequences"])
     scores = [
-        reference.log_softmax(logits[:-1])[np.arange(RANDOM_TOKENS - 1), window[1:]]
-        for logits, window in zip(np.split(wanted, RANDOM_WINDOWS), work, strict=True)
+        reference.log_softmax(logits[:-1])[np.arange(RANDOM_TOKENS - 1), sequence[1:]]
+        for logits, sequence in zip(np.split(wanted, RANDOM_SEQUENCES), work, strict=True)
     ]
     theirs = reference.perplexity(scores)
     detail = (

@@ -195,7 +195,8 @@ class Reference:
         return self.shape.architecture == "phi3"
 
     def attend(self, q: np.ndarray, k: np.ndarray, v: np.ndarray, local: bool) -> np.ndarray:
-        """Computes the causal attention of one window: `[tokens, heads, head]` to `[tokens, heads * head]`."""
+        """Computes the causal attention within one sequence: `[tokens, heads, head]` to `[tokens, heads * head]`. With
+        `local`, each token attends only to the tokens of its sliding window."""
         shape, tokens = self.shape, len(q)
         groups = shape.heads // shape.kv_heads
         q, k, v = self.factor(q), self.factor(k), self.factor(v)
@@ -211,7 +212,7 @@ class Reference:
         return (self.factor(scores) @ v.transpose(1, 0, 2)[:, None]).transpose(2, 0, 1, 3).reshape(tokens, -1)
 
     def attention(self, x: np.ndarray, layer: int, spans: list[slice]) -> np.ndarray:
-        """Computes the attention of a layer over the windows, which are consecutive in `x`."""
+        """Computes the attention of a layer within each sequence; the sequences are consecutive in `x`."""
         shape, name = self.shape, f"blk.{layer}"
         sizes = shape.heads * shape.head, shape.kv_heads * shape.head
         if f"{name}.attn_qkv.weight" in self.tensors:
@@ -241,12 +242,12 @@ class Reference:
         activation = gelu_tanh if self.shape.architecture == "gemma3" else silu
         return self.linear(activation(gate) * up, f"{name}.ffn_down")
 
-    def hidden(self, windows: list[list[int]]) -> tuple[np.ndarray, list[slice]]:
-        """Returns the last hidden states of all windows, concatenated, and the range of each window."""
+    def hidden(self, sequences: list[list[int]]) -> tuple[np.ndarray, list[slice]]:
+        """Returns the last hidden states of all sequences, concatenated, and the range of each sequence."""
         shape, eps = self.shape, self.shape.eps
-        ends = np.cumsum([len(window) for window in windows])
-        spans = [slice(int(end) - len(window), int(end)) for end, window in zip(ends, windows)]
-        x = self.weight("token_embd.weight")[np.concatenate([np.asarray(window) for window in windows])]
+        ends = np.cumsum([len(sequence) for sequence in sequences])
+        spans = [slice(int(end) - len(sequence), int(end)) for end, sequence in zip(ends, sequences)]
+        x = self.weight("token_embd.weight")[np.concatenate([np.asarray(sequence) for sequence in sequences])]
         sandwich = shape.architecture == "gemma3"
         if sandwich:
             x = x * np.float32(math.sqrt(shape.hidden))
@@ -262,9 +263,9 @@ class Reference:
             x = x + out
         return rms(x, self.weight("output_norm.weight"), eps), spans
 
-    def logits(self, windows: list[list[int]]) -> list[np.ndarray]:
-        """Returns the logits `[tokens, vocabulary]` of each window."""
-        x, spans = self.hidden(windows)
+    def logits(self, sequences: list[list[int]]) -> list[np.ndarray]:
+        """Returns the logits `[tokens, vocabulary]` of each sequence."""
+        x, spans = self.hidden(sequences)
         head = "output" if "output.weight" in self.tensors else "token_embd"
         out = [self.linear(x[span], head) for span in spans]
         unused = self.tensors.keys() - self.used
@@ -272,14 +273,14 @@ class Reference:
             raise Unsupported(f"tensors {sorted(unused)[:4]}")
         return out
 
-    def score(self, windows: list[list[int]], together: int = 4) -> list[np.ndarray]:
-        """Returns the log probability of each token of each window except the first one, given the tokens before it."""
+    def score(self, sequences: list[list[int]], together: int = 4) -> list[np.ndarray]:
+        """Returns the log probability of each token of each sequence except the first one, given the tokens before it."""
         scores = []
-        for start in range(0, len(windows), together):
-            group = windows[start : start + together]
-            for window, logits in zip(group, self.logits(group)):
+        for start in range(0, len(sequences), together):
+            group = sequences[start : start + together]
+            for sequence, logits in zip(group, self.logits(group)):
                 rows = log_softmax(logits[:-1])
-                scores.append(rows[np.arange(len(rows)), np.asarray(window[1:])])
+                scores.append(rows[np.arange(len(rows)), np.asarray(sequence[1:])])
         return scores
 
 

@@ -1,8 +1,8 @@
 //! The resource `LLMDeployment`, which describes a model, its replicas and the routers in front of them.
 //!
 //! The schema is generated from the types, their documentation, defaults and rules: all defaults and rules that the
-//! API server applies are defined here. This crate contains data only. It has no client and no behavior; the operator
-//! decides which objects it creates for a resource.
+//! API server applies are defined here. This crate has no client and no reconcile logic; the operator decides which
+//! objects it creates for a resource.
 
 mod engine;
 mod flags;

@@ -44,7 +44,7 @@ use crate::{
         name = "KV %",
         type_ = "integer",
         json_path = ".status.kvCachePercent",
-        description = "Percentage of the KV cache blocks that running requests use, across all replicas."
+        description = "Percentage of the KV cache blocks that running requests use or that are being restored from disk, across all replicas."
     ),
     printcolumn(name = "Phase", type_ = "string", json_path = ".status.phase"),
     printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp"),
@@ -95,8 +95,9 @@ pub struct LlmDeploymentSpec {
     /// Policy for restarting replicas and routers after an upgrade of the operator. The new version may have different
     /// default images or render pods differently. `Auto`: the operator upgrades a limited number of resources at the
     /// same time (1 by default). A resource whose upgrade fails still counts, so it can block the upgrades of other
-    /// resources. `Manual`: the pods are restarted when the annotation `ovfleet.dev/upgrade` has the value of
-    /// `status.release.available`. A change to this resource that restarts pods also performs the upgrade.
+    /// resources. `Manual`: in addition, the upgrade of a resource does not start until the annotation
+    /// `ovfleet.dev/upgrade` has the value of `status.release.available`. A change to this resource that restarts pods
+    /// also performs the upgrade.
     #[serde(default)]
     pub upgrade_policy: UpgradePolicy,
 

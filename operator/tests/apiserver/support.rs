@@ -146,7 +146,8 @@ impl Stage {
         }
     }
 
-    /// Returns all objects that an LLMDeployment owns, as kind and name.
+    /// Returns the objects in the namespace that any LLMDeployment owns, except Secrets and ServiceMonitors, each as
+    /// `KIND NAME`, such as `deployments chat`.
     pub(crate) async fn owned(&self) -> Vec<String> {
         let mut found = Vec::new();
         for kind in Kind::BUILT_IN {

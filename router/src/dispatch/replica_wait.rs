@@ -46,7 +46,7 @@ impl Dispatcher {
         }
     }
 
-    /// Waits until a replica reports that it has the store with this number. Returns `None` once every replica has
+    /// Waits until a replica reports that it has the store with this ID. Returns `None` once every replica has
     /// reported its store and none has this one.
     ///
     /// # Errors

@@ -1,7 +1,6 @@
 //! Requests that refer to objects stored by a replica: responses, conversations and items. The ID of an object (a
-//! prefix such as `resp_` and 48 hexadecimal digits) contains the number of its store in the first 16 digits, and
-//! replicas report the numbers of their stores. Routers therefore store no state about objects, and any router can find
-//! any object.
+//! prefix such as `resp_` and 48 hexadecimal digits) contains the ID of its store in the first 16 digits, and replicas
+//! report the IDs of their stores. Routers therefore store no state about objects, and any router can find any object.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -19,7 +18,7 @@ use crate::served_model::ServedModel;
 
 /// Number of hexadecimal digits of an ID after its prefix.
 const DIGITS: usize = 48;
-/// Number of leading digits that are the number of the store.
+/// Number of leading digits that are the ID of the store.
 const STORE_DIGITS: usize = 16;
 /// Length of the ID of a stored object that an error message repeats, in characters.
 ///
@@ -110,7 +109,7 @@ impl<'de> Visitor<'de> for &mut FirstReference {
     }
 }
 
-/// The number of the store that an ID names.
+/// Returns the ID of the store in the ID of an object, or `None` if the ID of the object is malformed.
 fn store_id(id: &str) -> Option<u64> {
     let (_, digits) = id.split_once('_')?;
     let is_digit = |byte: u8| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte);

@@ -59,7 +59,7 @@ impl Upstream {
         Self::with_store(listener, model, 0, answer)
     }
 
-    /// Like [`Upstream::on`], for a replica that has a store with this number.
+    /// Like [`Upstream::on`], for a replica whose store has the ID `store_id`, or that has no store if `store_id` is 0.
     pub(crate) fn with_store(
         listener: TcpListener,
         model: &str,

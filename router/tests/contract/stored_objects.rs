@@ -7,10 +7,10 @@ use crate::harness::*;
 
 const PATH: &str = "/v3/responses";
 
-fn with_store(number: u64) -> Upstream {
+fn with_store(store_id: u64) -> Upstream {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    Upstream::with_store(listener, "m", number, move |_, stream| {
-        send(stream, &whole(&format!("\"{number}\"")))
+    Upstream::with_store(listener, "m", store_id, move |_, stream| {
+        send(stream, &whole(&format!("\"{store_id}\"")))
     })
 }
 

@@ -33,7 +33,7 @@ pub struct StepReport {
     pub queue_times: Vec<Duration>,
     /// Number of requests that failed in this step, except those whose parameters caused the failure.
     pub requests_failed: u32,
-    /// The time that the draft model took.
+    /// The time spent on the draft model, if the step has draft tokens.
     pub draft_time: Duration,
     /// The time that the model took.
     pub run_time: Duration,
@@ -96,7 +96,8 @@ pub struct EngineLoad {
     pub image_cache_bytes: u64,
     /// Number of prompt tokens computed per second in steps with prompts: a moving average over [`RATE_WINDOW`].
     pub prefill_tokens_per_second: f32,
-    /// Number of tokens generated per second in steps that generate tokens: a moving average over [`RATE_WINDOW`].
+    /// Number of tokens generated per second in steps that generate tokens, including the pauses before them: a moving
+    /// average over [`RATE_WINDOW`].
     pub decode_tokens_per_second: f32,
     /// Number of tokens of encoded images per second while the encoder runs: a moving average over [`RATE_WINDOW`].
     pub image_tokens_per_second: f32,
@@ -105,7 +106,8 @@ pub struct EngineLoad {
     pub submissions: u64,
 }
 
-/// The time constant of the moving averages in [`EngineLoad`]. Only the time spent in steps, or in the encoder, counts.
+/// The time constant of the moving averages in [`EngineLoad`]. Only the time spent in steps or in the encoder counts,
+/// and for the decode rate also the pauses for the encoder.
 pub const RATE_WINDOW: Duration = Duration::from_secs(5);
 
 /// A moving average of tokens per second. The rate is the ratio of tokens to time. Both decay equally, so that each

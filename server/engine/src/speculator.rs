@@ -50,7 +50,7 @@ struct ModelDraft {
     /// The probability that a draft is accepted if all drafts before it are accepted.
     acceptance: f32,
     max_drafts: usize,
-    /// Whether the drafts serve to measure the acceptance of the draft model.
+    /// Whether the drafts are proposed to measure the draft model's acceptance rate.
     is_probe: bool,
     /// Number of drafts found to be worth their cost so far.
     num_drafts: usize,

@@ -322,8 +322,8 @@ fn correct_yarn(file: &GgufFile, model: &mut Model) -> Result<(), Error> {
     };
     let yarn = yarn::Yarn::new(dimensions, context, base, factor).ok_or_else(|| {
         Error::Unsupported(format!(
-            "its YaRN hyperparameters are not supported: {dimensions} dimensions, a context of {context} tokens, \
-             base {base}, factor {factor}"
+            "its YaRN hyperparameters are invalid: {dimensions} dimensions (allowed: at least 2), a context of \
+             {context} tokens (at least 1), base {base} (greater than 1), factor {factor} (greater than 0)"
         ))
     })?;
     match shim::divide_frequencies(model, None, &yarn.divisors())? {

@@ -46,7 +46,8 @@ pub struct LimitArgs {
     /// is complete. Up to one eighth of the total is reserved for bodies of up to 64 KiB.
     ///
     /// If exceeded: further requests are rejected with 429, `body_buffer_full`, and `Retry-After`; a request whose
-    /// images alone need more is rejected with 400, `array_above_max_length`.
+    /// images alone need more than the part that is not reserved for small bodies is rejected with 400,
+    /// `array_above_max_length`.
     #[arg(long, value_name = "SIZE", default_value = "256MiB")]
     pub max_buffered_body_bytes: ByteSize,
 

@@ -81,8 +81,8 @@ pub struct FetchArgs {
     #[arg(long, value_name = "SECONDS", default_value_t = 60)]
     pub idle_timeout: u64,
 
-    /// Maximum number of consecutive attempts of `ovfleet-server fetch` that transfer no data. Attempts that discard
-    /// the downloaded part of a file are counted separately, with the same limit.
+    /// Maximum number of consecutive attempts in which `ovfleet-server fetch` fails to list the files or receives no
+    /// data of a file. Attempts that discard the downloaded part of a file are counted separately, with the same limit.
     ///
     /// If exceeded: the command fails with exit code 21 (the source is too slow) or 22 (the source cannot be reached).
     #[arg(long, value_name = "COUNT", default_value_t = 5)]

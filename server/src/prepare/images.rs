@@ -114,7 +114,8 @@ fn check_bytes(references: &[(&ImageUrl, String)], media: &Media) -> Result<(), 
         if bytes > bytes_max {
             let problem = format!(
                 "the fetched images and the images in data: URLs up to this one total {bytes} bytes \
-                 (limit: {bytes_max} bytes, --max-buffered-body-bytes)"
+                 (limit: {bytes_max} bytes, the part of --max-buffered-body-bytes that is not reserved for small \
+                 bodies)"
             );
             return Err(Error::coded("array_above_max_length", param, problem));
         }

@@ -160,7 +160,7 @@ const NOUNS: [&str; 30] = [
     "Warning",
 ];
 
-/// Finds types, and imports that rename types, whose names are banned.
+/// Finds type definitions and renaming imports (`use … as …`) that introduce a banned name.
 #[must_use]
 pub fn type_names(file: &RustFile) -> Vec<Finding> {
     let mut names = TypeNames { path: &file.path, findings: Vec::new() };

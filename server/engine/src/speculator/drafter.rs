@@ -42,7 +42,7 @@ pub(super) enum DraftSource {
 pub(super) struct NgramProposer {
     output: LookupOutput,
     num_draft_tokens: usize,
-    /// The acceptance of this sequence's drafts. `None` before the first proposal.
+    /// The acceptance rate of this sequence's drafts. `None` before the first proposal.
     acceptance: Option<MatchAcceptance>,
     limit: usize,
     /// The drafts for the next step.
@@ -58,7 +58,7 @@ pub(super) struct ModelProposer {
     pub(super) text: Text,
     /// Number of leading tokens of the text that were in the model's cache when the model was last used.
     pub(super) cached_tokens: usize,
-    /// The acceptance of this sequence's drafts. `None` before the first proposal.
+    /// The acceptance rate of this sequence's drafts. `None` before the first proposal.
     pub(super) acceptance: Option<f32>,
     limit: usize,
     /// Number of steps since the model was last used.
@@ -72,7 +72,7 @@ pub(super) struct ModelProposer {
 pub(super) struct MatchAcceptance([f32; MATCH_MAX]);
 
 /// Maximum number of drafts in the first step with drafts. The limit doubles when all drafts are accepted and halves
-/// when none is, so that a new kind of text costs little until its acceptance is known.
+/// when none is, so that a new kind of text costs little until its acceptance rate is known.
 const INITIAL_LIMIT: usize = 2;
 
 /// The weight of a new observation in the average of a sequence.
@@ -80,7 +80,7 @@ const SEQUENCE_WEIGHT: f32 = 0.15;
 /// The weight of a new observation in the average of all sequences.
 const GLOBAL_WEIGHT: f32 = 0.02;
 
-/// The acceptance of the drafts of all sequences.
+/// The acceptance rates of the drafts of all sequences.
 #[derive(Debug)]
 pub(super) struct AcceptanceRates {
     pub(super) lookup: MatchAcceptance,

@@ -49,7 +49,10 @@ impl Phi4 {
         let edge = count("size.height", default, TILE_EDGE_MAX)?;
         let patch = count("patch_size", 14, edge)?;
         if edge % (2 * patch) != 0 {
-            let problem = format!("is {edge}, which is not a multiple of twice the patch size ({patch})");
+            let problem = format!(
+                "is {edge}, which is not a multiple of {} (twice the patch size of {patch})",
+                2 * patch
+            );
             return Err(preprocessor.fault("size.height", problem));
         }
         Ok(Self {

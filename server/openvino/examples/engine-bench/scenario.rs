@@ -42,7 +42,7 @@ pub(crate) struct Arrival {
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Score {
-    pub(crate) windows: Vec<Vec<u32>>,
+    pub(crate) sequences: Vec<Vec<u32>>,
     #[serde(default)]
     pub(crate) logits: Option<WantedLogits>,
 }
@@ -51,6 +51,6 @@ pub(crate) struct Score {
 #[serde(deny_unknown_fields)]
 pub(crate) struct WantedLogits {
     pub(crate) file: String,
-    /// Pairs of a window and a position.
+    /// Pairs of a sequence and a position.
     pub(crate) rows: Vec<(usize, usize)>,
 }

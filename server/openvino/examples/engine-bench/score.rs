@@ -1,4 +1,4 @@
-//! `score`: computes the log probability of each token of a window, given the tokens before it.
+//! `score`: computes the log probability of each token of a sequence, given the tokens before it.
 
 use std::path::Path;
 
@@ -16,11 +16,11 @@ const CHUNK_TOKENS: usize = 512;
 
 pub(crate) fn run(mut runner: Runner, scenario: &Score, directory: &Path) -> anyhow::Result<Value> {
     let mut wanted = vec![Vec::new(); scenario.logits.as_ref().map_or(0, |logits| logits.rows.len())];
-    let mut windows = Vec::new();
-    for (index, window) in scenario.windows.iter().enumerate() {
+    let mut sequences = Vec::new();
+    for (index, sequence) in scenario.sequences.iter().enumerate() {
         let mut scores = Vec::new();
-        each_position(&mut runner, window, |position, logits| {
-            if let Some(next) = window.get(position + 1) {
+        each_position(&mut runner, sequence, |position, logits| {
+            if let Some(next) = sequence.get(position + 1) {
                 scores.push(logprob(logits, *next));
             }
             let rows = scenario.logits.iter().flat_map(|logits| &logits.rows).zip(&mut wanted);
@@ -28,26 +28,26 @@ pub(crate) fn run(mut runner: Runner, scenario: &Score, directory: &Path) -> any
                 *row = logits.to_vec();
             }
         })?;
-        windows.push(scores);
+        sequences.push(scores);
     }
     if let Some(logits) = &scenario.logits {
         let bytes: Vec<u8> = wanted.iter().flatten().flat_map(|value| value.to_le_bytes()).collect();
         std::fs::write(directory.join(&logits.file), bytes)
             .with_context(|| format!("failed to write {}", logits.file))?;
     }
-    Ok(json!({ "vocabulary": runner.layout().vocabulary, "windows": windows }))
+    Ok(json!({ "vocabulary": runner.layout().vocabulary, "sequences": sequences }))
 }
 
-/// Computes a window from an empty context, in chunks, and calls `visit` with the logits of each position.
+/// Computes a sequence from an empty context, in chunks, and calls `visit` with the logits of each position.
 fn each_position(
     runner: &mut Runner,
-    window: &[u32],
+    sequence: &[u32],
     mut visit: impl FnMut(usize, &[f32]),
 ) -> anyhow::Result<()> {
     let block_tokens = runner.layout().block_tokens as usize;
     let (mut batch, mut past) = (Batch::default(), 0);
     let wanted: Vec<u32> = (0..CHUNK_TOKENS as u32).collect();
-    for chunk in window.chunks(CHUNK_TOKENS) {
+    for chunk in sequence.chunks(CHUNK_TOKENS) {
         batch.clear();
         batch.tokens.extend(chunk);
         let blocks = (past + chunk.len()).div_ceil(block_tokens) as u32;

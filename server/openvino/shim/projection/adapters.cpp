@@ -10,11 +10,11 @@
 namespace ovfleet::projection {
 namespace {
 
-// The numbers of rows and ranks of an item. The matrix of the ranks remains in the cache of a processor while the rows are
-// multiplied by it.
+// The maximum numbers of input rows and of rows of the down matrix in a work item. These rows of the down matrix stay in the
+// cache of a core while the input rows are multiplied by them.
 constexpr size_t ITEM_ROWS = 32, ITEM_RANKS = 8;
 
-// A part of an adapter, and the position of its first rank among those of the adapter.
+// A part of an adapter, and its offset in the adapter's rank dimension, in which the parts are concatenated.
 struct RankedPart {
     const LoraPart* part;
     size_t rank;

@@ -1,5 +1,6 @@
 //! Defines the kinds of parameters: how their values are checked and described. A value is checked before it is parsed,
-//! so that every message contains the value and the range, and every error has one of OpenAI's codes.
+//! so that every message contains the value (shortened if it is long), its type or its length, and what is allowed, and
+//! every error has one of OpenAI's codes.
 
 use std::fmt;
 

@@ -97,9 +97,8 @@ impl RequestTools {
 
     /// Checks that the request may have `more` additional tools.
     fn admit(&self, more: usize) -> Result<(), Error> {
-        let total = self.offered.len() + more;
-        if total > TOOLS_MAX {
-            let problem = format!("has {total} tools (limit: {TOOLS_MAX})");
+        if self.offered.len() + more > TOOLS_MAX {
+            let problem = format!("has more than {TOOLS_MAX} tools, including the members of namespaces");
             return Err(Error::coded("array_above_max_length", "tools", problem));
         }
         Ok(())

@@ -146,13 +146,14 @@ inline void apply_rope(const Layer& layer, const StepTensors& tensors, size_t to
     }
 }
 
-// Stores the nearest number that the cache can represent. Numbers outside the range of f16 are stored as its largest finite
-// numbers, because an infinity would turn every later score of the sequence into NaN.
+// Stores the nearest number that the type can represent.
 template <typename T>
 inline void store_number(float value, T& to) {
     convert(value, to);
 }
 
+// A number outside the range of f16 is stored as the largest finite f16 of the same sign, because an infinity would turn every
+// later score of the sequence into NaN.
 inline void store_number(float value, f16& to) {
     constexpr float most = 65504.0f;
     convert(value > most ? most : value < -most ? -most : value, to);

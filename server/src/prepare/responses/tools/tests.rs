@@ -148,7 +148,7 @@ fn the_members_of_namespaces_count_as_tools() {
         json!([space("a", 256), space("b", 257)]),
         json!([space("a", TOOLS_MAX), member(1)]),
     ] {
-        assert!(refused(&tools).contains("(limit: 512)"), "{}", refused(&tools));
+        assert!(refused(&tools).contains("more than 512 tools"), "{}", refused(&tools));
     }
 }
 
