@@ -1,6 +1,7 @@
 //! `ovfleet-server drain`: marks a running server as not ready and waits until it has finished its requests. The
 //! `preStop` hook of a pod runs this command.
 
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -14,7 +15,11 @@ use tokio::time::{Instant, sleep_until, timeout_at};
 /// Mark a running server as not ready and wait until it has finished its requests.
 #[derive(Clone, Debug, ClapArgs)]
 pub struct DrainArgs {
-    /// The port of the server's gRPC services on this machine.
+    /// The address of the server's gRPC services: the server's `--host`.
+    #[arg(long, default_value_t = IpAddr::V4(Ipv4Addr::LOCALHOST))]
+    pub host: IpAddr,
+
+    /// The port of the server's gRPC services.
     #[arg(long, env = "OVFLEET_GRPC_PORT", default_value_t = 50051)]
     pub grpc_port: u16,
 
@@ -35,30 +40,35 @@ pub struct DrainArgs {
 }
 
 impl DrainArgs {
-    /// Drains the server. A timeout is not an error: the container is then stopped, and the server aborts the remaining
-    /// requests.
+    /// Drains the server. If requests are still running when the time is up, this is not an error: the container is then
+    /// stopped, and the server aborts these requests.
     ///
     /// # Errors
-    /// The file with the replica token cannot be read, the server cannot be reached, or it rejects the token.
+    /// The file with the replica token cannot be read, the server does not accept the request in time, or it rejects the
+    /// token.
     pub(crate) async fn run(self) -> anyhow::Result<()> {
         let start = Instant::now();
         let end = start + self.timeout;
-        let address = format!("http://127.0.0.1:{}", self.grpc_port);
+        let address = SocketAddr::new(self.host, self.grpc_port);
         let mut request = tonic::Request::new(DrainRequest {});
         if let Some(path) = &self.replica_token_file {
             ReplicaTokenFile::open(path)?.tokens().add_to(request.metadata_mut().as_mut());
         }
-        let drained = timeout_at(end, async {
-            let mut client = ReplicaClient::connect(address.clone())
+        let accepted = timeout_at(end, async {
+            let mut client = ReplicaClient::connect(format!("http://{address}"))
                 .await
                 .with_context(|| format!("failed to reach {address}"))?;
-            let mut progress =
-                client.drain(request).await.context("failed to drain the server")?.into_inner();
+            let progress = client.drain(request).await.context("failed to drain the server")?;
+            anyhow::Ok(progress.into_inner())
+        });
+        let mut progress =
+            accepted.await.with_context(|| format!("{address} did not answer within {:?}", self.timeout))??;
+        let finished = timeout_at(end, async {
             while progress.message().await.context("failed to receive the progress of draining")?.is_some() {}
             anyhow::Ok(())
         });
-        if let Ok(drained) = drained.await {
-            drained?;
+        if let Ok(finished) = finished.await {
+            finished?;
         }
         sleep_until((start + self.settle).min(end)).await;
         Ok(())
