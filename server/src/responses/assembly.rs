@@ -153,6 +153,14 @@ impl Assembly {
         }
     }
 
+    /// Marks a response whose choices have all ended as failed. It keeps its output. [`Assembly::conclude`] reports it.
+    pub(crate) fn fail_complete(&mut self, error: ResponseError) {
+        self.response.status = Status::Failed;
+        self.response.completed_at = None;
+        self.response.incomplete_details = None;
+        self.response.error = Some(error);
+    }
+
     /// Sets whether the response is stored.
     pub(crate) fn set_stored(&mut self, is_stored: bool) {
         self.response.store = is_stored;

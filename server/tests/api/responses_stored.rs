@@ -403,7 +403,14 @@ async fn an_item_of_two_simultaneous_turns_is_in_the_conversation_once() {
         eventually(async || (server.engine.handle().submissions() == 2).then_some(())).await;
         drop(permits);
     };
-    let (_, _, ()) = tokio::join!(turn(), turn(), begin);
+    let (first, second, ()) = tokio::join!(turn(), turn(), begin);
+    let (added, lost) = if first["error"].is_null() { (first, second) } else { (second, first) };
+    assert_eq!((&added["status"], &lost["status"]), (&json!("incomplete"), &json!("failed")), "{lost}");
+    let message = lost["error"]["message"].as_str().unwrap();
+    let reason = "the response could not be added to its conversation: duplicate item found with id \"msg_a\"";
+    assert!(message.starts_with(reason), "{message}");
+    assert_eq!(text(&lost), text(&added), "the client receives the output");
+    assert_eq!(server.get(&format!("{PATH}/{}", id(&lost))).await.json()["status"], "failed");
     let items = format!("{CONVERSATIONS}/{}/items?order=asc", id(&conversation));
     let items = server.get(&items).await.json();
     assert_eq!(items["data"].as_array().unwrap().len(), 2, "{items}");
@@ -520,8 +527,10 @@ async fn a_background_response_is_in_its_conversation_before_it_is_final() {
     let status = server.get(&path).await.json()["status"].clone();
     pipe.write_all(b"\n").unwrap();
     assert_eq!(status, "in_progress", "the conversation does not have its items yet");
-    // Items cannot be added to a pipe, but the response ends nevertheless.
-    assert_eq!(until_final(&server, &path).await["status"], "incomplete");
+    // Items cannot be added to a pipe.
+    let failed = until_final(&server, &path).await;
+    let message = "the response could not be added to its conversation: the conversation could not be written";
+    assert_eq!((&failed["status"], &failed["error"]["message"]), (&json!("failed"), &json!(message)));
 
     let (conversation, path) = begin().await;
     let done = until_final(&server, &path).await;
@@ -567,7 +576,7 @@ async fn a_response_is_stored_with_its_turn_even_if_the_client_disconnects() {
         }
         pipe = joining => pipe,
     };
-    // The client has disconnected. Items cannot be added to a pipe, but the server continues.
+    // The client has disconnected. Items cannot be added to a pipe, so the response fails.
     pipe.write_all(b"\n").unwrap();
     let stored = eventually(async || {
         let files = std::fs::read_dir(directory.path()).unwrap();
@@ -576,7 +585,7 @@ async fn a_response_is_stored_with_its_turn_even_if_the_client_disconnects() {
     });
     let stored = stored.await;
     let response = server.get(&format!("{PATH}/{}", stored.trim_end_matches(".record"))).await;
-    assert_eq!(response.json()["status"], "incomplete", "{}", response.body);
+    assert_eq!(response.json()["status"], "failed", "{}", response.body);
 }
 
 #[tokio::test]

@@ -98,11 +98,15 @@ impl ResponseEncoder {
         app.store().run(store).await
     }
 
-    /// Adds the response to its conversation, and stores it if requested.
+    /// Adds the response to its conversation, and stores it if requested. If it cannot be added, it fails and keeps its
+    /// output.
     fn store(&mut self, store: &Store) {
         let (response, input) = (self.assembly.response().clone(), self.retained.items().to_vec());
-        let record = ResponseRecord { response, input, events: None };
-        join(store, &record.response, &record.input, self.tenant);
+        let mut record = ResponseRecord { response, input, events: None };
+        if let Err(error) = join(store, &record.response, &record.input, self.tenant) {
+            self.assembly.fail_complete(error);
+            record.response = self.assembly.response().clone();
+        }
         let is_stored = record.response.store && write(store, record, self.tenant);
         self.assembly.set_stored(is_stored);
     }
@@ -213,14 +217,19 @@ enum ResponseEnd {
 
 /// Ends a background response and stores it.
 fn conclude(store: &Store, live: &LiveResponse, end: ResponseEnd) {
-    if matches!(end, ResponseEnd::Finished(_)) {
-        // Join the conversation before publishing the final state, after which the client may continue the
-        // conversation.
-        join(store, &live.response(), live.input(), live.tenant());
-    }
+    // Join the conversation before publishing the final state, after which the client may continue the conversation.
+    let joined = match end {
+        ResponseEnd::Finished(_) => join(store, &live.response(), live.input(), live.tenant()),
+        ResponseEnd::Failed(_) | ResponseEnd::Interrupted(_) => Ok(()),
+    };
     live.change(|assembly, sink| {
         match end {
-            ResponseEnd::Finished(usage) => assembly.complete(response_usage(usage), unix_time()),
+            ResponseEnd::Finished(usage) => {
+                assembly.complete(response_usage(usage), unix_time());
+                if let Err(error) = joined {
+                    assembly.fail_complete(error);
+                }
+            }
             ResponseEnd::Failed(error) => assembly.fail(&error, sink),
             ResponseEnd::Interrupted(Interruption::Cancelled) => assembly.cancel(),
             ResponseEnd::Interrupted(Interruption::Stopping) => assembly.fail(&Error::Stopping, sink),
@@ -293,25 +302,41 @@ fn write(store: &Store, record: ResponseRecord, tenant: Tenant) -> bool {
 
 /// Adds the input and the output of a response to its conversation, after all choices have ended. A response that fails
 /// or is canceled does not become a part of the conversation.
-fn join(store: &Store, response: &WireResponse, input: &[Arc<Item>], tenant: Tenant) {
+///
+/// # Errors
+/// The items cannot be added. If the client has deleted the conversation, this is not an error.
+fn join(
+    store: &Store,
+    response: &WireResponse,
+    input: &[Arc<Item>],
+    tenant: Tenant,
+) -> Result<(), ResponseError> {
     let WireResponse { conversation, output, .. } = response;
-    let Some(id) = conversation.as_ref().and_then(|conversation| Id::parse(&conversation.id)) else { return };
+    let Some(id) = conversation.as_ref().and_then(|conversation| Id::parse(&conversation.id)) else {
+        return Ok(());
+    };
     let items: Vec<Arc<Item>> = input.iter().cloned().chain(output.iter().cloned().map(Arc::new)).collect();
     let joined = store.append(id, tenant, |stored| {
         // Another turn may have added an item with the same ID in the meantime.
         stored.check_new_ids(&items)?;
         Ok::<_, store::Error>(NewItems { items, generated_ids: stored.counts().generated_ids })
     });
-    match joined {
-        Ok(Some(_)) => {}
-        Ok(None) => tracing::debug!("a conversation was deleted while a response to it was generated"),
-        Err(error) => {
-            tracing::warn!(
-                error = &error as &dyn std::error::Error,
-                "failed to add a response to its conversation"
-            );
+    let error = match joined {
+        Ok(Some(_)) => return Ok(()),
+        Ok(None) => {
+            tracing::debug!("a conversation was deleted while a response to it was generated");
+            return Ok(());
         }
-    }
+        Err(error) => error,
+    };
+    tracing::warn!(error = &error as &dyn std::error::Error, "failed to add a response to its conversation");
+    let reason = match error {
+        // The client cannot influence these, and must not learn the paths.
+        store::Error::Io { .. } | store::Error::InUse(_) => "the conversation could not be written".to_owned(),
+        error => error.to_string(),
+    };
+    let message = format!("the response could not be added to its conversation: {reason}");
+    Err(ResponseError { code: "server_error".to_owned(), message })
 }
 
 fn response_usage(usage: Usage) -> ResponseUsage {
