@@ -93,7 +93,7 @@ impl App {
             epoch: RandomState::new().hash_one("epoch").max(1),
             requests: AtomicU64::new(0),
             admission: Admission::new(limits.max_concurrent_requests),
-            body_bytes: ByteBudget::new(limits.max_buffered_body_bytes, limits.max_body_bytes),
+            body_bytes: limits.body_budget(),
             preparation_slots: PreparationSlots::for_this_machine(),
             stored_objects: Admission::new(STORED_OBJECT_REQUESTS_MAX),
             unread_answer_bytes: ByteBudget::new(UNREAD_ANSWER_BYTES_MAX, UNREAD_ANSWER_BYTES_MAX),

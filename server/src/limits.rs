@@ -17,7 +17,7 @@ pub use admission::RETRY_AFTER_MAX;
 pub(crate) use admission::{Admission, AdmittedRequest};
 pub(crate) use budget::{BudgetExhausted, ByteBudget, ByteReservation};
 pub(crate) use fair_slots::{FairSlot, FairSlots, NoSlot};
-pub(crate) use json::{ValuesMemory, values_bytes_max};
+pub(crate) use json::ValuesMemory;
 pub use listeners::HttpLimits;
 pub(crate) use preparation::{PreparationSlots, preparation_slots};
 pub(crate) use tokenizer::TokenizerMemory;

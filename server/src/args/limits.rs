@@ -43,7 +43,8 @@ pub struct LimitArgs {
     /// Maximum total size of request bodies and their parsed JSON values in memory, from their arrival until the
     /// requests are prepared. Image files count as well, whether they are fetched or decoded from data: URLs. The parts
     /// of a request that its response repeats, and the items to be stored with the response, count until the response
-    /// is complete. Up to one eighth of the total is reserved for bodies of up to 64 KiB.
+    /// is complete. Up to one eighth of the total is reserved for bodies of up to 64 KiB. The total must be at least four times
+    /// `--max-body-bytes`.
     ///
     /// If exceeded: further requests are rejected with 429, `body_buffer_full`, and `Retry-After`; a request whose
     /// images alone need more than the part that is not reserved for small bodies is rejected with 400,

@@ -1,6 +1,10 @@
 //! The limits of the HTTP listeners, whose values come from flags.
 
+use std::sync::Arc;
 use std::time::Duration;
+
+use super::budget::ByteBudget;
+use super::json::values_bytes_max;
 
 /// The limits of the HTTP listeners. The fields have the names of the flags.
 #[derive(Clone, Copy, Debug)]
@@ -39,14 +43,28 @@ impl HttpLimits {
     /// Rejects limits that contradict each other.
     ///
     /// # Errors
-    /// The largest body would not fit into the buffer of all bodies.
+    /// A request with the largest body might not fit into the buffer of all bodies, even if it is the only request. Up
+    /// to four times the body is in memory at the same time: the text, the values, the images that it contains, and the
+    /// items that are retained for the response.
     pub(crate) fn check(&self) -> anyhow::Result<()> {
         let (body, all) = (self.max_body_bytes, self.max_buffered_body_bytes);
         anyhow::ensure!(
-            all >= body,
-            "--max-buffered-body-bytes ({all} bytes) must be at least --max-body-bytes ({body} bytes)"
+            all / 4 >= body,
+            "--max-buffered-body-bytes ({all} bytes) must be at least four times --max-body-bytes ({body} bytes)"
         );
         Ok(())
+    }
+
+    /// Returns the maximum memory in bytes for the values of a body, including their text.
+    pub(crate) fn values_bytes_max(&self) -> usize {
+        values_bytes_max(self.max_body_bytes, self.max_buffered_body_bytes)
+    }
+
+    /// Returns the budget for the bodies of all requests. A single request with the largest body, and with as many
+    /// values as a body can have, fits into the unused budget.
+    pub(crate) fn body_budget(&self) -> Arc<ByteBudget> {
+        let request_bytes_max = self.max_body_bytes.saturating_add(self.values_bytes_max().saturating_mul(2));
+        ByteBudget::new(self.max_buffered_body_bytes, request_bytes_max)
     }
 
     /// Returns the limits of the admin port, whose requests are few and small.
@@ -62,5 +80,31 @@ impl HttpLimits {
         /// If exceeded: the connection is closed.
         const TIMEOUT: Duration = Duration::from_secs(5);
         Self { max_connections: CONNECTIONS_MAX, read_timeout: TIMEOUT, write_timeout: TIMEOUT, ..self }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_largest_request_fits_into_the_buffer() {
+        const MIB: usize = 1 << 20;
+        for (max_body_bytes, max_buffered_body_bytes) in [(32, 256), (32, 128), (1, 4), (100, 4096)] {
+            let limits = HttpLimits {
+                max_body_bytes: max_body_bytes * MIB,
+                max_buffered_body_bytes: max_buffered_body_bytes * MIB,
+                ..HttpLimits::default()
+            };
+            limits.check().unwrap();
+            assert!(limits.values_bytes_max() >= limits.max_body_bytes, "a text alone is not too many values");
+            let mut request = limits.body_budget().empty_reservation();
+            let bytes = limits.max_body_bytes + 2 * limits.values_bytes_max();
+            assert_eq!(request.grow_to(bytes), Ok(()), "{limits:?}");
+        }
+        let default = HttpLimits::default();
+        let limits = HttpLimits { max_buffered_body_bytes: 4 * default.max_body_bytes - 1, ..default };
+        let error = limits.check().unwrap_err().to_string();
+        assert!(error.contains("must be at least four times --max-body-bytes"), "{error}");
     }
 }

@@ -82,8 +82,7 @@ impl Media {
 #[cfg(test)]
 impl Default for Media {
     fn default() -> Self {
-        let HttpLimits { max_buffered_body_bytes, max_body_bytes, .. } = HttpLimits::default();
-        Self::new(ByteBudget::new(max_buffered_body_bytes, max_body_bytes))
+        Self::new(HttpLimits::default().body_budget())
     }
 }
 

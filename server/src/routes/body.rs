@@ -8,7 +8,7 @@ use futures_util::StreamExt as _;
 
 use crate::app::App;
 use crate::error::{Error, Resource};
-use crate::limits::{BudgetExhausted, ByteReservation, ValuesMemory, values_bytes_max};
+use crate::limits::{BudgetExhausted, ByteReservation, ValuesMemory};
 
 /// Number of bytes beyond `--max-body-bytes` up to which the server reads and discards a rejected request body. A
 /// client that is still sending does not read the answer, and closing the connection early would discard the answer
@@ -30,7 +30,7 @@ pub(super) async fn read(app: &App, request: Request) -> Result<Bytes, Error> {
     if is_hopeless(request.headers(), announced, bytes_max) {
         return Err(Error::BodyTooLarge(bytes_max));
     }
-    let values_bytes_max = values_bytes_max(bytes_max, app.body_bytes().bytes_max());
+    let values_bytes_max = limits.values_bytes_max();
     let buffer = Buffer {
         reservation: app.body_bytes().empty_reservation(),
         bytes: Vec::new(),

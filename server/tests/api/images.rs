@@ -95,10 +95,10 @@ async fn a_truncated_conversation_has_as_many_pixels_as_are_allowed() {
 async fn fetched_images_that_can_never_fit_into_the_buffer_are_refused() {
     let directory = tempfile::tempdir().unwrap();
     let mut setup = reading_files(directory.path());
-    // An eighth of the buffer is reserved for small bodies, so one of the files fits, but not both.
-    setup.limits.max_buffered_body_bytes = 256 << 10;
+    // One of the files fits, but not both.
+    (setup.limits.max_body_bytes, setup.limits.max_buffered_body_bytes) = (64 << 10, 256 << 10);
     let server = setup.start();
-    let files: Vec<String> = (0..2).map(|number| image_file(directory.path(), number, 120_000)).collect();
+    let files: Vec<String> = (0..2).map(|number| image_file(directory.path(), number, 140_000)).collect();
     let body = |files: &[String]| {
         let parts: Vec<Value> = files.iter().map(|file| image(file)).collect();
         chat(json!({"messages": [{"role": "user", "content": parts}]}))
