@@ -165,8 +165,8 @@ impl Default for Metrics {
             ),
             score: metrics.request_seconds(
                 "pick_score",
-                "Score of the picked replica: its estimated time to the first token if the policy kv is applied and a \
-                 replica reports its load; otherwise, a number without a unit",
+                "Score of the picked replica: its estimated time to the first token. Observed only if the policy kv is \
+                 applied and a replica reports its load",
             ),
             terms: TermHistograms::new(&mut metrics),
             pick_latency: metrics.seconds(
@@ -222,8 +222,10 @@ impl Metrics {
     pub(crate) fn record_pick(&self, latency: Duration, terms: &Terms, report_age: Option<Duration>) {
         let inner = &*self.0;
         inner.pick_latency.observe(latency.as_secs_f64());
-        inner.score.observe(terms.score);
-        inner.terms.observe(terms);
+        if terms.is_score_time {
+            inner.score.observe(terms.score);
+            inner.terms.observe(terms);
+        }
         if let Some(age) = report_age {
             inner.report_age.observe(age.as_secs_f64());
         }

@@ -71,6 +71,8 @@ pub struct Terms {
     /// The score: the candidate with the lowest score is picked. The policy determines the unit. The score is infinite
     /// for a candidate that was not considered.
     pub score: f64,
+    /// Whether the score is the estimated time to the first token, in seconds.
+    pub is_score_time: bool,
     /// The time to compute the prompt tokens that are ahead of the request.
     pub queued_prefill: f64,
     /// The time to compute the prompt tokens of the request that are not cached.

@@ -68,6 +68,7 @@ pub(super) fn score(config: &KvConfig, demand: &Demand, candidates: &[Candidate]
     for (candidate, terms) in candidates.iter().zip(terms) {
         if candidate.snapshot.reported.is_none() {
             terms.score = sum / f64::from(count) * weighted(candidate);
+            terms.is_score_time = true;
         }
     }
 }
@@ -193,6 +194,7 @@ fn estimate(config: &KvConfig, demand: &Demand, candidate: &Candidate, speeds: &
             + block_wait
             + cache_pressure)
             / weight,
+        is_score_time: true,
         queued_prefill,
         prefill,
         image_encoding,

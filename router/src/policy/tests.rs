@@ -354,6 +354,16 @@ fn without_reports_requests_in_flight_are_compared() {
 }
 
 #[test]
+fn a_score_is_a_time_only_if_a_replica_reports_its_load() {
+    let (reports, no_reports) = ([reporting(1, REPORTED), silent(2, 0)], [silent(1, 0), silent(2, 0)]);
+    for (candidates, is_time) in [(reports, true), (no_reports, false)] {
+        let mut terms = Vec::new();
+        kv::score(&KvConfig::default(), &DEMAND, &candidates, &mut terms);
+        assert!(terms.iter().all(|terms| terms.is_score_time == is_time), "{terms:?}");
+    }
+}
+
+#[test]
 fn one_replica_without_a_report_does_not_affect_the_others() {
     let long = ReportedLoad { running: 1, uncomputed_tokens: 9000, ..REPORTED };
     let short = ReportedLoad { running: 1, uncomputed_tokens: 90, ..REPORTED };
