@@ -39,7 +39,8 @@ pub fn refused_status(resource: &RefusedResource<'_>, now: Timestamp) -> LlmDepl
     let live_replicas = deployment(Component::Server)
         .and_then(|server| server.data.pointer("/spec/replicas")?.as_i64())
         .and_then(|replicas| i32::try_from(replicas).ok());
-    let desired = live_replicas.or(spec.map(|spec| spec.replicas)).unwrap_or(0);
+    let requested = spec.filter(|spec| !spec.suspend).map(|spec| spec.replicas);
+    let desired = live_replicas.or(requested).unwrap_or(0);
     let pods: Vec<&PodState> = present_pods(observed, Component::Server).collect();
     let count = |test: &dyn Fn(&PodState) -> bool| pods.iter().filter(|pod| test(pod)).count() as i32;
     let ready = count(&|pod| pod.is_ready);

@@ -258,7 +258,7 @@ fn serving(object: &LlmDeployment, pods: &[PodState]) -> ObservedState {
 
 #[test]
 fn an_invalid_resource_keeps_its_other_conditions() {
-    let object = object(1);
+    let mut object = object(1);
     let before = status_of(&object, observed(&[replica("a")]), 1);
     let status =
         refused(&object, Some(&before), &serving(&object, &[replica("a")]), &ValidationError::Source);
@@ -272,6 +272,9 @@ fn an_invalid_resource_keeps_its_other_conditions() {
     let status = refused(&object, None, &ObservedState::default(), &ValidationError::Source);
     assert_eq!((status.ready.as_str(), status.model.as_str()), ("0/1", "chat"));
     assert_eq!(status.conditions.len(), 2, "the other conditions of a new resource are unknown");
+    object.spec.suspend = true;
+    let status = refused(&object, None, &ObservedState::default(), &ValidationError::Source);
+    assert_eq!(status.ready, "0/0", "a suspended resource has no replicas");
 }
 
 #[test]

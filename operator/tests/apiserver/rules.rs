@@ -372,6 +372,10 @@ fn valid() -> Vec<Vec<(&'static str, Value)>> {
             ("placement", json!({"cpuPinning": true})),
             ("resources", json!({"limits": {"cpu": 2, "memory": "1Gi"}, "requests": {"cpu": "2000m"}})),
         ],
+        vec![
+            ("placement", json!({"cpuPinning": true})),
+            ("resources", json!({"limits": {"cpu": "2000m", "memory": "1Gi"}})),
+        ],
         vec![("rollout", json!({"maxSurge": 0, "maxUnavailable": 1}))],
         vec![("rollout", json!({"maxSurge": "25%", "maxUnavailable": "100%"}))],
         vec![("rollout", json!({"maxSurge": "150%", "maxUnavailable": "0%"}))],
