@@ -23,7 +23,8 @@ use crate::proxy::upstream::{ReplicaConnection, rejects_router};
 use crate::replica::Replica;
 use crate::replicas::ReplicasUpdate;
 
-/// Time within which a replica must open a stream of load reports.
+/// Time within which a replica must accept a connection for load reports, and the same time again to open the stream.
+/// A replica must also return its list of models within this time.
 ///
 /// If exceeded: the router retries.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);

@@ -2,10 +2,11 @@
 
 use std::io::Write;
 
-/// Memory for the parsed JSON values of a request body, including their text. With `--max-body-bytes` above 32 MiB, the
-/// limit is twice that size. It is never more than half of the difference between `--max-buffered-body-bytes` and
-/// `--max-body-bytes`, so that there is also memory for the items that the response retains. The server estimates the
-/// memory from the length of the text and the numbers of objects, arrays and elements.
+/// Memory for the parsed JSON values of a request body, including their text, with the default `--max-body-bytes` and
+/// `--max-buffered-body-bytes`. With `--max-body-bytes` above 32 MiB, the limit is twice that size. It is never more
+/// than half of the difference between `--max-buffered-body-bytes` and `--max-body-bytes`, so that there is also memory
+/// for the items that the response retains. The server estimates the memory from the length of the text and the numbers
+/// of objects, arrays and elements.
 ///
 /// If exceeded: 400, `too_many_values`.
 const VALUES_BYTES_MAX: usize = 64 << 20;

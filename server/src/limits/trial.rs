@@ -13,7 +13,7 @@ use server_guidance::{Trial, TrialError, try_grammar};
 ///
 /// If exceeded: 400, `invalid_value`.
 const TRIAL_CPU_MAX: Duration = Duration::from_secs(2);
-/// Memory to compile a form that may be expensive, in bytes.
+/// Memory to compile a form that may be expensive.
 ///
 /// If exceeded: 400, `invalid_value`.
 const TRIAL_MEMORY_BYTES_MAX: usize = 256 << 20;

@@ -18,7 +18,7 @@ use crate::error::Error;
 ///
 /// If exceeded: 400, `string_above_max_length`; `integer_above_max_value` if only the padding exceeds it.
 const TOKENS_MAX: usize = 1 << 20;
-/// Size in bytes of the text in the response to a detokenize request.
+/// Size of the text in the response to a detokenize request.
 ///
 /// If exceeded: 400, `array_above_max_length`.
 const TEXT_BYTES_MAX: usize = 4 << 20;

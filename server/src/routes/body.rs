@@ -10,9 +10,9 @@ use crate::app::App;
 use crate::error::{Error, Resource};
 use crate::limits::{BudgetExhausted, ByteReservation, ValuesMemory};
 
-/// Number of bytes beyond `--max-body-bytes` up to which the server reads and discards a rejected request body. A
-/// client that is still sending does not read the answer, and closing the connection early would discard the answer
-/// with the unread data.
+/// Size of the part of a rejected request body, beyond `--max-body-bytes`, that the server reads and discards. A client
+/// that is still sending does not read the answer, and closing the connection early would discard the answer with the
+/// unread data.
 ///
 /// If exceeded: the server responds without reading the rest, and closes the connection.
 const DROPPED_BYTES_MAX: usize = 64 << 20;

@@ -22,7 +22,7 @@ use crate::Error;
 /// The part of a tensor's name that marks the fused weights of q, k and v. The front end splits them.
 pub(super) const FUSED: &str = ".attn_qkv.";
 
-/// Size of the norms, biases and other vectors of a GGUF model, which are copied into a temporary file.
+/// Total size of the norms, biases and other vectors of a GGUF model, which are copied into a temporary file.
 ///
 /// If exceeded: the server does not start.
 const VECTORS_BYTES_MAX: u64 = 1 << 30;
