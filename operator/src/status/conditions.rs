@@ -161,7 +161,7 @@ fn deadline_exceeded(holds: bool) -> ConditionState {
     ConditionState::new(
         holds,
         "DeadlineExceeded",
-        "the rollout made no progress within rollout.progressDeadline",
+        "the rollout made no progress within rollout.progressDeadline plus the estimated load time of the model",
     )
 }
 
