@@ -63,8 +63,7 @@ use crate::{
 !has(self.resources.limits) || !('memory' in self.resources.limits) || \
 quantity(string(self.engine.kvCache.size)).isLessThan(quantity(string(self.resources.limits['memory'])))", "engine.kvCache.size must be less than resources.limits.memory, which must also cover the weights"), ("!self.placement.cpuPinning || (has(self.resources.limits) && \
 'cpu' in self.resources.limits && 'memory' in self.resources.limits && \
-quantity(string(self.resources.limits['cpu'])).compareTo(quantity(string(int(\
-quantity(string(self.resources.limits['cpu'])).asApproximateFloat())))) == 0)", "placement.cpuPinning requires memory and a whole number of CPUs in resources.limits, such as cpu: \"8\", memory: 32Gi"), ("!self.placement.cpuPinning || !has(self.resources.limits) || \
+[quantity(string(self.resources.limits['cpu'])).asApproximateFloat()].all(cpus, cpus == double(int(cpus))))", "placement.cpuPinning requires memory and a whole number of CPUs in resources.limits, such as cpu: \"8\", memory: 32Gi"), ("!self.placement.cpuPinning || !has(self.resources.limits) || \
 !has(self.resources.requests) || self.resources.requests.all(name, name in self.resources.limits && \
 quantity(string(self.resources.requests[name])).compareTo(quantity(string(self.resources.limits[name]))) == 0)", "placement.cpuPinning requires resources.requests equal to resources.limits, or no requests")])))]
 pub struct LlmDeploymentSpec {
