@@ -62,8 +62,9 @@ impl DrainArgs {
             let progress = client.drain(request).await.context("failed to drain the server")?;
             anyhow::Ok(progress.into_inner())
         });
-        let mut progress =
-            accepted.await.with_context(|| format!("{address} did not answer within {:?}", self.timeout))??;
+        let mut progress = accepted
+            .await
+            .with_context(|| format!("{address} did not answer within {:?}", self.timeout))??;
         let finished = timeout_at(end, async {
             while progress.message().await.context("failed to receive the progress of draining")?.is_some() {}
             anyhow::Ok(())

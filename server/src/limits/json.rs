@@ -14,7 +14,9 @@ const VALUES_BYTES_MAX: usize = 64 << 20;
 /// Returns the maximum memory in bytes for the values of a body of at most `body_bytes_max` bytes, if the values of all
 /// bodies together may take `all_bytes_max` bytes.
 pub(super) fn values_bytes_max(body_bytes_max: usize, all_bytes_max: usize) -> usize {
-    VALUES_BYTES_MAX.max(body_bytes_max.saturating_mul(2)).min(all_bytes_max.saturating_sub(body_bytes_max) / 2)
+    VALUES_BYTES_MAX
+        .max(body_bytes_max.saturating_mul(2))
+        .min(all_bytes_max.saturating_sub(body_bytes_max) / 2)
 }
 
 /// Memory in bytes of an object, with room for four members and their index, and with the struct into which an input
