@@ -114,7 +114,7 @@ fn matrices_by_module(
             .ok_or_else(|| format!("{name} is not the lora_A or lora_B matrix of a projection"))?;
         let module = names::of_adapter(path).ok_or_else(|| {
             format!(
-                "{name} belongs to a module outside the layers of the model; only projections of layers are supported"
+                "{name} cannot be assigned to a projection in a layer of the model; only such projections can be adapted"
             )
         })?;
         let module = modules.entry(module).or_default();
