@@ -11,7 +11,7 @@ use reqwest::StatusCode;
 /// The reason why an image was not fetched.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum MediaError {
-    /// The reference is neither a URL nor a path.
+    /// The reference is neither a supported URL nor an absolute path.
     #[error(
         "the image is neither a supported URL nor an absolute path; use a data: URL, such as data:image/png;base64,…"
     )]
