@@ -11,12 +11,12 @@ use reqwest::StatusCode;
 /// The reason why an image was not fetched.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum MediaError {
-    /// The reference is neither a URL nor a path.
+    /// The reference is neither a supported URL nor an absolute path.
     #[error(
-        "the image is neither a URL nor an absolute path; use a data: URL, such as data:image/png;base64,…"
+        "the image is neither a supported URL nor an absolute path; use a data: URL, such as data:image/png;base64,…"
     )]
     InvalidReference,
-    #[error("the URL is longer than {bytes_max} bytes")]
+    #[error("the URL or path is longer than {bytes_max} bytes")]
     ReferenceTooLong { bytes_max: usize },
     #[error("URLs with the scheme {scheme:?} are not supported; use data:, http:, https: or file:")]
     UnsupportedScheme { scheme: String },

@@ -47,14 +47,14 @@ async fn bodies_that_are_not_requests_are_rejected() {
         "/v3/chat/completions",
         bodies,
         expect![[r#"
-            400 - - | the request body is not valid JSON: EOF while parsing a value at line 1 column 0
-            400 - - | the request body is not valid JSON: EOF while parsing an object at line 1 column 1
+            400 - - | failed to parse the request body as JSON: EOF while parsing a value at line 1 column 0
+            400 - - | failed to parse the request body as JSON: EOF while parsing an object at line 1 column 1
             400 - - | the request body must be a JSON object
             400 - - | the request body must be a JSON object
-            400 - - | the request body is not valid JSON: recursion limit exceeded at line 1 column 128
-            400 - - | the request body is not valid JSON: recursion limit exceeded at line 1 column 140
-            400 - - | the request body is not valid JSON: recursion limit exceeded at line 1 column 139
-            400 - - | the request body is not valid JSON: number out of range at line 1 column 44
+            400 - - | failed to parse the request body as JSON: recursion limit exceeded at line 1 column 128
+            400 - - | failed to parse the request body as JSON: recursion limit exceeded at line 1 column 140
+            400 - - | failed to parse the request body as JSON: recursion limit exceeded at line 1 column 139
+            400 - - | failed to parse the request body as JSON: number out of range at line 1 column 44
             400 missing_required_parameter model | model: is missing
             404 model_not_found model | this server does not serve the model "other"
             400 missing_required_parameter messages | messages: is missing

@@ -65,7 +65,7 @@ impl GraphFile {
         let bytes = end - hole;
         if bytes > VECTORS_BYTES_MAX {
             return Err(Error::Unsupported(format!(
-                "its vectors have {bytes} bytes (limit: {VECTORS_BYTES_MAX})"
+                "its tensors other than weight matrices have {bytes} bytes (limit: {VECTORS_BYTES_MAX} bytes)"
             )));
         }
         let metadata: Vec<_> = model.metadata().filter(|(key, _)| *key != "general.alignment").collect();
