@@ -86,7 +86,7 @@ async fn run(mut files: Files, args: Args) -> anyhow::Result<()> {
         None => tracing::info!("listening on http://{http}"),
     }
     if let Some(admin) = address_of(ListenerKind::Admin).transpose()? {
-        tracing::info!("metrics and probes on {admin}");
+        tracing::info!("serving metrics and probes on {admin}");
     }
 
     let stop = CancellationToken::new();
