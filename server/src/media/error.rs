@@ -81,7 +81,9 @@ pub(crate) enum MediaError {
     #[error("the path {path:?} is not below --allowed-local-media-path, or has a component \"..\"")]
     PathNotAllowed { path: PathBuf },
     /// The file does not exist, cannot be read, or is a link to a file outside of the directory.
-    #[error("the file {path:?} cannot be read, or is not below --allowed-local-media-path")]
+    #[error(
+        "the file {path:?} cannot be read, or a link in its path leads out of --allowed-local-media-path"
+    )]
     Unreadable {
         path: PathBuf,
         #[source]

@@ -40,8 +40,9 @@ pub(super) async fn read(app: &App, request: Request) -> Result<Bytes, Error> {
         values_bytes_max,
     };
     let read = tokio::time::timeout(limits.read_timeout, whole(request.into_body(), buffer)).await;
-    let read =
-        read.map_err(|_| Error::BodyIncomplete(format!("it took longer than {:?}", limits.read_timeout)))?;
+    let read = read.map_err(|_| {
+        Error::BodyIncomplete(format!("the body did not arrive within {:?}", limits.read_timeout))
+    })?;
     read.map_err(|refusal| match refusal {
         Refusal::TooLarge => Error::BodyTooLarge(bytes_max),
         Refusal::TooManyValues => Error::TooManyValues(values_bytes_max),
