@@ -107,8 +107,8 @@ pub struct Source {
     /// Objects in S3 or in a compatible service.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub s3: Option<S3Source>,
-    /// A container image that contains the files and is mounted as a volume. This requires Kubernetes 1.33 or later
-    /// with the feature gate `ImageVolume` enabled, and a container runtime that supports image volumes.
+    /// A container image with the files, which is mounted as a volume. This requires a container runtime that supports
+    /// image volumes, and Kubernetes 1.35 or later, or 1.33 or later with the feature gate `ImageVolume`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub oci: Option<OciSource>,
     /// A PersistentVolumeClaim with the files.
