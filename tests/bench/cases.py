@@ -57,9 +57,9 @@ class Delay:
 
 
 DELAYS = (
-    Delay("c32", "first token, mean, 32 concurrent", "first_token_mean", 0.8),
-    Delay("c32", "between tokens, 99th percentile, 32 concurrent", "gap_p99", 0.7),
-    Delay("c32", "peak memory, 32 concurrent", "memory_peak_bytes", 1.0),
+    Delay("c32", "mean time to the first token, 32 concurrent requests", "first_token_mean", 0.8),
+    Delay("c32", "99th percentile of the time between tokens, 32 concurrent requests", "gap_p99", 0.7),
+    Delay("c32", "peak memory, 32 concurrent requests", "memory_peak_bytes", 1.0),
 )
 
 

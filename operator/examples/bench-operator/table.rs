@@ -56,8 +56,8 @@ impl Figures {
             ("API calls in that time, for all resources", format!("{idle_calls:.0}")),
         ];
         let mut text = format!(
-            "{} LLMDeployments with one replica and one router each, created at the same time, on {processors} processors \
-             shared with the API server, etcd and the controllers.\n\n| | |\n|---|---|\n",
+            "{} LLMDeployments with one replica and one router each, created at the same time. The operator shares \
+             {processors} processors with the API server, etcd and the controllers.\n\n| | |\n|---|---|\n",
             self.resources
         );
         for (name, value) in &rows {

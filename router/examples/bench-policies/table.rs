@@ -38,9 +38,9 @@ impl Table {
         let names: Vec<_> = KINDS.iter().map(|kind| kind.name()).collect();
         let Arena { replicas, requests, seeds } = &self.arena;
         let mut text = format!(
-            "{replicas} replicas, {requests} requests of each kind, {} seeds (medians). Each cell has the \
-             time to the first token in ms: the 99th percentile and the median. The best policy other than the oracle is \
-             **bold**.\n\n| policy | {} |\n|---|{}\n",
+            "{replicas} replicas, {requests} requests per workload, medians of {} seeds. Each cell shows the \
+             99th percentile and the median of the time to the first token in ms. The lowest 99th percentile of each \
+             workload, excluding that of the oracle, is **bold**.\n\n| policy | {} |\n|---|{}\n",
             seeds.len(),
             names.join(" | "),
             "---|".repeat(names.len()),
@@ -54,9 +54,10 @@ impl Table {
             });
             text += &format!("| {} | {} |\n", competitor.name(), cells.collect::<Vec<_>>().join(" | "));
         }
-        text += "\nThe second table has the number of requests of the busiest replica, divided by the mean (the largest of \
-                 all seeds), the fraction of the prompt tokens that was in a cache, and the 99th percentile of the \
-                 mean time between two tokens of an answer.\n\n";
+        text += "\nEach cell of the second table shows three figures: the number of requests of the busiest replica, \
+                 divided by the mean over all replicas (the largest value of all seeds); the fraction of the prompt \
+                 tokens that were cached; and the 99th percentile of the mean time between two tokens of an \
+                 answer.\n\n";
         text += &format!("| policy | {} |\n|---|{}\n", names.join(" | "), "---|".repeat(names.len()));
         for (index, competitor) in self.competitors.iter().enumerate() {
             if !["kv", "round-robin", "oracle"].contains(&competitor.name()) {
