@@ -22,7 +22,7 @@ help: ## List the targets.
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## (.*)/\1\t\2/' | expand -t 16
 
 .PHONY: fetch
-fetch: ## Download the OpenVINO runtime and the sample model into .deps/ and verify their SHA-256. Later runs do nothing.
+fetch: ## Download the OpenVINO runtime and the sample model into .deps/ and verify their SHA-256. Later runs do nothing unless the pinned versions have changed.
 	@scripts/fetch
 
 .PHONY: tools
@@ -35,14 +35,14 @@ build: fetch ## Build the server, the router and the operator into target/releas
 	@$(CARGO) build --release --locked --package server --package router --package operator
 
 .PHONY: run
-run: build ## Serve deploy/samples/smollm2.yaml on 127.0.0.1:8000. PORT, MODEL and REPLICAS override the defaults. ARGS are passed to ovfleet-operator local.
+run: build ## Serve the LLMDeployment in deploy/samples/smollm2.yaml on 127.0.0.1:8000, without Kubernetes. PORT, MODEL (a path) and REPLICAS override the defaults. ARGS is passed to ovfleet-operator local.
 	@name=$${MODEL%/}; name=$${name##*/}; name=$${name%.gguf}; name=$${name%-00001-of-*}; \
 	exec $(BIN)/ovfleet-operator local -f deploy/samples/smollm2.yaml --cache .deps/cache --port "$${PORT:-8000}" \
 	  --model "$${MODEL:-.deps/models/SmolLM2-135M-Instruct.Q4_1.gguf}" $${name:+--set "model.name='$$name'"} \
 	  $${REPLICAS:+--replicas "$$REPLICAS"} $(ARGS)
 
 .PHONY: test
-test: fetch ## Run the tests, including those with the real model and the official clients.
+test: fetch ## Run the tests, including those that use the sample model and client libraries such as OpenAI's.
 	@scripts/need cargo g++
 	@scripts/clients
 	@scripts/tools control-plane charts
@@ -54,7 +54,7 @@ sanitize: fetch ## Test the native kernels with AddressSanitizer and UBSan, for 
 	@scripts/sanitize $(ARGS)
 
 .PHONY: fuzz
-fuzz: fetch ## Fuzz the parsers of untrusted input for SECONDS_EACH (default: 60) seconds each. TARGETS selects targets. Requires nightly Rust.
+fuzz: fetch ## Fuzz the parsers of untrusted input and the native operations for SECONDS_EACH (default: 60) seconds each. TARGETS selects targets. Requires nightly Rust.
 	@scripts/need cargo g++
 	@scripts/fuzz
 
@@ -68,7 +68,7 @@ schema: fetch ## Check responses to generated requests against /openapi.json wit
 
 # This is a separate target because it requires a browser. It reuses the build of `make test`.
 .PHONY: console
-console: fetch ## Test the router's console in headless Chromium. Screenshots are written to target/.
+console: fetch ## Test the router's console in headless Chromium. Screenshots are written to target/tmp/console/.
 	@scripts/need cargo g++ chromium
 	@$(CARGO) test --workspace --locked --no-run --quiet
 	@$(CARGO) test --workspace --locked --features tests/browser --test e2e_console -- $(ARGS)
@@ -85,7 +85,7 @@ programs-dev: fetch
 	@$(CARGO) test --workspace --locked --no-run --quiet
 
 .PHONY: e2e
-e2e: programs-$(PROFILE) ## Test the chart and its pods on a real Kubernetes node. Requires root. ARGS selects tests by name.
+e2e: programs-$(PROFILE) ## Test the chart and the pods of LLMDeployments on a real Kubernetes node. Requires root. ARGS selects tests by name.
 	@scripts/need cargo g++
 	@scripts/clients
 	@tests/cluster/images.sh $(BUILT_$(PROFILE)) server router operator
@@ -100,7 +100,7 @@ hostile: fetch ## Attack a router and a server, each limited to 2 GiB of memory,
 	@$(CARGO) test --workspace --locked --features tests/hostile --test hostile -- $(ARGS)
 
 .PHONY: lint
-lint: fetch ## Check formatting, clippy lints, C++ code, shell scripts, API documentation and dependencies, without changing files.
+lint: fetch ## Check formatting, clippy lints, C++ code, shell scripts, API documentation and, if cargo-deny is installed, dependencies, without changing files.
 	@scripts/need cargo g++
 	@$(CARGO) fmt --all --check
 	@$(CARGO) clippy --workspace --all-targets --locked --features $(EXTRA_TESTS) -- -D warnings
@@ -139,7 +139,7 @@ docs-site: ## Build the documentation site in target/docs/html and check its lin
 	@scripts/docs.py .deps/bin/mdbook
 
 .PHONY: deny
-deny: ## Check the licenses and sources of all dependencies. Installs cargo-deny into .deps/ the first time, which takes minutes.
+deny: ## Check the licenses and sources of all dependencies, and whether any of them is banned. Installs cargo-deny into .deps/ the first time, which takes minutes.
 	@scripts/need cargo
 	@[[ -x .deps/bin/cargo-deny ]] || $(CARGO) install --locked --version $(CARGO_DENY_VERSION) --root .deps cargo-deny
 	@.deps/bin/cargo-deny --all-features --locked check bans licenses sources
@@ -152,73 +152,73 @@ engine-bench: fetch
 	@tests/bench/setup.sh peer
 
 .PHONY: bench-engine
-bench-engine: engine-bench ## Compare the speed of the engine with that of openvino_genai. ARGS are passed to the program.
+bench-engine: engine-bench ## Compare the speed of the engine with that of openvino_genai. ARGS is passed to the benchmark.
 	@.deps/venv-peer/bin/python tests/bench/bench_engine.py $(ARGS)
 
 .PHONY: bench-engine-1b
-bench-engine-1b: engine-bench ## Run bench-engine with a model of a billion random weights. ARGS are passed to the program.
+bench-engine-1b: engine-bench ## Run bench-engine with a model of a billion random weights. ARGS is passed to the benchmark.
 	@.deps/venv-peer/bin/python tests/bench/bench_engine.py --section bench-engine-1b --forms gguf --cases c1 c8 \
 		--no-floor --model "$$(.deps/venv-peer/bin/python tests/bench/make_model.py 1b)" $(ARGS)
 
 .PHONY: bench-engine-8b
-bench-engine-8b: engine-bench ## Measure load time, memory and speed of models with up to 5 GB of random weights. ARGS are passed to the program.
+bench-engine-8b: engine-bench ## Measure the load time, memory use and speed of models with up to 5 GB of random weights. ARGS is passed to the benchmark.
 	@$(CARGO) build --release --locked --workspace --example read-bandwidth
 	@.deps/venv-peer/bin/python tests/bench/bench_size.py $(ARGS)
 
 .PHONY: bench-http
-bench-http: engine-bench build ## Compare the server over HTTP with the engine without HTTP. ARGS are passed to the program.
+bench-http: engine-bench build ## Compare the speed of the server over HTTP with that of the engine without HTTP. ARGS is passed to the benchmark.
 	@.deps/venv-peer/bin/python tests/bench/bench_http.py $(ARGS)
 
 .PHONY: bench-images
-bench-images: fetch build ## Compare the server with openvino_genai on requests with images. Installs PyTorch (5 GB) the first time. ARGS are passed to the program.
+bench-images: fetch build ## Compare the server with openvino_genai on requests with images. Installs PyTorch (5 GB) the first time. ARGS is passed to the benchmark.
 	@tests/bench/setup.sh peer
 	@tests/conformance/images/setup.sh environment
 	@.deps/venv-peer/bin/python tests/bench/bench_images.py $(ARGS)
 
 .PHONY: bench-llama
-bench-llama: fetch build ## Compare the server with llama.cpp over HTTP. Builds llama.cpp the first time. ARGS are passed to the program.
+bench-llama: fetch build ## Compare the server with llama.cpp over HTTP. Builds llama.cpp the first time. ARGS is passed to the benchmark.
 	@tests/bench/llama.sh
 	@tests/bench/setup.sh peer
 	@.deps/venv-peer/bin/python tests/bench/bench_llama.py $(ARGS)
 
 .PHONY: bench-vllm
-bench-vllm: fetch build ## Compare the server with vLLM on the CPU over HTTP. Installs vLLM (5 GB) the first time. ARGS are passed to the program.
+bench-vllm: fetch build ## Compare the server with vLLM on the CPU over HTTP. Installs vLLM (5 GB) the first time. ARGS is passed to the benchmark.
 	@tests/bench/setup.sh peer
 	@tests/bench/setup.sh vllm
 	@.deps/venv-peer/bin/python tests/bench/bench_vllm.py $(ARGS)
 
 .PHONY: soak
-soak: fetch build ## Run a mixed load on one server for half an hour and check for leaks and stuck requests. ARGS are passed to the program.
+soak: fetch build ## Run a mixed load on one server for half an hour and check for leaks and stuck requests. ARGS is passed to the test.
 	@tests/bench/setup.sh peer
 	@.deps/venv-peer/bin/python -u tests/bench/soak.py $(ARGS)
 
 .PHONY: bench-guided
-bench-guided: fetch build ## Measure the cost of structured outputs. ARGS are passed to the program.
+bench-guided: fetch build ## Measure the cost of structured outputs. ARGS is passed to the benchmark.
 	@tests/bench/setup.sh peer
 	@.deps/venv-peer/bin/python tests/bench/bench_guided.py $(ARGS)
 
 .PHONY: bench-lookup
-bench-lookup: fetch build ## Measure n-gram speculative decoding (prompt lookup). ARGS are passed to the program.
+bench-lookup: fetch build ## Measure the effect of n-gram speculative decoding (prompt lookup) on the speed. ARGS is passed to the benchmark.
 	@tests/bench/setup.sh peer
 	@.deps/venv-peer/bin/python tests/bench/bench_lookup.py $(ARGS)
 
 .PHONY: bench-adapters
-bench-adapters: engine-bench ## Measure the cost of LoRA adapters. ARGS are passed to the program.
+bench-adapters: engine-bench ## Measure the cost of LoRA adapters. ARGS is passed to the benchmark.
 	@.deps/venv-peer/bin/python tests/bench/bench_adapters.py $(ARGS)
 
 .PHONY: bench-draft
-bench-draft: fetch build ## Measure the cost of a draft model and the acceptance rate at which it breaks even. ARGS are passed to the program.
+bench-draft: fetch build ## Measure the cost of a draft model and the acceptance rate at which it breaks even. ARGS is passed to the benchmark.
 	@tests/bench/setup.sh peer
 	@$(CARGO) build --release --locked --workspace --example draft-bench
 	@.deps/venv-peer/bin/python tests/bench/bench_draft.py $(ARGS)
 
 .PHONY: bench-spill
-bench-spill: fetch build ## Compare restoring prompts from the disk cache with computing them. ARGS are passed to the program.
+bench-spill: fetch build ## Compare the time to restore prompts from the disk cache with the time to compute them. ARGS is passed to the benchmark.
 	@tests/bench/setup.sh peer
 	@.deps/venv-peer/bin/python tests/bench/bench_spill.py $(ARGS)
 
 .PHONY: bench-sampling
-bench-sampling: ## Measure the time that the engine's thread spends between two runs of the model. ARGS are passed to the program.
+bench-sampling: ## Measure the time that the engine's thread spends between two runs of the model. ARGS is passed to the benchmark.
 	@scripts/need cargo
 	@$(CARGO) run --release --locked --quiet --package server-engine --example bench-sampling -- $(ARGS)
 
@@ -235,14 +235,14 @@ bench-router: ## Compare the router with vllm-router and sglang-router. ARGS=--u
 	@target/release/examples/bench-router $(ARGS)
 
 .PHONY: bench-operator
-bench-operator: ## Measure the operator's cost of managing 300 resources, against a real API server. ARGS=--update updates the table in docs/performance/results.md.
+bench-operator: ## Measure the operator's cost of managing 300 LLMDeployments with a real API server. ARGS=--update updates the table in docs/performance/results.md.
 	@scripts/need cargo
 	@scripts/tools control-plane
 	@$(CARGO) build --release --locked --quiet --package operator --bin ovfleet-operator --example bench-operator
 	@target/release/examples/bench-operator $(ARGS)
 
 .PHONY: conformance
-conformance: engine-bench build ## Compare the server's tokens and perplexity with those of openvino_genai and of the dequantized model.
+conformance: engine-bench build ## Check the results of the engine and the server against openvino_genai and the dequantized model. ARGS is passed to the test.
 	@.deps/venv-peer/bin/python tests/conformance/conformance.py $(ARGS)
 
 .PHONY: clean

@@ -229,7 +229,11 @@ impl Applier {
             Err(kube::Error::Api(status)) if matches!(status.code, 404 | 409) => {}
             result => drop(result?),
         }
-        tracing::info!(kind = kind.name(), name, "deleted an object that is no longer desired");
+        tracing::info!(
+            kind = kind.name(),
+            name,
+            "requested the deletion of an object that is no longer desired"
+        );
         Ok(())
     }
 
@@ -248,7 +252,8 @@ impl Applier {
         match pods.patch_status(pod, &PatchParams::default(), &Patch::Strategic(patch)).await {
             // The pod was deleted.
             Err(kube::Error::Api(status)) if status.code == 404 => Ok(()),
-            result => result.map(|_| tracing::info!(pod, status, reason, "changed the readiness gate")),
+            result => result
+                .map(|_| tracing::info!(pod, status, reason, "changed the condition of the readiness gate")),
         }
     }
 

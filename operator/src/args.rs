@@ -119,11 +119,11 @@ pub struct RunArgs {
     pub load_interval: Duration,
 
     /// Maximum number of serving resources whose pods are replaced at the same time after an upgrade of the operator.
-    /// Pods are replaced if the new version has different default images or renders pods differently. A resource that
-    /// serves no requests is upgraded immediately and does not count.
+    /// Pods are replaced if the new version has different default images or renders pods differently. The limit does
+    /// not apply to resources that serve no requests.
     ///
-    /// If exceeded: the other resources wait. A resource counts until its new pods are ready, so with 1, a failed
-    /// upgrade of one resource blocks the upgrades of the others.
+    /// If exceeded: the other resources wait. A resource counts until its new pods are ready, so with a limit of 1, a
+    /// failed upgrade of one resource blocks the upgrades of the others.
     #[arg(
         long,
         value_name = "COUNT",
@@ -169,7 +169,8 @@ pub struct LocalArgs {
     #[arg(long, value_name = "PATH")]
     pub model: Option<PathBuf>,
 
-    /// Number of replicas. Overrides the number in the resource. The processors are divided equally among the replicas.
+    /// Number of replicas. Overrides the fields replicas and suspend of the resource. If engine.device is CPU, the
+    /// processors are divided equally among the replicas.
     #[arg(long, value_name = "COUNT", value_parser = value_parser!(i32).range(1..=256))]
     pub replicas: Option<i32>,
 
@@ -223,7 +224,8 @@ pub struct DieWithParentArgs {
 /// The IP family that pods listen on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum IpFamily {
-    /// The family of the API server's address in KUBERNETES_SERVICE_HOST; IPv4 if it is a host name or not set.
+    /// The family of the API server's address in KUBERNETES_SERVICE_HOST; IPv4 if the variable contains a host name or
+    /// is not set.
     Auto,
     /// Pods listen on IPv4 only.
     Ipv4,

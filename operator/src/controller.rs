@@ -228,7 +228,7 @@ async fn refuse_undecodable(
         name,
         namespace,
         error = invalid.error,
-        "an LLMDeployment cannot be decoded: its objects are not changed"
+        "an LLMDeployment cannot be decoded, so its objects are not changed"
     );
     let previous = match context.with_memory(object, |memory| memory.status.clone()) {
         Some(status) => Some(status),

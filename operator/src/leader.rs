@@ -114,7 +114,9 @@ impl Election {
     /// does not respond within `limit`; the next attempt then uses another connection.
     async fn try_within(&mut self, limit: Duration) -> anyhow::Result<bool> {
         let attempt = timeout(limit, self.try_acquire_or_renew()).await;
-        attempt.with_context(|| format!("the API server did not respond within {limit:?}"))?
+        attempt.with_context(|| {
+            format!("the API server did not answer the requests for the lease within {limit:?}")
+        })?
     }
 
     /// Acquires or renews the Lease if possible. Returns whether this process holds it now.

@@ -62,7 +62,10 @@ pub(crate) async fn run(args: LocalArgs) -> anyhow::Result<()> {
     }
     let defaults = Defaults::with_images("", "");
     let mut valid = validate(&object, &ObservedState::default(), &defaults)?;
-    ensure!(valid.server.replicas > 0, "the resource has 0 replicas: set a positive number with --replicas");
+    ensure!(
+        valid.server.replicas > 0,
+        "the resource has 0 replicas or is suspended: set a positive number of replicas with --replicas"
+    );
     if valid.router.api_keys.is_some() && args.api_keys.is_none() {
         bail!("the resource sets access.apiKeysSecretRef: pass a file of API keys with --api-keys");
     }

@@ -66,8 +66,11 @@ impl Args {
 
 fn print_crd() -> anyhow::Result<()> {
     use std::io::Write as _;
-    let yaml = serde_yaml::to_string(&operator_api::crd()).context("failed to serialize the definition")?;
-    std::io::stdout().write_all(yaml.as_bytes()).context("failed to write the definition to standard output")
+    let yaml = serde_yaml::to_string(&operator_api::crd())
+        .context("failed to serialize the CustomResourceDefinition")?;
+    std::io::stdout()
+        .write_all(yaml.as_bytes())
+        .context("failed to write the CustomResourceDefinition to standard output")
 }
 
 /// The configuration of the operator on a cluster.
@@ -111,7 +114,7 @@ async fn run(args: RunArgs) -> anyhow::Result<()> {
     controllers.spawn(manage(client, config, services, stop.clone()));
     tokio::select! {
         Some(ended) = controllers.join_next() => return ended.context("the operator panicked")?,
-        _ = probes.join_next() => bail!("the server for probes has stopped"),
+        _ = probes.join_next() => bail!("the server for probes and metrics has stopped"),
         () = signals.next() => {}
     }
     tracing::info!("shutting down: finishing the running reconciles");
@@ -119,7 +122,9 @@ async fn run(args: RunArgs) -> anyhow::Result<()> {
     let outcome = match tokio::time::timeout(SHUTDOWN_TIMEOUT, controllers.join_next()).await {
         Ok(Some(ended)) => ended.context("the operator panicked")?,
         Ok(None) => Ok(()),
-        Err(_) => bail!("the running reconciles did not finish within {SHUTDOWN_TIMEOUT:?}"),
+        Err(_) => {
+            bail!("the operator did not finish its work and release the lease within {SHUTDOWN_TIMEOUT:?}")
+        }
     };
     // Flushing blocks its thread until this runtime has sent the spans, so it uses another thread.
     let flush = move || tracer.iter().for_each(Tracer::flush);

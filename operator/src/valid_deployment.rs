@@ -287,7 +287,7 @@ pub struct ServerSettings {
     pub max_surge: IntOrString,
     /// The number or percentage of replicas that may be unavailable during a rollout.
     pub max_unavailable: IntOrString,
-    /// The number of seconds for which a new replica must be ready before another replica is replaced.
+    /// The number of seconds for which a new replica must be ready before it counts as available.
     pub min_ready_seconds: i32,
     /// The time without progress after which a rollout is reported as failed.
     pub progress_deadline: Duration,

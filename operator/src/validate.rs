@@ -330,7 +330,7 @@ fn relative_path(path: Option<&str>) -> Result<Option<String>, ValidationError> 
         Some(path) if path.starts_with('/') || path.split('/').any(|part| part == "..") => {
             Err(ValidationError::Field {
                 field: "model.source",
-                problem: format!("the path {path:?} must be relative and must not contain '..'"),
+                problem: format!("the path {path:?} must be relative and must not contain a '..' component"),
             })
         }
         path => Ok(path.map(str::to_owned)),

@@ -210,7 +210,7 @@ impl Follower {
                 Err(error) => record_failure(&self.metrics, kind.name(), &error),
             }
         }
-        anyhow::bail!("the watch of {} has ended", kind.name())
+        anyhow::bail!("the watch of the kind {} has ended", kind.name())
     }
 
     /// Waits until the cluster has the kind ServiceMonitor, because the Prometheus operator may be installed later.
@@ -261,7 +261,7 @@ impl Follower {
                 Err(error) => record_failure(&self.metrics, "Pod", &error),
             }
         }
-        anyhow::bail!("the watch of Pod has ended")
+        anyhow::bail!("the watch of Pods has ended")
     }
 
     async fn insert_pod(&self, pod: DynamicObject) {
@@ -290,7 +290,7 @@ impl Follower {
                 Err(error) => record_failure(&self.metrics, "Event", &error),
             }
         }
-        anyhow::bail!("the watch of Event with {selector} has ended")
+        anyhow::bail!("the watch of Events with {selector} has ended")
     }
 
     fn count_ready(&self, is_first: &mut bool) {

@@ -44,7 +44,8 @@ impl FromStr for ByteSize {
     fn from_str(text: &str) -> Result<Self, String> {
         let invalid = || {
             format!(
-                "{text:?} is not a size: use a number of bytes, with or without a unit, e.g. 512MiB, 1.5GiB"
+                "{text:?} is not a size from 0 to 2^64 - 1 bytes: use a number with or without a unit, e.g. 512MiB, \
+                 1.5GiB"
             )
         };
         let text = text.trim();
@@ -82,7 +83,11 @@ impl fmt::Display for ByteSize {
 /// # Errors
 /// The text is not a duration. The message says how to write one.
 pub fn duration(text: &str) -> Result<Duration, String> {
-    let invalid = || format!("{text:?} is not a duration: use a number with a unit, e.g. 30s, 500ms, 2m");
+    let invalid = || {
+        format!(
+            "{text:?} is not a duration: use a number with the unit us, ms, s, m or h, e.g. 30s, 500ms, 2m"
+        )
+    };
     let digits = text.trim_end_matches(|letter: char| letter.is_alphabetic());
     let seconds = match &text[digits.len()..] {
         "us" | "µs" => 1e-6,
@@ -106,7 +111,7 @@ const INTERVAL_MIN: Duration = Duration::from_millis(100);
 pub fn interval(text: &str) -> Result<Duration, String> {
     let interval = duration(text)?;
     if interval < INTERVAL_MIN {
-        return Err(format!("{text:?} is too short: an interval is at least {INTERVAL_MIN:?}"));
+        return Err(format!("{text:?} is too short: the interval must be at least {INTERVAL_MIN:?}"));
     }
     Ok(interval)
 }
@@ -164,7 +169,10 @@ mod tests {
     #[test]
     fn intervals_are_at_least_100_ms() {
         assert_eq!(interval("100ms"), Ok(Duration::from_millis(100)));
-        assert_eq!(interval("0s"), Err("\"0s\" is too short: an interval is at least 100ms".to_owned()));
+        assert_eq!(
+            interval("0s"),
+            Err("\"0s\" is too short: the interval must be at least 100ms".to_owned())
+        );
         assert!(interval("99ms").is_err() && interval("x").is_err());
     }
 

@@ -25,8 +25,8 @@ use crate::policy::Policy;
 #[command(mut_args(env_with_prefix("OVFLEET_ROUTER_")))]
 pub struct Args {
     /// A YAML file that sets further flags, such as `policy: kv`. It is reloaded when it changes. Most changes take
-    /// effect immediately, and none interrupts streams. If a changed flag takes effect only after a restart, such as a
-    /// port or `drain-timeout`, the router logs a warning.
+    /// effect immediately, and none interrupts streams. If a changed flag, such as `port` or `drain-timeout`, takes
+    /// effect only after a restart, the router logs a warning.
     #[arg(long, value_name = "PATH")]
     pub config: Option<PathBuf>,
 
@@ -65,8 +65,8 @@ pub struct Args {
     /// A file with the replica token, with which the router authenticates to replicas. Pass the same file to the
     /// replicas.
     ///
-    /// The file contains one token per line: 16 to 256 letters, digits and -._~+/=. The router sends all tokens with
-    /// each request, and reloads the file when it changes. Default: no token is sent.
+    /// The file contains one token per line, each with 16 to 256 characters: letters, digits and -._~+/=. The router
+    /// sends all tokens with each request, and reloads the file when it changes. Default: no token is sent.
     #[arg(long, value_name = "PATH", help_heading = "Replicas")]
     pub replica_token_file: Option<PathBuf>,
 
@@ -109,10 +109,10 @@ pub struct Args {
 
     /// Maximum number of attempts to send a request to a replica before the client receives the first byte. Attempts
     /// that fail to connect do not count. A request that may change stored objects is not retried if a replica may have
-    /// processed it.
+    /// processed it, unless its HTTP method is idempotent, such as DELETE.
     ///
-    /// If exceeded: the client receives the last failure: the response of the replica; 502, `replicas_failed`; or 504,
-    /// `replicas_timed_out`.
+    /// If exceeded: the client receives the error of the last attempt, which is the response of the replica, or 502,
+    /// `replicas_failed`, or 504, `replicas_timed_out`.
     #[arg(
         long,
         value_name = "COUNT",
@@ -126,7 +126,7 @@ pub struct Args {
     /// failure. Unused retries are saved for later failures. Retries after a failed connection, after a rejected
     /// replica token, or after the status 429 or 503 do not count. 0 disables all other retries.
     ///
-    /// If exceeded: the client receives the last failure, as with `--attempts`.
+    /// If exceeded: the client receives the error of the last attempt, as with `--attempts`.
     #[arg(
         long,
         value_name = "PERCENT",
@@ -138,15 +138,16 @@ pub struct Args {
 
     /// Time within which a replica must accept a connection.
     ///
-    /// If exceeded: the request is sent to another replica; after `--replica-wait-timeout` without a connection, the
-    /// client receives 502, `replicas_failed`, or 503, `no_replica`; after the time in the `x-ovfleet-timeout` header
-    /// of the request, it receives 504, `replicas_timed_out`.
+    /// If exceeded: the router tries another replica or, if there is none, the same one again. After
+    /// `--replica-wait-timeout` without a connection, the client receives 502, `replicas_failed`, or 503, `no_replica`;
+    /// once the time in the `x-ovfleet-timeout` header of the request has passed, the client receives 504,
+    /// `replicas_timed_out`, or 503, `no_replica`.
     #[arg(long, value_name = "TIME", default_value = "1s", value_parser = duration, help_heading = "Routing")]
     pub connect_timeout: Duration,
 
     /// Time within which a replica must begin a streaming response.
     ///
-    /// If exceeded: the request is retried within the limits of `--attempts` and `--retry-budget-percent`; then the
+    /// If exceeded: the request is retried if `--attempts` and `--retry-budget-percent` permit it; otherwise, the
     /// client receives 504, `replicas_timed_out`.
     #[arg(
         long,
@@ -157,9 +158,9 @@ pub struct Args {
     )]
     pub first_token_timeout: Duration,
 
-    /// Time within which a replica must complete a non-streaming response.
+    /// Time within which a replica must complete a non-streaming response of up to 1 MiB, or must begin a larger one.
     ///
-    /// If exceeded: the request is retried within the limits of `--attempts` and `--retry-budget-percent`; then the
+    /// If exceeded: the request is retried if `--attempts` and `--retry-budget-percent` permit it; otherwise, the
     /// client receives 504, `replicas_timed_out`.
     #[arg(
         long,
@@ -170,7 +171,7 @@ pub struct Args {
     )]
     pub answer_timeout: Duration,
 
-    /// Maximum time without data from the replica during a response.
+    /// Maximum time without data from the replica after the response to the client has begun.
     ///
     /// If exceeded: a streaming response ends with an error event; any other response is aborted.
     #[arg(
@@ -186,8 +187,9 @@ pub struct Args {
     /// not apply to a replica that is draining or that discovery no longer lists, because such a replica finishes its
     /// requests.
     ///
-    /// If exceeded: requests whose response has not begun are retried on another replica, if one still reports; a
-    /// response that has begun ends with an error once no data has arrived for this time.
+    /// If exceeded: while another replica still reports, requests whose response has not begun are retried as if
+    /// `--first-token-timeout` were exceeded; a response that has begun ends with an error once no data has arrived for
+    /// this time.
     #[arg(
         long,
         value_name = "TIME",
@@ -209,8 +211,8 @@ pub struct Args {
     )]
     pub queue_requests: u32,
 
-    /// Maximum number of prompt tokens of the requests for one model that wait in the router because no replica has
-    /// capacity. A request that waits alone may exceed this limit.
+    /// Maximum estimated number of prompt tokens in the requests for one model that wait in the router because no
+    /// replica has capacity. A request that waits alone may exceed this limit.
     ///
     /// If exceeded: further requests are rejected with 429, `queue_full`, and `Retry-After`.
     #[arg(long, value_name = "COUNT", default_value_t = 4_000_000, help_heading = "Queue")]
@@ -222,8 +224,8 @@ pub struct Args {
     #[arg(long, value_name = "TIME", default_value = "30s", value_parser = duration, help_heading = "Queue")]
     pub queue_timeout: Duration,
 
-    /// Maximum number of requests that wait while no replica is available. The limits of the queue do not apply to
-    /// these requests.
+    /// Maximum number of requests, over all models, that wait while no replica of their model is available. The limits
+    /// of the queue do not apply to these requests.
     ///
     /// If exceeded: further requests are rejected with 503, `no_replica`, and `Retry-After`.
     #[arg(
@@ -235,30 +237,31 @@ pub struct Args {
     )]
     pub replica_wait_requests: u32,
 
-    /// Maximum time that a request waits for a replica to become available.
+    /// Maximum time that a request waits for a replica of its model to become available.
     ///
-    /// If exceeded: the request is rejected with 503, `no_replica`, and `Retry-After`.
+    /// If exceeded: the request is rejected with 503, `no_replica`, and `Retry-After`, or with 404, `model_not_found`,
+    /// if only some replicas have reported their models and none of them serves the requested model.
     #[arg(long, value_name = "TIME", default_value = "10s", value_parser = duration, help_heading = "Queue")]
     pub replica_wait_timeout: Duration,
 
-    /// A file with the API keys that clients must send, one per line, each optionally followed by a space and a name
-    /// for the logs and for --key-isolation name. A # begins a comment. The file is reloaded when it changes. If the
-    /// file contains no key, all requests are rejected. Default: no key is required.
+    /// A file with the API keys that the router accepts, one per line, each optionally followed by a space and a name
+    /// for the logs and for `--key-isolation name`. A # begins a comment. The file is reloaded when it changes. If the
+    /// file contains no key, all API requests are rejected. Default: no key is required.
     #[arg(long, value_name = "PATH", help_heading = "Access")]
     pub api_keys: Option<PathBuf>,
 
-    /// Maximum number of requests per minute for each API key. Each router counts its own requests. The limit has no
-    /// effect without --api-keys. Default: unlimited.
+    /// Maximum number of requests per minute for each API key. Each router counts separately. The limit has no effect
+    /// without --api-keys. Default: unlimited.
     ///
     /// If exceeded: further requests are rejected with 429, `rate_limit_exceeded`, and `Retry-After`.
     #[arg(long, value_name = "COUNT", help_heading = "Access")]
     pub requests_per_minute: Option<u32>,
 
-    /// Maximum number of prompt and completion tokens per minute for each API key. Each router counts its own requests.
-    /// The limit has no effect without --api-keys. Default: unlimited.
+    /// Maximum number of prompt and completion tokens per minute for each API key. Each router counts separately. The
+    /// limit has no effect without --api-keys. Default: unlimited.
     ///
-    /// If exceeded: further requests are rejected with 429, `rate_limit_exceeded`, and `Retry-After`, which is omitted
-    /// if the request alone exceeds the limit.
+    /// If exceeded: further requests that use tokens are rejected with 429, `rate_limit_exceeded`, and `Retry-After`;
+    /// the header is omitted if a request alone exceeds the limit.
     #[arg(long, value_name = "COUNT", help_heading = "Access")]
     pub tokens_per_minute: Option<u32>,
 
@@ -274,8 +277,8 @@ pub struct Args {
     #[arg(long, value_name = "SIZE", default_value = "32MiB", help_heading = "Limits")]
     pub max_body_bytes: ByteSize,
 
-    /// Maximum total size of request bodies in memory. The received bytes of a body count toward it until the body is
-    /// no longer needed for a retry. Up to one eighth of the total is reserved for bodies of up to 64 KiB.
+    /// Maximum total size of request bodies in memory. The received bytes of a body count toward the limit until the
+    /// body is no longer needed for a retry. Up to one eighth of the total is reserved for bodies of up to 64 KiB.
     ///
     /// If exceeded: further requests are rejected with 429, `body_buffer_full`, and `Retry-After`.
     #[arg(long, value_name = "SIZE", default_value = "128MiB", help_heading = "Limits")]
@@ -350,7 +353,7 @@ pub struct Args {
     #[arg(long, value_name = "URL", help_heading = "Logs and traces")]
     pub otlp_endpoint: Option<String>,
 
-    /// The fraction of the requests without a trace header for which the router starts a trace.
+    /// The fraction of requests for which the router starts a trace, among the requests without a trace header.
     #[arg(
         long,
         value_name = "RATIO",

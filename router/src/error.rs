@@ -19,7 +19,7 @@ pub(crate) enum Error {
     Malformed(MalformedBody),
     #[error("the router serves several models: set `model` to one of them")]
     MissingModel,
-    #[error("the model {0:?} does not exist")]
+    #[error("the router does not serve the model {0:?}")]
     UnknownModel(String),
     /// The replica that stored the object no longer exists, or the object was never stored.
     #[error("{param}: {id:?} does not exist, or the replica that stored it is gone or serves another model")]
@@ -36,7 +36,10 @@ pub(crate) enum Error {
     Method { method: String, path: String },
     #[error("the request body is larger than {0} bytes (--max-body-bytes)")]
     BodyTooLarge(u64),
-    #[error("the buffer for request bodies is full (limit: {0} bytes, --max-buffered-body-bytes)")]
+    #[error(
+        "the buffer for request bodies has no room for this body (limit for all bodies: {0} bytes, \
+         --max-buffered-body-bytes)"
+    )]
     BodyBufferFull(u64),
     /// The body did not arrive: the connection broke, or the time limit was exceeded.
     #[error("failed to receive the request body: {0}")]
@@ -49,11 +52,14 @@ pub(crate) enum Error {
     RateExceeded(RateExceeded),
     #[error("too many concurrent requests (limit: {0})")]
     TooManyRequests(u32),
-    #[error("the queue is full: too many requests or prompt tokens are waiting for a replica")]
+    #[error(
+        "the queue has no room for the request: too many requests or prompt tokens, in total or of this tenant, are \
+         waiting for a replica"
+    )]
     QueueFull { retry_after: Duration },
     #[error("timed out in the queue: no replica had room for the request")]
     QueueTimeout { retry_after: Duration },
-    #[error("no replica is available")]
+    #[error("no replica that can answer the request is available")]
     NoReplica,
     #[error("no replica {} became available within x-ovfleet-timeout", awaited(.0))]
     ClientTimeout(WaitTarget),
@@ -62,8 +68,8 @@ pub(crate) enum Error {
     AllFailed { attempts: u32, last: &'static str },
     /// The request itself may have caused the failures.
     #[error(
-        "the connection to a replica broke {0} times after the request was sent; the request is not retried, \
-         because it may be the cause"
+        "{0} connections to replicas broke after the request was sent; the request is not retried, because it may be \
+         the cause"
     )]
     BrokeReplicas(u32),
     /// The connection broke during a request that may have changed stored objects.
@@ -92,7 +98,7 @@ fn rate_problem(exceeded: &RateExceeded) -> String {
         RateKind::Tokens => "tokens",
     };
     match exceeded.retry_after {
-        Some(_) => format!("the API key has reached its limit of {kind} per minute"),
+        Some(_) => format!("the request and earlier ones exceed the API key's limit of {kind} per minute"),
         None => format!("the request alone exceeds the API key's limit of {kind} per minute"),
     }
 }

@@ -23,7 +23,8 @@ use crate::proxy::upstream::{ReplicaConnection, rejects_router};
 use crate::replica::Replica;
 use crate::replicas::ReplicasUpdate;
 
-/// Time within which a replica must open a stream of load reports.
+/// Time within which a replica must accept a connection for load reports, and the same time again to open the stream.
+/// A replica must also return its list of models within this time.
 ///
 /// If exceeded: the router retries.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
@@ -172,7 +173,9 @@ async fn receive_reports(
     dispatcher.replicas.authenticate(request.metadata_mut().as_mut());
     let opened = tokio::time::timeout(CONNECT_TIMEOUT, client.watch_load(request)).await;
     let mut stream = opened
-        .with_context(|| format!("the replica did not answer within {CONNECT_TIMEOUT:?}"))?
+        .with_context(|| {
+            format!("the replica did not open the stream of load reports within {CONNECT_TIMEOUT:?}")
+        })?
         .context("failed to open the stream of load reports")?
         .into_inner();
     {
@@ -236,8 +239,8 @@ async fn request_model_lengths(dispatcher: &Dispatcher, replica: &Replica) {
 async fn poll_models(dispatcher: &Arc<Dispatcher>, replica: &Arc<Replica>) -> anyhow::Result<()> {
     loop {
         let answer = tokio::time::timeout(CONNECT_TIMEOUT, request_models(dispatcher, replica)).await;
-        let (models, store_id) =
-            answer.with_context(|| format!("the replica did not answer within {CONNECT_TIMEOUT:?}"))??;
+        let (models, store_id) = answer
+            .with_context(|| format!("the replica did not list its models within {CONNECT_TIMEOUT:?}"))??;
         replica.status().max_model_lens = max_model_lens(&models);
         let names = models.into_iter().map(|model| model.id).collect();
         dispatcher.replicas.observe_models(replica, names, store_id);
@@ -259,7 +262,10 @@ async fn request_models(dispatcher: &Dispatcher, replica: &Replica) -> anyhow::R
     request.headers_mut().insert(header::HOST, replica.authority.clone());
     dispatcher.replicas.authenticate(request.headers_mut());
     let head = connection.send(request).await.context("failed to list the models")?;
-    anyhow::ensure!(!rejects_router(&head), "the replica rejected the replica token of this router");
+    anyhow::ensure!(
+        !rejects_router(&head),
+        "the replica rejected this router, because its replica token is missing or invalid"
+    );
     anyhow::ensure!(
         head.status.is_success(),
         "the replica answered GET /v3/models with status {}",

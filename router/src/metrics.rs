@@ -85,19 +85,23 @@ impl TermHistograms {
             ),
             image_encoding: metrics.request_seconds(
                 "pick_image_encoding",
-                "Part of the score: time to encode the images of the request and of those ahead of it",
+                "Part of the score: time to encode the images of the request and of the requests ahead of it",
             ),
             decode_interference: metrics.request_seconds(
                 "pick_decode_interference",
                 "Part of the score: delay caused by sequences that decode in the same steps",
             ),
-            sequence_wait: metrics
-                .request_seconds("pick_sequence_wait", "Part of the score: time until a sequence can start"),
-            block_wait: metrics
-                .request_seconds("pick_block_wait", "Part of the score: time until enough blocks are free"),
+            sequence_wait: metrics.request_seconds(
+                "pick_sequence_wait",
+                "Part of the score: time until the sequences of the request can start",
+            ),
+            block_wait: metrics.request_seconds(
+                "pick_block_wait",
+                "Part of the score: time until enough KV cache blocks are free",
+            ),
             cache_pressure: metrics.request_seconds(
                 "pick_cache_pressure",
-                "Part of the score: penalty for a cache that is nearly full",
+                "Part of the score: penalty that grows as the KV cache fills",
             ),
         }
     }
@@ -152,7 +156,8 @@ impl Default for Metrics {
             requests: metrics.zero("requests", "Finished requests, by endpoint, outcome and status class"),
             retries: metrics
                 .zero("retries", "Retries, by the reason for the failure of the previous attempt"),
-            prompt_tokens: metrics.zero("prompt_tokens", "Estimated prompt tokens of all requests"),
+            prompt_tokens: metrics
+                .zero("prompt_tokens", "Estimated prompt tokens of all requests for known models"),
             cached_prompt_tokens: metrics.zero(
                 "cached_prompt_tokens",
                 "Prompt tokens that the router expected in the prefix cache of the picked replica",
@@ -192,7 +197,8 @@ impl Default for Metrics {
                 .zero("requests_queued", "Requests that are waiting because all replicas are full"),
             requests_without_replica: metrics.zero(
                 "requests_without_replica",
-                "Requests that are waiting because no replica is available",
+                "Requests that are waiting for a replica to become available, or to report its models or its \
+                 store of responses",
             ),
             ready: metrics.zero("ready", "1 if the router accepts requests and a replica is available"),
             replicas: ReplicaGauges::new(&mut metrics),
@@ -277,8 +283,10 @@ impl ReplicaGauges {
         Self {
             in_flight: metrics
                 .zero("replica_in_flight", "Requests in flight that this router has sent to the replica"),
-            unreported: metrics
-                .zero("replica_unreported", "Requests in flight that the last load report does not include"),
+            unreported: metrics.zero(
+                "replica_unreported",
+                "Requests in flight that were sent less than 30 s ago and that no load report includes yet",
+            ),
             sequences_running: metrics
                 .zero("replica_sequences_running", "Running sequences, as reported by the replica"),
             sequences_waiting: metrics
@@ -296,7 +304,7 @@ impl ReplicaGauges {
             ),
             ejected: metrics.zero(
                 "replica_ejected",
-                "1 from the ejection of the replica until its probes succeed, otherwise 0",
+                "1 from the ejection of the replica until its probes succeed or it restarts, otherwise 0",
             ),
             report_age: metrics.seconds(
                 "replica_report_age",

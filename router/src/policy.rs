@@ -47,7 +47,7 @@ pub enum NoReplica {
     #[error("no replica accepts requests")]
     Unavailable,
     /// Candidates accept requests, but each is too small for the request or reserved for another one.
-    #[error("the request does not fit any replica")]
+    #[error("each replica that accepts requests is too small for this request or reserved for another one")]
     NeverFits,
 }
 

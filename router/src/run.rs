@@ -86,7 +86,7 @@ async fn run(mut files: Files, args: Args) -> anyhow::Result<()> {
         None => tracing::info!("listening on http://{http}"),
     }
     if let Some(admin) = address_of(ListenerKind::Admin).transpose()? {
-        tracing::info!("metrics and probes on {admin}");
+        tracing::info!("serving metrics and probes on {admin}");
     }
 
     let stop = CancellationToken::new();
@@ -305,9 +305,9 @@ fn reload_replica_tokens(app: &App) {
 /// Logs the number of valid keys, and warns if there are none.
 fn log_key_count(keys: usize) {
     if keys == 0 {
-        tracing::warn!("the file of API keys contains no key: all requests are rejected");
+        tracing::warn!("the file of API keys contains no key: all API requests are rejected");
     } else {
-        tracing::info!(keys, "requests require an API key");
+        tracing::info!(keys, "API requests require an API key");
     }
 }
 

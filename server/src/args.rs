@@ -47,8 +47,8 @@ pub struct Args {
     /// The model: a GGUF file, the first part of a split GGUF model, or a directory with tokenizer.json and either
     /// openvino_model.xml or openvino_language_model.xml.
     ///
-    /// Required with `--backend openvino`. `--backend sim` uses only the model's tokenizer and chat template or,
-    /// without --model, a byte tokenizer.
+    /// Required with `--backend openvino`. `--backend sim` loads no weights: it uses only the tokenizer, the chat
+    /// template, the default parameters and the context length of the model or, without --model, a byte tokenizer.
     #[arg(long, value_name = "PATH")]
     pub model: Option<PathBuf>,
 
@@ -68,8 +68,8 @@ pub struct Args {
     /// The format of the model's tool calls: auto, none, hermes3, llama3, mistral, devstral, phi4, gptoss, qwen3coder,
     /// lfm2, gemma4, minicpm5, deepseek or granite.
     ///
-    /// auto detects the format from the chat template; if the template has no known format, the server instructs the
-    /// model to use hermes3. With none, tool calls are returned as part of the text.
+    /// auto detects the format from the chat template; if the template uses no known format or does not render tools,
+    /// the server instructs the model to use hermes3. With none, tool calls are returned as part of the text.
     #[arg(long, value_name = "NAME", default_value = "auto", value_parser = parsers::choice::<ToolFormat>)]
     pub tool_parser: ParserChoice<ToolFormat>,
 
@@ -92,7 +92,8 @@ pub struct Args {
     #[arg(long, default_value_t = 8000, help_heading = "Network")]
     pub port: u16,
 
-    /// The port of the gRPC services: load reports for routers, and grpc.health.v1. 0 selects a free port.
+    /// The port of the gRPC services, which report the load of the server to routers, report its health
+    /// (grpc.health.v1), and drain it. 0 selects a free port.
     #[arg(long, default_value_t = 50051, help_heading = "Network")]
     pub grpc_port: u16,
 
@@ -107,13 +108,15 @@ pub struct Args {
     /// A file with the replica token. The server rejects API requests and gRPC calls without the token, so that only
     /// routers can send them.
     ///
-    /// The file contains one token per line: 16 to 256 letters, digits and -._~+/=. The server accepts every token in
-    /// the file, and reloads the file when it changes. Pass the same file to the routers. Probes and scrapes on the API
-    /// port require the token, too; the admin port and gRPC health checks do not. Default: no token is required.
+    /// The file contains one token per line, each with 16 to 256 characters: letters, digits and -._~+/=. The server
+    /// accepts every token in the file, and reloads the file when it changes. Pass the same file to the routers. Probes
+    /// and scrapes on the API port require the token, too; the admin port and gRPC health checks do not. Default: no
+    /// token is required.
     #[arg(long, value_name = "PATH", help_heading = "Network")]
     pub replica_token_file: Option<PathBuf>,
 
-    /// The backend: the OpenVINO runtime, or a simulator that generates gibberish at a configurable speed.
+    /// The backend: the OpenVINO runtime, or a simulator that generates gibberish (or the answers given by
+    /// --sim-answer) at a configurable speed.
     #[arg(long, value_enum, default_value = "openvino", help_heading = "Engine")]
     pub backend: Backend,
 
@@ -131,7 +134,8 @@ pub struct Args {
     pub numa_node: Option<u32>,
 
     /// Number of thread groups among which the weights and the KV heads are divided, at most 64. Set it to the number
-    /// of NUMA nodes, so that each group runs on one node and reads only the memory of that node.
+    /// of NUMA nodes, so that each group runs on one node and reads its part of the weights and of the KV cache from
+    /// the memory of that node.
     ///
     /// The number does not change the output. With 1, threads are bound to a node only if --numa-node is set. The speed
     /// on machines with several nodes has not been measured; the alternative is one replica per node (--numa-node).
@@ -148,15 +152,16 @@ pub struct Args {
     /// Size of the KV cache. Accepts a unit suffix, as in 2GiB. With --draft-model, the size includes the caches of
     /// both models.
     ///
-    /// Default: half of the memory that is free after the model is loaded, but at most what --max-num-seqs sequences of
-    /// the maximum length need.
+    /// Default: half of the memory that is free after the model is loaded, but at most as much as --max-num-seqs
+    /// sequences of --max-model-len tokens need.
     ///
     /// If exceeded: cached prefixes are evicted first; then no waiting sequences are started, and the youngest running
     /// sequences are preempted and recomputed later.
     #[arg(long, value_name = "SIZE", help_heading = "Engine")]
     pub kv_cache_size: Option<ByteSize>,
 
-    /// Size of the cache for the image encoder outputs of a vision-language model.
+    /// Size of the cache for the image encoder outputs of a vision-language model. The images of a single request may
+    /// exceed this size.
     ///
     /// If exceeded: outputs that no request needs are evicted, and further images wait to be encoded.
     #[arg(long, value_name = "SIZE", default_value = "512MiB", help_heading = "Engine")]
@@ -176,9 +181,9 @@ pub struct Args {
 
     /// Directory in which compiled models are cached, so that the next start is faster.
     ///
-    /// For GGUF files with adapters, the rewritten graph is cached instead of the compiled model. IRs with adapters and
-    /// vision-language models are not cached. On devices other than CPU, the server caches only the rewritten graphs of
-    /// GGUF files, and passes the directory to the plugin as CACHE_DIR.
+    /// For GGUF files with adapters, the rewritten graph is cached instead of the compiled model. Vision-language
+    /// models and IRs with adapters are not cached. On devices other than CPU, the server caches only the rewritten
+    /// graphs of GGUF files, and passes the directory to the plugin as CACHE_DIR.
     #[arg(long, value_name = "PATH", help_heading = "Engine")]
     pub cache_dir: Option<PathBuf>,
 
@@ -193,7 +198,7 @@ pub struct Args {
 
     /// Maximum number of sequences that run at the same time. It is limited to --max-num-batched-tokens.
     ///
-    /// If exceeded: further sequences wait; a request that has more sequences by itself is rejected with 400,
+    /// If exceeded: further sequences wait; a single request with more sequences is rejected with 400,
     /// `integer_above_max_value`.
     #[arg(
         long,
@@ -204,7 +209,8 @@ pub struct Args {
     )]
     pub max_num_seqs: u32,
 
-    /// Maximum number of tokens processed in one step.
+    /// Maximum number of tokens processed in one step. An image whose tokens attend to each other is processed in one
+    /// step even if it has more tokens.
     ///
     /// If exceeded: the rest of the prompt is processed in the following steps.
     #[arg(
@@ -219,11 +225,11 @@ pub struct Args {
 
     /// Maximum number of tokens processed in a step that both generates tokens and processes prompts. A lower value
     /// shortens the pauses between streamed tokens; a higher value processes long prompts faster. Regardless of the
-    /// number of generating sequences, prompts may use at least a quarter of this number, except for the later chunks
-    /// of a long prompt, which are smaller, so that all of its chunks take about equally long. If several prompts wait
-    /// for each generating sequence, or many prompts wait in total, the limit is a multiple of this number. While
-    /// several tenants have requests, the limit is at most this number, and also applies to steps that only process
-    /// prompts.
+    /// number of generating sequences, prompts may use at least a quarter of this number; only the later chunks of a
+    /// long prompt are smaller, so that all of its chunks take about equally long. The limit is a multiple of this
+    /// number if several prompts wait for each generating sequence, if at least 8 prompts wait, or if at least 2
+    /// prompts wait and at least 16 sequences generate tokens. While several tenants have requests, or had some
+    /// recently, the limit is at most this number, and also applies to steps that only process prompts.
     ///
     /// If exceeded: the rest of the prompts is processed in the following steps.
     #[arg(
@@ -235,36 +241,39 @@ pub struct Args {
     )]
     pub max_chunk_tokens: u32,
 
-    /// Target for the inter-token latency of generating sequences while prompts are processed in the same steps, such
-    /// as `100ms`. Each step processes as many prompt tokens as are predicted to fit into this time, based on the
-    /// durations of earlier steps, but at least 16. Until step times can be predicted, the limit of a step is a quarter
-    /// of --max-chunk-tokens. Afterwards, --max-chunk-tokens applies only while several tenants have requests. With a
+    /// Target, such as `100ms`, for the inter-token latency of generating sequences while prompts are processed in the
+    /// same steps. Each step processes as many prompt tokens as are predicted to fit into this time, based on the
+    /// durations of earlier steps, but at least 16. Until step times can be predicted, steps are limited to a quarter
+    /// of --max-chunk-tokens. After that, --max-chunk-tokens applies only while several tenants have requests. With a
     /// target, generation does not pause while images are encoded. Default: no target
     #[arg(long, value_name = "DURATION", value_parser = duration, help_heading = "Engine")]
     pub max_itl: Option<Duration>,
 
-    /// Fraction of the attention weight that is computed for prompts of at least 2,048 tokens, such as 0.95. Each group
-    /// of up to 128 prompt tokens attends only to the earlier tokens that together hold this fraction, as estimated
-    /// from a sample of the group. Long prompts are processed faster, but the results are approximate. Generated tokens
-    /// attend to all tokens. Requires the native attention kernels. Default: the attention is exact
+    /// Fraction of the attention weight, such as 0.95, that is computed for prompts of at least 2,048 tokens. Each
+    /// group of up to 128 prompt tokens attends to itself, to the first 128 tokens, and to those other groups of 128
+    /// earlier tokens that are needed to reach this fraction, as estimated from a sample of the group. Long prompts are
+    /// processed faster, but the results are approximate. Generated tokens attend to all tokens. Requires the native
+    /// attention kernels. Default: the attention is exact
     #[arg(long, value_name = "SHARE", value_parser = proper_fraction, help_heading = "Engine")]
     pub sparse_attention: Option<f32>,
 
     /// Maximum number of tokens of a generating sequence that stay in the KV cache, rounded down to whole blocks. The
     /// minimum is four blocks. Eviction makes long sequences faster and frees memory for other sequences, but the
-    /// output of long sequences is approximate, and later prompts can reuse their blocks only with --kv-spill-dir.
-    /// Eviction requires the native attention kernels, does not apply to beam search, and cannot be combined with
-    /// --draft-model. Default: no tokens are evicted.
+    /// output of long sequences is approximate, and later prompts can reuse the blocks of these sequences only with
+    /// --kv-spill-dir. Eviction requires the native attention kernels, does not apply to beam search, and cannot be
+    /// combined with --draft-model. Default: no tokens are evicted.
     ///
     /// If exceeded: the blocks that have received the least attention from the generated tokens are evicted, except for
-    /// the first block, the most recent blocks and blocks that are shared with other sequences.
+    /// the first block, the most recent blocks, and blocks that are shared with other sequences or followed by other
+    /// cached blocks.
     #[arg(long, value_name = "COUNT", value_parser = value_parser!(u32).range(1..), help_heading = "Engine")]
     pub kv_eviction_tokens: Option<u32>,
 
     /// Maximum number of tokens of a prompt and its completion together. It is limited to the capacity of the KV cache.
     /// Default: the context length of the model.
     ///
-    /// If exceeded: the request is rejected with 400, `context_length_exceeded`.
+    /// If exceeded: the request is rejected with 400, `context_length_exceeded`. If the request does not limit the
+    /// length of its output, the output ends at this limit with the finish reason `length`.
     #[arg(long, value_name = "COUNT", value_parser = value_parser!(u32).range(2..), help_heading = "Engine")]
     pub max_model_len: Option<u32>,
 
@@ -272,16 +281,16 @@ pub struct Args {
     #[arg(long, help_heading = "Engine")]
     pub no_prefix_caching: bool,
 
-    /// Enable prompt lookup for all requests: find earlier occurrences of the latest tokens in the prompt and the
-    /// output, and propose the tokens that followed them as draft tokens.
+    /// Enable prompt lookup for all requests: search the prompt and the output for earlier occurrences of the latest
+    /// tokens, and propose the tokens that followed these occurrences as draft tokens.
     ///
     /// The model verifies draft tokens, so they do not change the output; tokens are proposed only while that saves
     /// time. Outputs that repeat much of their prompt are generated faster. Requests with `prediction` or
-    /// `max_ngram_size` always use prompt lookup.
+    /// `max_ngram_size` use prompt lookup even without this flag.
     #[arg(long, help_heading = "Engine")]
     pub prompt_lookup: bool,
 
-    /// A small model with the same vocabulary that proposes draft tokens: a GGUF file or an IR directory.
+    /// A small model that proposes draft tokens and has the same vocabulary: a GGUF file or an IR directory.
     ///
     /// The model verifies draft tokens, so they do not change the output; tokens are proposed only while that saves
     /// time. Both models share --kv-cache-size and use the same device, precisions and plugin properties. With

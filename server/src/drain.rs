@@ -29,23 +29,24 @@ pub struct DrainArgs {
 
     /// Time that `ovfleet-server drain` waits for requests to finish.
     ///
-    /// If exceeded: the command exits with code 0 even if requests are still running.
+    /// If exceeded: the command exits with code 0 even if requests are still running, but fails if the server has not
+    /// answered.
     #[arg(long, value_name = "TIME", default_value = "30s", value_parser = process::units::duration)]
     pub timeout: Duration,
 
-    /// Minimum time that the command waits, so that routers can detect that the server is not ready. It is limited to
-    /// --timeout.
+    /// Minimum time that the command waits, but at most --timeout, so that routers can detect that the server is not
+    /// ready.
     #[arg(long, value_name = "TIME", default_value = "1s", value_parser = process::units::duration)]
     pub settle: Duration,
 }
 
 impl DrainArgs {
-    /// Drains the server. If requests are still running when the time is up, this is not an error: the container is then
-    /// stopped, and the server aborts these requests.
+    /// Drains the server. If requests are still running when the time is up, this is not an error: the container is
+    /// then stopped, and the server aborts these requests.
     ///
     /// # Errors
-    /// The file with the replica token cannot be read, the server does not accept the request in time, or it rejects the
-    /// token.
+    /// The file with the replica token cannot be read, the server does not accept the request in time, or it rejects
+    /// the token.
     pub(crate) async fn run(self) -> anyhow::Result<()> {
         let start = Instant::now();
         let end = start + self.timeout;
@@ -61,8 +62,9 @@ impl DrainArgs {
             let progress = client.drain(request).await.context("failed to drain the server")?;
             anyhow::Ok(progress.into_inner())
         });
-        let mut progress =
-            accepted.await.with_context(|| format!("{address} did not answer within {:?}", self.timeout))??;
+        let mut progress = accepted
+            .await
+            .with_context(|| format!("{address} did not answer within {:?}", self.timeout))??;
         let finished = timeout_at(end, async {
             while progress.message().await.context("failed to receive the progress of draining")?.is_some() {}
             anyhow::Ok(())

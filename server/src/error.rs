@@ -58,7 +58,10 @@ pub(crate) enum Error {
     /// A resource that all requests share before they reach the engine is exhausted.
     #[error("{resource} (limit: {limit})")]
     Overloaded { resource: Resource, limit: String, retry_after: Duration },
-    #[error("the memory for images is full: images of other requests use it (limit: {0} bytes)")]
+    #[error(
+        "the memory for images has no room for the images of this request, because images of other requests use it (limit: \
+         {0} bytes)"
+    )]
     ImageMemoryFull(usize),
     #[error("the model is being loaded")]
     Starting,
@@ -90,13 +93,13 @@ pub(crate) struct MediaReference {
 /// A resource that all requests share before they reach the engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Resource {
-    #[error("the buffer for request bodies is full")]
+    #[error("the buffer for request bodies has no room for this request")]
     BodyBytes,
-    #[error("too many requests are waiting to be prepared")]
+    #[error("too many requests are being prepared")]
     Preparation,
     #[error("too many images are being fetched")]
     ImageFetches,
-    #[error("the buffer for answers that clients have not read is full")]
+    #[error("the buffer for answers that clients have not read has no room for this answer")]
     UnreadAnswers,
 }
 

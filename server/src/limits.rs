@@ -38,7 +38,7 @@ pub(crate) const CHOICES_MAX: u32 = 128;
 /// If exceeded: 400, `integer_above_max_value`; if the request does not limit the length of the output, the choices end
 /// with the finish reason `length` before they exceed the limit.
 pub(crate) const LOGPROBS_TOTAL_MAX: u64 = 1 << 21;
-/// Total size of the prompts that the choices of a request repeat with `echo`, in bytes.
+/// Total size of the prompts that the choices of a request repeat with `echo`.
 ///
 /// If exceeded: 400, `integer_above_max_value`.
 pub(crate) const ECHO_BYTES_MAX: u64 = 64 << 20;
@@ -89,8 +89,8 @@ pub(crate) const TOP_LOGPROBS_MAX: u32 = 20;
 ///
 /// If exceeded: 429, `too_many_requests`, with `Retry-After`.
 pub(crate) const STORED_OBJECT_REQUESTS_MAX: usize = 64;
-/// Total size in bytes of the answers of the tokenize and detokenize endpoints, and of the endpoints for stored
-/// responses and conversations, that clients have not read yet. Answers of up to 64 KiB do not count.
+/// Total size of the answers that clients have not read yet, from the endpoints for tokenizing, detokenizing, stored
+/// responses and conversations; answers of up to 64 KiB do not count.
 ///
 /// If exceeded: 429, `answer_buffer_full`, with `Retry-After`.
 pub(crate) const UNREAD_ANSWER_BYTES_MAX: usize = 64 << 20;

@@ -103,7 +103,7 @@ pub(crate) async fn serve(
     graceful.shutdown().await;
 }
 
-/// Size in bytes of the headers of a request, and of the buffers of a connection.
+/// Size of the headers of a request, and of each buffer of a connection.
 ///
 /// If exceeded: 431 for the headers; a longer response is written to the connection only as fast as the client reads
 /// it.

@@ -23,7 +23,7 @@ const HEARTBEAT: Duration = Duration::from_secs(1);
 /// A change in the number of active or evictable blocks is reported before the next heartbeat if it exceeds the total
 /// number of blocks divided by this number.
 const BLOCKS_PART: u32 = 50;
-/// Number of open gRPC streams, such as load reports to routers.
+/// Number of open gRPC streams, such as those with load reports to routers.
 ///
 /// If exceeded: the gRPC call fails with `RESOURCE_EXHAUSTED`.
 const STREAMS_MAX: usize = 256;

@@ -48,8 +48,8 @@ pub(crate) const FETCHES_MAX: usize = 16;
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Images")]
 pub struct MediaPolicy {
-    /// Hosts from which the server may fetch images that requests reference by an http: or https: URL, such as
-    /// `images.example.com,minio.storage.svc:9000`. Repeatable. `all` allows every host on ports 80 and 443.
+    /// Hosts, such as `images.example.com,minio.storage.svc:9000`, from which the server may fetch images that requests
+    /// reference by an http: or https: URL. Repeatable. `all` allows every host on ports 80 and 443.
     ///
     /// The host of the URL must match exactly; subdomains are not included. A host without a port is allowed on ports
     /// 80 and 443, a host with a port only on that port. The server resolves host names itself, connects only to public
@@ -58,8 +58,8 @@ pub struct MediaPolicy {
     #[arg(long, value_name = "HOST", value_delimiter = ',')]
     pub allowed_media_domains: Vec<MediaDomain>,
 
-    /// Non-public networks to which the server may also connect to fetch images from the hosts in
-    /// --allowed-media-domains, such as `10.96.0.0/12` for an object store in the cluster. Repeatable.
+    /// Non-public networks, such as `10.96.0.0/12` for an object store in the cluster, to which the server may also
+    /// connect to fetch images from the hosts in --allowed-media-domains. Repeatable.
     ///
     /// Link-local addresses and the addresses of cloud metadata services are always rejected. Default: the server
     /// connects only to public addresses.

@@ -114,7 +114,8 @@ impl Metrics {
             cached_prompt_tokens: metrics
                 .zero("cached_prompt_tokens", "Prompt tokens found in the prefix cache"),
             generated_tokens: metrics.zero("generated_tokens", "Generated tokens"),
-            drafted_tokens: metrics.zero("drafted_tokens", "Draft tokens that the model verified"),
+            drafted_tokens: metrics
+                .zero("drafted_tokens", "Draft tokens that the model was given to verify"),
             accepted_tokens: metrics.zero("accepted_tokens", "Draft tokens that the model accepted"),
             preemptions: metrics.zero(
                 "preemptions",
@@ -133,7 +134,7 @@ impl Metrics {
             image_tokens: metrics.zero("image_tokens", "Prompt tokens of the images in accepted requests"),
             image_encoder_runs: metrics.zero(
                 "image_encoder_runs",
-                "Runs of the image encoder, each of which encoded one or more images",
+                "Number of times that the image encoder encoded an image, or several images together",
             ),
             encoded_images: metrics.zero("encoded_images", "Images that the encoder has encoded"),
             image_encode_time: metrics.request_seconds(
@@ -173,13 +174,13 @@ impl Metrics {
             wake_time: metrics.request_seconds("wake_time", "Duration of a successful wake-up"),
             draft_time: metrics.seconds(
                 "draft_time",
-                "Time that an engine step spends on the draft model, for steps with draft tokens",
+                "Time that an engine step with draft tokens spends on the draft model, if there is one",
                 short(),
             ),
             structured_output_wait: metrics.seconds(
                 "structured_output_wait",
-                "Time that an engine step with structured outputs, after running the model, waits for the sets \
-                 of allowed tokens to be computed",
+                "Time that an engine step with structured outputs waits for the sets of allowed tokens after the \
+                 model has run",
                 short(),
             ),
             batch_tokens: metrics.add("batch_tokens", "Tokens in an engine step", size()),

@@ -21,7 +21,8 @@ pub(crate) fn bind(numa_node: Option<u32>, tensor_parallel_size: u32) -> anyhow:
     };
     anyhow::ensure!(
         tensor_parallel_size == 1,
-        "--numa-node cannot be combined with --tensor-parallel-size: the threads of one node form one group"
+        "--numa-node cannot be combined with --tensor-parallel-size {tensor_parallel_size}: the threads of one node \
+         form one group"
     );
     let server_openvino::NumaBinding { processors, is_memory_bound } = server_openvino::run_on_node(node)?;
     tracing::info!(node, processors, is_memory_bound, "bound the process to a NUMA node");
@@ -31,10 +32,13 @@ pub(crate) fn bind(numa_node: Option<u32>, tensor_parallel_size: u32) -> anyhow:
 /// Rejects a NUMA node and more than one thread group, because only the OpenVINO crate can bind the process.
 #[cfg(not(feature = "openvino"))]
 pub(crate) fn bind(numa_node: Option<u32>, tensor_parallel_size: u32) -> anyhow::Result<()> {
-    anyhow::ensure!(numa_node.is_none(), "--numa-node: this server was built without OpenVINO");
+    anyhow::ensure!(
+        numa_node.is_none(),
+        "--numa-node is not supported, because this server was built without OpenVINO"
+    );
     anyhow::ensure!(
         tensor_parallel_size == 1,
-        "--tensor-parallel-size: this server was built without OpenVINO"
+        "--tensor-parallel-size must be 1, not {tensor_parallel_size}, because this server was built without OpenVINO"
     );
     Ok(())
 }

@@ -103,7 +103,7 @@ async fn run(args: Args) -> anyhow::Result<()> {
     // finish.
     let mut admin_listener = JoinSet::new();
     if let Some(admin) = admin {
-        tracing::info!("metrics and probes on {}", admin.local_addr()?);
+        tracing::info!("serving metrics and probes on {}", admin.local_addr()?);
         let router = listen::conforming(admin_router(app.clone()));
         let limits = settings.limits.of_admin_port();
         admin_listener.spawn(listen::serve(admin, router, limits, CancellationToken::new()));
@@ -116,7 +116,7 @@ async fn run(args: Args) -> anyhow::Result<()> {
     let loading = load(settings.backend, metrics)?;
     let engine = tokio::select! {
         loaded = loading => {
-            let (served, engine) = loaded.map_err(|_| anyhow!("loading the model panicked"))??;
+            let (served, engine) = loaded.map_err(|_| anyhow!("the thread that loads the model panicked"))??;
             app.serve(served);
             engine
         }
@@ -247,6 +247,6 @@ async fn stop_engine(engine: Engine, mut signals: EndSignals) -> anyhow::Result<
                 .context("the engine failed while it stopped")
         }
         () = tokio::time::sleep(END_TIMEOUT) => bail!("the engine did not stop within {END_TIMEOUT:?}"),
-        () = signals.next() => bail!("received a second signal"),
+        () = signals.next() => bail!("received a second signal while the engine was stopping"),
     }
 }

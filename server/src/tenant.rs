@@ -33,7 +33,10 @@ impl Tenant {
         let Some(value) = values.next() else { return Ok(Self::default()) };
         let tenant = value.to_str().ok().and_then(Self::parse).filter(|_| values.next().is_none());
         tenant.ok_or_else(|| {
-            Error::invalid(HEADER, format!("must occur only once and be {DIGITS} hexadecimal digits"))
+            Error::invalid(
+                HEADER,
+                format!("must occur only once and be {DIGITS} hexadecimal digits, neither all 0 nor all f"),
+            )
         })
     }
 

@@ -27,7 +27,9 @@ fn get(address: &str, path: &str) -> String {
 #[test]
 fn a_drained_server_is_alive_and_not_ready() {
     let mut command = Command::new(env!("CARGO_BIN_EXE_ovfleet-server"));
-    command.args(["--backend", "sim", "--host", "127.0.0.2", "--port", "0", "--grpc-port", "0"]).stderr(Stdio::piped());
+    command
+        .args(["--backend", "sim", "--host", "127.0.0.2", "--port", "0", "--grpc-port", "0"])
+        .stderr(Stdio::piped());
     let mut child = command.spawn().unwrap();
     let mut lines = BufReader::new(child.stderr.take().unwrap()).lines().map(Result::unwrap);
     let server = Server(child);

@@ -38,7 +38,7 @@ class Keeping(Server):
 
     def ready(self) -> bool:
         """Whether the server is ready and has also listed its stored blocks, which it does in the background."""
-        return super().ready() and "opened the spill directory" in self.log.read_text()
+        return super().ready() and "opened the directory for evicted blocks" in self.log.read_text()
 
 
 def prompt(args: argparse.Namespace, seed: int) -> list[int]:

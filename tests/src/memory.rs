@@ -105,8 +105,8 @@ fn parse(status: &str) -> anyhow::Result<ProcessMemory> {
             .lines()
             .find_map(|line| line.strip_prefix(name))
             .with_context(|| format!("{name} is missing"))?;
-        let number =
-            line.trim_start_matches(':').split_whitespace().next().context("the number is missing")?;
+        let mut words = line.trim_start_matches(':').split_whitespace();
+        let number = words.next().with_context(|| format!("{name} has no number"))?;
         Ok(number.parse::<u64>()? << 10)
     };
     Ok(ProcessMemory { anonymous: kibibytes("RssAnon")?, peak: kibibytes("VmHWM")? })

@@ -251,7 +251,7 @@ pub fn processes(namespace: &str, pod: &str, program: &str) -> anyhow::Result<Ve
         }
     }
     if ids.is_empty() {
-        bail!("{namespace}/{pod} has no process {program}");
+        bail!("the pod {namespace}/{pod} does not run {program}");
     }
     Ok(ids)
 }

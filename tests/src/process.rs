@@ -258,7 +258,7 @@ pub(crate) fn kill(signal: &str, target: &str) -> anyhow::Result<()> {
         .status()
         .context("failed to run bash")?;
     if !status.success() {
-        bail!("failed to send {signal} to {target}: no such process");
+        bail!("failed to send the signal {signal} to {target}, which may have ended");
     }
     Ok(())
 }

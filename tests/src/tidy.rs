@@ -53,7 +53,7 @@ pub fn contents(tree: &Tree) -> Vec<Finding> {
             if file.text.contains(text) {
                 findings.push(Finding::new(
                     &file.path,
-                    format!("contains {text}, which names a machine or a registry"),
+                    format!("contains {text}, which ties the file to a machine or to a package registry"),
                 ));
             }
         }

@@ -88,7 +88,7 @@ impl TrafficReport {
         let at = |percent: usize| times.get(times.len() * percent / 100).copied().unwrap_or_default();
         let retries: u32 = self.requests.iter().map(|request| request.retries).sum();
         let mut text = format!(
-            "{} requests, {} failed, {retries} retries; median {:.2?}, maximum {:.2?}",
+            "{} requests, {} failed, {retries} retries; median duration {:.2?}, maximum {:.2?}",
             self.requests.len(),
             self.failures().len(),
             at(50),

@@ -123,9 +123,9 @@ async fn all_parts_of_a_split_model_are_fetched_if_the_first_is_selected() {
         }
     }
     for (pattern, problem) in [
-        (part("model-Q8", 1), "has no model-Q8-00002-of-00003.gguf"),
-        (names[1].clone(), "has no model-Q4-00001-of-00003.gguf"),
-        ("*".to_owned(), "has 4 GGUF files; select one of them"),
+        (part("model-Q8", 1), "model-Q8-00002-of-00003.gguf is not among the files to fetch"),
+        (names[1].clone(), "model-Q4-00001-of-00003.gguf is not among the files to fetch"),
+        ("*".to_owned(), "has 4 GGUF files that are not the parts of one model; select one model"),
     ] {
         let directory = tempfile::tempdir().unwrap();
         let refused = from(directory.path(), &pattern);
@@ -289,7 +289,10 @@ async fn a_full_disk_is_reported_and_the_fetch_resumes_when_there_is_space() {
     let full = run(limited, directory.path(), &arguments);
     full.assert_ended(20, "DiskFull");
     let message = full.report["message"].as_str().unwrap();
-    assert!(message.contains("not enough space for") && message.contains("model.gguf"), "{message}");
+    assert!(
+        message.contains("does not fit into its file system") && message.contains("model.gguf"),
+        "{message}"
+    );
     assert_eq!(full.report["bytes_total"], content(0).len());
     assert_eq!(model(directory.path()), None, "an incomplete file is served");
     let part = directory.path().join("into/files/model.gguf.part");

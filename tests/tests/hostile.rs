@@ -170,7 +170,8 @@ async fn judge(
         if measured.slowdown > SLOWDOWN_MAX {
             ensure!(
                 slowdowns.len() < MEASUREMENTS,
-                "other clients wait {slowdowns:.1?} times as long (limit: {SLOWDOWN_MAX}): {}",
+                "the 99th percentile latency of other clients rose by factors of {slowdowns:.1?} (limit: \
+                 {SLOWDOWN_MAX}): {}",
                 measured.summary
             );
             continue;
@@ -199,7 +200,7 @@ async fn run_suite(names: &[String]) -> anyhow::Result<()> {
         .collect();
     ensure!(!chosen.is_empty(), "no attack has a name that contains one of {names:?}");
     let fleet = Fleet::start()?;
-    fleet.warm_up().await.context("failed to warm up")?;
+    fleet.warm_up().await.context("failed to warm up the processes")?;
     let before = fleet.memory()?;
     let mut calm = Observations::default();
     observe_calm(&fleet, ANSWERS_BEFORE_ALL, &mut calm).await?;

@@ -75,7 +75,10 @@ async fn wrong_credentials_and_a_full_disk_are_reported() -> anyhow::Result<()> 
         "  podTemplate: {spec: {volumes: [{name: model, emptyDir: {medium: Memory, sizeLimit: 20Mi}}]}}";
     node::apply(NAMESPACE, &manifest("small", &s3, "a", "right", small))?;
     let message = node::await_condition(NAMESPACE, "small", "ModelAvailable", "False", "DiskFull")?;
-    assert!(message.contains("not enough space for /model/"), "{message}");
+    assert!(
+        message.contains("/model/") && message.contains("does not fit into its file system"),
+        "{message}"
+    );
     node::await_condition(NAMESPACE, "small", "Degraded", "True", "DiskFull")?;
     Ok(())
 }

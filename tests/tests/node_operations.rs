@@ -121,7 +121,7 @@ async fn drain_node(traffic: &mut Traffic) -> anyhow::Result<()> {
     let (routers, servers) = (node::pods(NAMESPACE, ROUTER)?, node::pods(NAMESPACE, SERVER)?);
     let drained =
         kubectl(&["drain", "node1", "--ignore-daemonsets", "--delete-emptydir-data", "--timeout=15s"]);
-    let error = drained.err().context("all pods were evicted")?.to_string();
+    let error = drained.err().context("all pods were evicted despite the disruption budgets")?.to_string();
     assert!(error.contains("violate the pod's disruption budget"), "{error}");
     for (selector, before) in [(SERVER, servers), (ROUTER, routers)] {
         let staying: Vec<_> =

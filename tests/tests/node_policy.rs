@@ -195,7 +195,9 @@ async fn a_pinned_replica_has_a_processor_to_itself() -> anyhow::Result<()> {
     let process = node::processes(name, &server, "ovfleet-server")?.pop().context("no server")?;
     let own = processors(process)?;
     let own: Vec<&str> = own.iter().map(String::as_str).collect();
-    let [own] = own[..] else { anyhow::bail!("threads of the server run on {own:?}") };
+    let [own] = own[..] else {
+        anyhow::bail!("the threads of the server may run on different processors: {own:?}")
+    };
     own.parse::<u32>().with_context(|| format!("the server may run on {own} instead of one processor"))?;
     // The kubelet moves other pods to the remaining processors within a second.
     let router = node::processes(name, &router, "ovfleet-router")?.pop().context("no router")?;

@@ -51,7 +51,7 @@ async fn web_server(directory: &Path, seed: u8) -> anyhow::Result<(Hub, String)>
 /// The number of images that the replica has encoded.
 async fn encoded_images() -> anyhow::Result<f64> {
     let addresses = node::addresses(NAMESPACE, SERVER)?;
-    let [address] = &addresses[..] else { anyhow::bail!("expected one replica: {addresses:?}") };
+    let [address] = &addresses[..] else { anyhow::bail!("expected one replica, not {addresses:?}") };
     let metrics = http::get(&format!("http://{address}:8081/metrics")).await?.body;
     metric(metrics.as_str().unwrap_or_default(), "ovfleet_server_encoded_images_total").context("no metric")
 }

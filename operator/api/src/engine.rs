@@ -82,8 +82,9 @@ pub struct Engine {
     #[schemars(extend("maxProperties" = 64))]
     pub plugin_config: BTreeMap<String, String>,
 
-    /// Additional flags of the server, each with its value, such as `--max-itl=50ms`. Flags that the operator sets, and
-    /// flags for which the resource has a field, are rejected.
+    /// Additional flags of the server. Each item is one flag with its value, such as `--max-itl=50ms`. Flags that the
+    /// operator sets, flags for which the resource has a field and, unless `engine.image` is set, unknown flags are
+    /// rejected.
     #[schemars(length(max = 64), inner(length(min = 1, max = 1024)))]
     pub extra_args: Vec<String>,
 }
@@ -121,8 +122,8 @@ pub struct MediaSources {
         extend("x-kubernetes-validations" = formats::hosts())
     )]
     pub allowed_domains: Vec<String>,
-    /// Non-public networks, such as `10.96.0.0/12`, to which replicas may also connect to fetch images from the hosts in
-    /// `allowedDomains`. Default: replicas connect only to public addresses.
+    /// Non-public networks, such as `10.96.0.0/12`, to which replicas may also connect to fetch images from the hosts
+    /// in `allowedDomains`. Default: replicas connect only to public addresses.
     #[schemars(
         length(max = 64),
         inner(length(min = 1, max = 64)),
@@ -137,9 +138,9 @@ pub struct MediaSources {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 pub struct KvCache {
-    /// Size in bytes, such as `8Gi`. The memory limit must cover this cache, the weights and another 2 GiB, and for a
-    /// vision-language model also the image encoder and the images. Default: half of the memory that is free after the
-    /// model is loaded, but at most what `engine.maxNumSeqs` sequences of the maximum length need.
+    /// Size in bytes, such as `8Gi`. `resources.limits.memory` must cover this cache, the weights and another 2 GiB,
+    /// and for a vision-language model also the image encoder and the data of images. Default: half of the memory that
+    /// is free after the model is loaded, but at most what `engine.maxNumSeqs` sequences of the maximum length need.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("maxLength" = 32, "x-kubernetes-validations" = rules(&[("isQuantity(string(self)) && quantity(string(self)).compareTo(quantity('1')) >= 0", "engine.kvCache.size must be a positive number of bytes, such as 8Gi")])))]
     pub size: Option<Quantity>,
@@ -147,7 +148,7 @@ pub struct KvCache {
     /// accurate. Default: the type that the device prefers, which is `u8` on CPUs.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub precision: Option<KvPrecision>,
-    /// Whether prompts reuse the cached blocks of a common prefix.
+    /// Whether the cached blocks of a prefix are reused for other prompts with the same prefix.
     pub prefix_caching: bool,
 }
 
@@ -157,7 +158,9 @@ impl Default for KvCache {
     }
 }
 
-/// The type of the cached keys and values.
+// kube uses this text, not that of the field, as the description of the optional field in the schema.
+/// The type of the cached keys and values. `u4` needs 0.6 times as much memory as `u8`, but is noticeably less
+/// accurate. Default: the type that the device prefers, which is `u8` on CPUs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum KvPrecision {

@@ -35,9 +35,9 @@ pub struct Model {
     #[serde(default)]
     pub format: Format,
 
-    /// Secret with the credentials for fetching the model, in the same namespace. It is mounted only into the container
-    /// that fetches the model; the operator does not read it. Its keys are `token` (hf, http: a bearer token),
-    /// `username` and `password` (http), or `accessKeyId`, `secretAccessKey` and `sessionToken` (s3).
+    /// Secret with the credentials for fetching the model. It must be in the namespace of the resource, and is mounted
+    /// only into the container that fetches the model; the operator does not read it. Its keys are `token` (hf, http: a
+    /// bearer token), `username` and `password` (http), or `accessKeyId`, `secretAccessKey` and `sessionToken` (s3).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub credentials_secret_ref: Option<LocalReference>,
 
@@ -59,17 +59,18 @@ pub struct Fetch {
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     #[schemars(extend("maxProperties" = 32))]
     pub env: BTreeMap<String, String>,
-    /// ConfigMap with the certificates of the certificate authorities to trust, such as the authority of a proxy or a
-    /// mirror. These authorities replace those of the image. Default: the certificate authorities of the image.
+    /// ConfigMap with the CA certificates that the container trusts, such as the CA certificate of a proxy or a mirror.
+    /// They replace the CA certificates of the image. Default: the CA certificates of the image.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ca_bundle: Option<CaBundle>,
-    /// Annotations of the ServiceAccount of the pods that fetch files. Cloud providers use them to assign identities to
-    /// pods.
+    /// Annotations of the ServiceAccount of the pods that fetch the model. Cloud providers use them to assign
+    /// identities to pods.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     #[schemars(extend("maxProperties" = 16))]
     pub service_account_annotations: BTreeMap<String, String>,
     /// CPU, memory and ephemeral storage of the container. Default: requests and limits of 500m CPU and 256Mi memory,
-    /// and a request of `model.cache.size` ephemeral storage if `model.cache.mode` is `none`.
+    /// and, if `model.cache.mode` is `none` and `model.cache.size` is set, a request of this size for ephemeral
+    /// storage.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "resources")]
     pub resources: Option<ResourceRequirements>,
@@ -82,7 +83,7 @@ pub struct CaBundle {
     /// Name of the ConfigMap.
     #[schemars(length(min = 1, max = 253), extend("x-kubernetes-validations" = formats::object_name()))]
     pub config_map: String,
-    /// Key of the ConfigMap whose value contains the certificates in PEM format.
+    /// Key of the ConfigMap under which the certificates are stored in PEM format.
     #[serde(default = "ca_bundle_key")]
     #[schemars(length(min = 1, max = 253), extend("x-kubernetes-validations" = formats::data_key()))]
     pub key: String,
@@ -106,8 +107,8 @@ pub struct Source {
     /// Objects in S3 or in a compatible service.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub s3: Option<S3Source>,
-    /// A container image with the files, which is mounted as a volume. This requires Kubernetes 1.33 or later, and a
-    /// container runtime that supports image volumes.
+    /// A container image that contains the files and is mounted as a volume. This requires Kubernetes 1.33 or later
+    /// with the feature gate `ImageVolume` enabled, and a container runtime that supports image volumes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub oci: Option<OciSource>,
     /// A PersistentVolumeClaim with the files.
@@ -125,13 +126,14 @@ pub struct HuggingFaceSource {
         extend("x-kubernetes-validations" = formats::repository())
     )]
     pub repo: String,
-    /// Branch, tag or full hash of a commit. The commit that the first replica fetches is stored in
-    /// `status.modelRevision`, and all other replicas fetch the same commit until this field changes.
+    /// Branch, tag or full hash of a commit. The commit that is fetched first is stored in `status.modelRevision`, and
+    /// replicas that start later fetch the same commit until `endpoint`, `repo` or `revision` changes.
     #[serde(default = "main_branch")]
     #[schemars(length(min = 1, max = 256), extend("x-kubernetes-validations" = formats::revision()))]
     pub revision: String,
-    /// Names of the files to fetch, such as `*Q4_K_M.gguf`. `*` matches any part of a name. If a name matches the first
-    /// part of a split GGUF model, all parts are fetched. Default: all files whose names do not begin with `.`.
+    /// Patterns for the paths of the files to fetch, such as `*Q4_K_M.gguf`. `*` matches any part of a path. If a
+    /// pattern matches the first part of a split GGUF model, all parts are fetched. Default: all files whose paths do
+    /// not begin with `.`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 256), inner(length(min = 1, max = 512)))]
     pub files: Vec<String>,
@@ -166,7 +168,7 @@ pub struct S3Source {
     /// split GGUF model, all parts are fetched.
     #[schemars(length(min = 1, max = 1024))]
     pub key: String,
-    /// Region of the bucket. The region is part of the signature of each request.
+    /// Region of the bucket. Requests with credentials are signed for this region.
     #[serde(default = "region")]
     #[schemars(length(min = 1, max = 64), extend("x-kubernetes-validations" = formats::region()))]
     pub region: String,
@@ -199,7 +201,7 @@ pub struct OciSource {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct PvcSource {
-    /// Name of a claim in the same namespace. It is mounted read-only.
+    /// Name of a claim in the namespace of the resource. The claim is mounted read-only.
     #[schemars(length(min = 1, max = 253), extend("x-kubernetes-validations" = formats::object_name()))]
     pub claim: String,
     /// Path of the model in the volume: a GGUF file, the first part of a split GGUF model, or the directory of an
@@ -243,10 +245,10 @@ pub struct Cache {
     /// replicas mount.
     #[serde(default)]
     pub mode: CacheMode,
-    /// Size in bytes, such as `40Gi`. With the modes `perPod` and `shared`, it is required, and is the size of the
-    /// volume. A shared volume needs space for two models if `model.source` will change, because replicas serve the
-    /// previous model until the new one has been fetched. With the mode `none`, this field is the
-    /// `sizeLimit` of the `emptyDir` volume. Default: no limit.
+    /// Size in bytes, such as `40Gi`. With the modes `perPod` and `shared`, this field is required and is the size of
+    /// the volume. A shared volume needs space for two models if `model.source` will change, because replicas serve the
+    /// previous model until the new one has been fetched. With the mode `none`, this field is the `sizeLimit` of the
+    /// `emptyDir` volume. Default: no limit.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("maxLength" = 32, "x-kubernetes-validations" = rules(&[("isQuantity(string(self)) && quantity(string(self)).isGreaterThan(quantity('0'))", "model.cache.size must be a positive number of bytes, such as 40Gi")])))]
     pub size: Option<Quantity>,

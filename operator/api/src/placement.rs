@@ -20,8 +20,8 @@ pub struct Placement {
     /// Node affinity, pod affinity and pod anti-affinity of the pods.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub affinity: Option<Affinity>,
-    /// Rules that spread the replicas. A constraint without a selector applies to the replicas of this resource.
-    /// Default: replicas are spread over nodes as evenly as possible.
+    /// Constraints that spread the replicas over nodes or zones. A constraint without a `labelSelector` applies to the
+    /// replicas of this resource. Default: replicas are spread over nodes as evenly as possible.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub topology_spread_constraints: Vec<TopologySpreadConstraint>,
     /// Name of the PriorityClass of the pods.
@@ -33,7 +33,7 @@ pub struct Placement {
     #[schemars(length(min = 1, max = 253))]
     pub runtime_class_name: Option<String>,
     /// Whether each replica has exclusive CPUs. `resources.limits` must then contain memory and a whole number of CPUs,
-    /// and `resources.requests` must be equal to the limits or omitted. The nodes must use the static CPU manager
+    /// and each value in `resources.requests` must be equal to its limit. The nodes must use the static CPU manager
     /// policy.
     pub cpu_pinning: bool,
 }

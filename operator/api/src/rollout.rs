@@ -10,7 +10,7 @@ use crate::schema::{amount_of_additional_replicas, amount_of_replicas, rules};
 /// The settings of a rollout, which replaces replicas when their pod template changes.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
-#[schemars(extend("x-kubernetes-validations" = rules(&[("!(string(self.maxSurge) in ['0', '0%'] && string(self.maxUnavailable) in ['0', '0%'])", "rollout.maxSurge and rollout.maxUnavailable must not both be 0, because no replica could be replaced")])))]
+#[schemars(extend("x-kubernetes-validations" = rules(&[("!(string(self.maxSurge) in ['0', '0%'] && string(self.maxUnavailable) in ['0', '0%'])", "rollout.maxSurge and rollout.maxUnavailable must not both be 0, because then no replica could be replaced")])))]
 pub struct Rollout {
     /// Maximum number or percentage of additional replicas during a rollout.
     #[schemars(schema_with = "amount_of_additional_replicas")]
@@ -18,12 +18,12 @@ pub struct Rollout {
     /// Maximum number or percentage of unavailable replicas during a rollout.
     #[schemars(schema_with = "amount_of_replicas")]
     pub max_unavailable: IntOrString,
-    /// Number of seconds for which a new replica must be ready before another replica is replaced.
+    /// Number of seconds for which a new replica must be ready before it counts as available.
     #[schemars(range(min = 0, max = 86_400))]
     pub min_ready_seconds: i32,
-    /// Time without progress after which a rollout is reported as failed. It must be longer than
-    /// `rollout.minReadySeconds`. The rollout continues nevertheless. The estimated time to load the model is added to
-    /// this time: 2 minutes, plus 1 second for each 50 MB of the memory limit. Without a limit, 64 GiB are assumed.
+    /// Time without progress after which a rollout is reported as failed. The rollout continues nevertheless. This time
+    /// must be longer than `rollout.minReadySeconds`. The estimated time to load the model is added to this time: 2
+    /// minutes, plus 1 second for each 50 MB of the memory limit. Without a limit, 64 GiB are assumed.
     pub progress_deadline: Period,
     /// Whether rollouts are paused.
     pub pause: bool,
@@ -46,7 +46,7 @@ impl Default for Rollout {
 #[serde(rename_all = "camelCase", default)]
 pub struct Drain {
     /// Time that a replica or router has to finish its requests before they are canceled. The replica or router stops
-    /// as soon as its requests are finished.
+    /// earlier if it has finished its requests.
     pub timeout: Period,
 }
 

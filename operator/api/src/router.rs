@@ -33,9 +33,9 @@ pub const RESERVED_ROUTER_FLAGS: [(&str, &str); 28] = [
     ("--queue-requests", "use router.queue.requests"),
     ("--queue-timeout", "use router.queue.timeout"),
     ("--queue-tokens", "use router.queue.tokens"),
-    ("--replica", "the operator sets it"),
+    ("--replica", "the operator sets --replicas-service"),
     ("--replica-token-file", "use security.replicaTokenSecretRef"),
-    ("--replicas-dns", "the operator sets it"),
+    ("--replicas-dns", "the operator sets --replicas-service"),
     ("--replicas-service", "the operator sets it"),
     ("--requests-per-minute", "use access.requestsPerMinute"),
     ("--retry-budget-percent", "use router.retry.budgetPercent"),
@@ -65,14 +65,15 @@ pub struct Router {
     /// the first token, based on its load, its free KV cache and the cached prefix of the prompt. `least-requests`: the
     /// replica with the fewest requests in flight. `power-of-two`: of two random replicas, the one with fewer requests
     /// in flight. `round-robin`: each replica in turn. `session`: the same replica for all requests with the same
-    /// `x-session-id` header or `user` field; `kv` applies to requests without either.
+    /// `x-session-id` header or `user` field, until the set of available replicas changes; requests with neither are
+    /// routed as with `kv`.
     pub policy: Policy,
     /// Determines which API keys share stored responses, conversations and cached prompts. `key`: no key shares them
     /// with another. `name`: keys with the same name in the Secret share them, so that a key can be replaced without
     /// losing access to stored items. `none`: all keys share them. This field has no effect without
     /// `access.apiKeysSecretRef`.
     pub key_isolation: KeyIsolation,
-    /// The queue of each router for requests for which no replica has capacity.
+    /// The queue of each router, in which requests wait for a replica with capacity.
     pub queue: Queue,
     /// Retries of requests whose replica fails before the first byte of the response.
     pub retry: Retry,
@@ -80,14 +81,15 @@ pub struct Router {
     pub timeouts: Timeouts,
     /// The Service that clients use. It has the name of this resource.
     pub service: Service,
-    /// CPU and memory of each router. Default: requests of 100m CPU and 128Mi memory, and a limit of 512Mi memory.
+    /// CPU and memory of each router. Default: requests of 100m CPU and 128Mi memory, and a memory limit of 512Mi.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "resources")]
     pub resources: Option<ResourceRequirements>,
     /// The placement of routers on nodes.
     pub placement: RouterPlacement,
-    /// Additional flags of the router, each with its value, such as `--hang-timeout=20s`. Flags that the operator sets,
-    /// and flags for which the resource has a field, are rejected.
+    /// Additional flags of the router. Each item is one flag with its value, such as `--hang-timeout=20s`. Flags that
+    /// the operator sets, flags for which the resource has a field and, unless `router.image` is set, unknown flags are
+    /// rejected.
     #[schemars(length(max = 64), inner(length(min = 1, max = 1024)))]
     pub extra_args: Vec<String>,
     /// An object that is merged into the pod template of the routers, for settings that have no field of their own. The
@@ -108,8 +110,8 @@ pub struct RouterPlacement {
     /// Taints that the pods tolerate.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub tolerations: Vec<Toleration>,
-    /// Rules that spread the routers. A constraint without a selector applies to the routers of this resource.
-    /// Default: routers are spread over nodes as evenly as possible.
+    /// Constraints that spread the routers over nodes or zones. A constraint without a `labelSelector` applies to the
+    /// routers of this resource. Default: routers are spread over nodes as evenly as possible.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub topology_spread_constraints: Vec<TopologySpreadConstraint>,
     /// Name of the PriorityClass of the pods.
@@ -222,8 +224,9 @@ pub struct Retry {
     /// that fail to connect do not count.
     #[schemars(range(min = 1, max = 16))]
     pub attempts: u32,
-    /// Maximum number of retries as a percentage of the requests. Retries after a failed connection, after a rejected
-    /// replica token, or after the status 429 or 503 do not count. 0 disables all other retries.
+    /// Maximum number of retries as a percentage of the requests. Unused retries are saved for later failures. Retries
+    /// after a failed connection, after a rejected replica token, or after the status 429 or 503 do not count. 0
+    /// disables all other retries.
     #[schemars(range(min = 0, max = 100))]
     pub budget_percent: u32,
 }
@@ -240,8 +243,8 @@ impl Default for Retry {
 pub struct Timeouts {
     /// Timeout for connecting to a replica.
     pub connect: Period,
-    /// Timeout for the first token of a streaming response. A hung replica is detected earlier, because its load
-    /// reports stop.
+    /// Timeout for the first token of a streaming response. If another replica still reports its load, a hung replica
+    /// is detected earlier, because its reports stop.
     pub first_token: Period,
     /// Timeout for a non-streaming response.
     pub answer: Period,

@@ -25,7 +25,7 @@ use crate::{
     category = "ovfleet",
     namespaced,
     cel,
-    doc = "A language model that OpenVINO replicas behind routers serve through the OpenAI API.",
+    doc = "A language model that replicas behind routers serve with OpenVINO through the OpenAI API.",
     status = "LlmDeploymentStatus",
     derive = "PartialEq",
     scale(
@@ -63,8 +63,7 @@ use crate::{
 !has(self.resources.limits) || !('memory' in self.resources.limits) || \
 quantity(string(self.engine.kvCache.size)).isLessThan(quantity(string(self.resources.limits['memory'])))", "engine.kvCache.size must be less than resources.limits.memory, which must also cover the weights"), ("!self.placement.cpuPinning || (has(self.resources.limits) && \
 'cpu' in self.resources.limits && 'memory' in self.resources.limits && \
-quantity(string(self.resources.limits['cpu'])).compareTo(quantity(string(int(\
-quantity(string(self.resources.limits['cpu'])).asApproximateFloat())))) == 0)", "placement.cpuPinning requires memory and a whole number of CPUs in resources.limits, such as cpu: \"8\", memory: 32Gi"), ("!self.placement.cpuPinning || !has(self.resources.limits) || \
+[quantity(string(self.resources.limits['cpu'])).asApproximateFloat()].all(cpus, cpus == double(int(cpus))))", "placement.cpuPinning requires memory and a whole number of CPUs in resources.limits, such as cpu: \"8\", memory: 32Gi"), ("!self.placement.cpuPinning || !has(self.resources.limits) || \
 !has(self.resources.requests) || self.resources.requests.all(name, name in self.resources.limits && \
 quantity(string(self.resources.requests[name])).compareTo(quantity(string(self.resources.limits[name]))) == 0)", "placement.cpuPinning requires resources.requests equal to resources.limits, or no requests")])))]
 pub struct LlmDeploymentSpec {
@@ -94,11 +93,12 @@ pub struct LlmDeploymentSpec {
     pub rollout: Rollout,
 
     /// Policy for restarting replicas and routers after an upgrade of the operator. The new version may have different
-    /// default images or render pods differently. `Auto`: the operator upgrades a limited number of resources at the
-    /// same time (1 by default). A resource whose upgrade fails still counts, so it can block the upgrades of other
-    /// resources. `Manual`: in addition, the upgrade of a resource does not start until the annotation
-    /// `ovfleet.dev/upgrade` has the value of `status.release.available`. A change to this resource that restarts pods
-    /// also performs the upgrade.
+    /// default images or render pods differently. `Auto`: of the resources that serve requests, the operator upgrades a
+    /// limited number at the same time (1 by default); resources that serve no requests are upgraded immediately. A
+    /// resource whose upgrade fails still counts, so it can block the upgrades of other resources. `Manual`: in
+    /// addition, the upgrade of a resource does not start until the annotation `ovfleet.dev/upgrade` has the value of
+    /// `status.release.available`. A change to this resource that restarts replicas or routers also upgrades these
+    /// pods.
     #[serde(default)]
     pub upgrade_policy: UpgradePolicy,
 
@@ -157,8 +157,8 @@ pub enum UpgradePolicy {
 #[serde(rename_all = "camelCase", default)]
 #[schemars(extend("x-kubernetes-validations" = rules(&[("has(self.apiKeysSecretRef) || !(has(self.requestsPerMinute) || has(self.tokensPerMinute))", "access.requestsPerMinute and access.tokensPerMinute require access.apiKeysSecretRef, because they apply to each API key")])))]
 pub struct Access {
-    /// Secret with API keys, in the same namespace. It is mounted into the routers, which reload it when it changes;
-    /// the operator does not read it. Default: no API key is required.
+    /// Secret with API keys. It must be in the namespace of the resource, and is mounted into the routers, which reload
+    /// it when it changes; the operator does not read it. Default: no API key is required.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub api_keys_secret_ref: Option<KeysReference>,
     /// Maximum number of requests per minute for each API key, at each router. Default: no limit.
@@ -178,7 +178,7 @@ pub struct KeysReference {
     /// Name of the Secret.
     #[schemars(length(min = 1, max = 253), extend("x-kubernetes-validations" = formats::object_name()))]
     pub name: String,
-    /// Key of the Secret whose value contains the API keys: one per line, each optionally followed by a space and a
+    /// Key of the Secret under which the API keys are stored: one per line, each optionally followed by a space and a
     /// name for logs and for `router.keyIsolation: name`. A `#` begins a comment.
     #[serde(default = "keys")]
     #[schemars(length(min = 1, max = 253), extend("x-kubernetes-validations" = formats::data_key()))]
@@ -199,7 +199,7 @@ pub struct Observability {
     pub access_log: bool,
     /// Collection of the metrics of servers and routers.
     pub metrics: Metrics,
-    /// Traces of requests, which the routers export. Default: no traces.
+    /// Export of request traces by the routers. Default: no traces are exported.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tracing: Option<Tracing>,
 }
@@ -282,15 +282,15 @@ pub struct Security {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 2_147_483_647))]
     pub run_as_user: Option<i64>,
-    /// Secrets for pulling the images of the pods, in the same namespace.
+    /// Secrets for pulling the images of the pods. They must be in the namespace of the resource.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 16))]
     #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["name"]))]
     pub image_pull_secrets: Vec<LocalReference>,
-    /// Secret with the replica token, in the same namespace. Routers authenticate to replicas with this token, which
-    /// consists of 16 to 256 letters, digits and `-._~+/=`. The Secret may contain several tokens, one per line. It is
-    /// mounted into routers and replicas, which reload it when it changes; the operator does not read it. Default: the
-    /// operator creates a Secret with a random token.
+    /// Secret with the replica token. Routers authenticate to replicas with this token, which consists of 16 to 256
+    /// letters, digits and characters from `-._~+/=`. The Secret must be in the namespace of the resource, and may
+    /// contain several tokens, one per line. It is mounted into routers and replicas, which reload it when it changes;
+    /// the operator does not read it. Default: the operator creates a Secret with a random token.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub replica_token_secret_ref: Option<TokenReference>,
 }
@@ -313,7 +313,7 @@ pub struct TokenReference {
     /// Name of the Secret.
     #[schemars(length(min = 1, max = 253), extend("x-kubernetes-validations" = formats::object_name()))]
     pub name: String,
-    /// Key of the Secret whose value contains the tokens, one per line.
+    /// Key of the Secret under which the tokens are stored, one per line.
     #[serde(default = "token")]
     #[schemars(length(min = 1, max = 253), extend("x-kubernetes-validations" = formats::data_key()))]
     pub key: String,

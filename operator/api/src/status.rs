@@ -10,8 +10,9 @@ use serde::{Deserialize, Serialize};
 pub struct LlmDeploymentStatus {
     /// Generation of the resource that this status describes.
     pub observed_generation: i64,
-    /// Human-readable summary of the state. `Refused`: the resource is invalid. `Degraded`: a problem requires
-    /// intervention. The conditions contain the reason. Programs should read the conditions instead of the phase.
+    /// Human-readable summary of the state. `Refused`: the resource is invalid, or the cluster rejects one of its
+    /// objects. `Degraded`: a problem requires intervention. The conditions contain the reason. Programs should read
+    /// the conditions instead of the phase.
     pub phase: Phase,
     /// Number of replicas that exist, including those that are starting and excluding those that are being deleted.
     pub replicas: i32,
@@ -39,8 +40,8 @@ pub struct LlmDeploymentStatus {
     /// replicas. It is sampled at intervals and rounded to a multiple of 5.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub kv_cache_percent: Option<i32>,
-    /// Commit of the repository that replicas fetch (`model.source.hf`). It is the commit to which `revision` pointed
-    /// when the first replica fetched the model.
+    /// Commit that replicas fetch from the repository in `model.source.hf`. It is the commit to which `revision`
+    /// pointed when the model was first fetched.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub model_revision: Option<String>,
     /// Progress of fetching the model's files.

@@ -117,7 +117,7 @@ fn start(cluster: &ControlPlane) -> anyhow::Result<Process> {
     let directory = own
         .parent()
         .and_then(std::path::Path::parent)
-        .context("this program is not in a target directory")?;
+        .context("this program is not in a target directory of Cargo")?;
     let mut command = tests::server::without_settings(Command::new(directory.join("ovfleet-operator")));
     Process::start(command.args(["run", "--port=0"]).env("KUBECONFIG", cluster.kubeconfig()))
 }

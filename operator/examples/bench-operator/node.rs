@@ -100,7 +100,7 @@ impl Node {
             .applied_objects()
             .boxed();
         while ready.len() < self.resources {
-            let object = seen.try_next().await?.context("the watch has ended")?;
+            let object = seen.try_next().await?.context("the watch of LLMDeployments has ended")?;
             let conditions = object.status.iter().flat_map(|status| &status.conditions);
             if conditions.into_iter().any(|known| known.type_ == "Ready" && known.status == "True") {
                 ready.insert(object.name_any());

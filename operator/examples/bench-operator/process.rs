@@ -23,7 +23,8 @@ impl Sample {
     /// Takes a sample of process `id`, whose metrics are at `address`.
     pub(crate) async fn take(id: u32, address: &str) -> anyhow::Result<Self> {
         let read = |name: &str| {
-            std::fs::read_to_string(format!("/proc/{id}/{name}")).context("the process has exited")
+            let path = format!("/proc/{id}/{name}");
+            std::fs::read_to_string(&path).with_context(|| format!("failed to read {path}"))
         };
         let stat = read("stat")?;
         let fields: Vec<&str> = stat.rsplit(") ").next().unwrap_or_default().split(' ').collect();
@@ -34,7 +35,7 @@ impl Sample {
             line.trim().trim_end_matches(" kB").parse::<f64>().unwrap_or(0.0)
         };
         let page = http::get(&format!("http://{address}/metrics")).await?;
-        let page = page.body.as_str().context("the response of /metrics is not text")?.to_owned();
+        let page = page.body.as_str().context("the response to GET /metrics is not text")?.to_owned();
         let mut calls = [0.0; 3];
         for line in page.lines().filter_map(|line| line.strip_prefix("ovfleet_operator_api_calls_total{")) {
             let value: f64 = line.rsplit(' ').next().and_then(|text| text.parse().ok()).unwrap_or(0.0);

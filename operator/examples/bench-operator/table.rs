@@ -28,7 +28,7 @@ impl Figures {
         let calls = |at: usize| (after.calls[at] - before.calls[at]) / count;
         let idle_calls: f64 = (0..3).map(|at| last.calls[at] - calm.calls[at]).sum();
         let processors = std::thread::available_parallelism().map_or(1, usize::from);
-        let in_idleness = format!("processor usage of the operator over {idle:.0} idle seconds");
+        let in_idleness = format!("processor usage of the idle operator over {idle:.0} s");
         let rows = [
             ("time until all resources were created", format!("{:.1} s", self.created.as_secs_f64())),
             ("time until all resources were `Ready`", format!("{:.1} s", self.converged.as_secs_f64())),

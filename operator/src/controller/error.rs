@@ -4,7 +4,7 @@
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// Some objects could not be applied, deleted or patched.
-    #[error("number of objects that could not be applied, deleted or patched: {0}")]
+    #[error("number of objects whose change failed and will be retried: {0}")]
     Apply(usize),
     /// The status could not be read.
     #[error("failed to read the status")]

@@ -64,7 +64,7 @@ impl Context {
         for failure in transient.clone() {
             let (namespace, name) = (object.namespace(), object.name_any());
             let error = process::error::chain(failure);
-            tracing::warn!(namespace, name, error, "failed to apply the desired state");
+            tracing::warn!(namespace, name, error, "failed to change an object");
         }
         match transient.count() {
             0 => {}

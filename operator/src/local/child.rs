@@ -137,7 +137,9 @@ impl Child {
     /// The process failed before it served any requests, so it would probably fail again after a restart.
     pub(super) async fn check(&mut self) -> anyhow::Result<()> {
         if let Some(process) = &mut self.process
-            && let Some(status) = process.try_wait().context("failed to read the status of a process")?
+            && let Some(status) = process
+                .try_wait()
+                .with_context(|| format!("failed to read the exit status of {}", self.program.name))?
         {
             self.process = None;
             let reason = self.exit_reason(status).await;

@@ -47,8 +47,8 @@ impl Installation {
         match &valid.files {
             ModelFiles::Fetched(fetched) => self.fetch(fetched).await,
             ModelFiles::Mounted(_) => bail!(
-                "model.source is pvc or oci, which is not available on this machine: pass the path of the model with \
-                 --model"
+                "model.source is pvc or oci, and this machine cannot mount such a source: pass the path of the model \
+                 with --model"
             ),
         }
     }

@@ -86,7 +86,10 @@ fn container_problem(pod: &Pod, container: &ContainerStatus) -> Option<Problem> 
     // The container has failed and has not been ready since. It may be running again or waiting for its restart.
     let exit = last_exit(container)?;
     if exit.reason.as_deref() == Some("OOMKilled") {
-        let message = format!("{name} was killed because it exceeded its memory limit");
+        let message = format!(
+            "the container {name} was killed because it exceeded its memory limit, or because the node ran out of \
+             memory"
+        );
         return Some(Problem { reason: "OOMKilled".to_owned(), message });
     }
     if exit.exit_code == 0 {
@@ -114,10 +117,13 @@ fn pull_secrets(pod: &Pod) -> String {
     match names.as_slice() {
         [] => String::new(),
         [name] => {
-            format!("; it is pulled with the Secret {name}, which must exist and be valid for the registry")
+            format!(
+                "; the kubelet pulls it with the Secret {name}, which must exist and be valid for the registry"
+            )
         }
         _ => format!(
-            "; it is pulled with the Secrets {}, which must exist and be valid for the registry",
+            "; the kubelet pulls it with the Secrets {}, of which at least one must exist and be valid for the \
+             registry",
             names.join(", ")
         ),
     }

@@ -113,7 +113,11 @@ fn replicas(summary: &Summary) -> ConditionState {
         return ConditionState::new(false, "NotAdmitted", message);
     }
     let outdated = routable - updated_routable;
-    let mut message = format!("{updated_routable} of {desired} replicas are up to date and receive requests");
+    // While replicas are being removed, more replicas than desired may be up to date.
+    let mut message = format!(
+        "{} of {desired} desired replicas are up to date and receive requests",
+        updated_routable.min(desired)
+    );
     if outdated > 0 {
         message.push_str(&format!(
             "; outdated replicas that receive requests until they are replaced: {outdated}"
@@ -161,7 +165,7 @@ fn deadline_exceeded(holds: bool) -> ConditionState {
     ConditionState::new(
         holds,
         "DeadlineExceeded",
-        "the rollout made no progress within rollout.progressDeadline",
+        "the rollout made no progress within rollout.progressDeadline plus the estimated load time of the model",
     )
 }
 

@@ -66,7 +66,7 @@ impl Answer {
                 ParseState::Body(left) => self.body(bytes, left),
                 ParseState::ChunkEnd => self.line_end(bytes, ParseState::Size)?,
                 ParseState::Trailer => self.line_end(bytes, ParseState::Done)?,
-                ParseState::Done => bail!("data after the end of the answer"),
+                ParseState::Done => bail!("unexpected data after the end of the answer"),
             };
         }
         Ok(())
@@ -76,7 +76,10 @@ impl Answer {
     fn until<'a>(&mut self, bytes: &'a [u8], end: &[u8]) -> anyhow::Result<Option<&'a [u8]>> {
         let before = self.line.len();
         self.line.extend_from_slice(bytes);
-        ensure!(before <= LINE_BYTES_MAX, "a head or line is longer than {LINE_BYTES_MAX} bytes");
+        ensure!(
+            before <= LINE_BYTES_MAX,
+            "the head of the answer or a line of its framing is longer than {LINE_BYTES_MAX} bytes"
+        );
         // The first bytes of `end` may have arrived earlier.
         let from = before.saturating_sub(end.len());
         let Some(at) = memchr::memmem::find(&self.line[from..], end) else { return Ok(None) };
@@ -91,7 +94,7 @@ impl Answer {
         let head = std::str::from_utf8(&head).context("the head is not valid UTF-8")?;
         let mut lines = head.lines();
         let status =
-            lines.next().and_then(|line| line.split(' ').nth(1)).context("the answer has no status")?;
+            lines.next().and_then(|line| line.split(' ').nth(1)).context("the answer has no status code")?;
         self.status = status.parse::<u16>().context("the status code is not a number")?;
         let mut length: Option<usize> = None;
         for (name, value) in lines.filter_map(|line| line.split_once(':')) {

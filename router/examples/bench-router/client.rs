@@ -80,7 +80,8 @@ impl Client {
         let is_json = answer.bytes > 0 && answer.events == 0;
         ensure!(
             is_json || answer.events == STREAM_EVENTS,
-            "an answer has {} events instead of {STREAM_EVENTS}",
+            "an answer of {} bytes is neither JSON nor a stream of {STREAM_EVENTS} events: it has {} events",
+            answer.bytes,
             answer.events
         );
         Ok(RequestTimes { first: first.unwrap_or(whole), whole })

@@ -173,7 +173,7 @@ impl Contender {
             if started.elapsed() > READY_MAX {
                 let problem =
                     problem.map_or_else(|| "some replicas are not used".to_owned(), |it| it.to_string());
-                bail!("the program is not ready ({problem}): {}", process.command());
+                bail!("the program is not ready after {READY_MAX:?} ({problem}): {}", process.command());
             }
             if problem.is_some() {
                 // Requests fail until the router listens and knows of a replica.

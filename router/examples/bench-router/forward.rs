@@ -16,7 +16,9 @@ use tokio::task::JoinSet;
 /// # Errors
 /// The process cannot listen on the port.
 pub(crate) async fn run(port: u16, targets: Arc<[SocketAddr]>) -> anyhow::Result<()> {
-    let listener = TcpListener::bind(("127.0.0.1", port)).await.context("failed to listen on the port")?;
+    let listener = TcpListener::bind(("127.0.0.1", port))
+        .await
+        .with_context(|| format!("failed to listen on port {port}"))?;
     let mut connections = JoinSet::new();
     let mut turn = 0;
     loop {

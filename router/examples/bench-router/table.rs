@@ -58,7 +58,7 @@ impl Tables<'_> {
     fn preface(&mut self) -> anyhow::Result<()> {
         let versions: Result<Vec<_>, _> =
             self.args.routers.iter().map(|name| name.version(self.args)).collect();
-        let today = Command::new("date").arg("+%F").output().context("failed to read the date")?;
+        let today = Command::new("date").arg("+%F").output().context("failed to run the program `date`")?;
         let arguments: Vec<String> = std::env::args().skip(1).collect();
         writeln!(
             self.text,

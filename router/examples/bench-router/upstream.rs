@@ -47,7 +47,8 @@ impl Upstream {
                 until.cancelled().await;
             });
         })?;
-        let replicas = started.await.context("the thread of the replicas ended before it started them")??;
+        let replicas =
+            started.await.context("the thread of the replicas ended before the replicas were started")??;
         Ok(Self { replicas, gone, stop, thread: Some(thread) })
     }
 

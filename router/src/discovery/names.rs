@@ -104,7 +104,10 @@ impl FromStr for ServiceName {
         if label(name) && namespace.is_none_or(label) {
             Ok(Self { namespace: namespace.map(str::to_owned), name: name.to_owned() })
         } else {
-            Err(format!("{text:?} is not the name of a Service: use NAMESPACE/NAME or NAME"))
+            Err(format!(
+                "{text:?} is not the name of a Service: use NAMESPACE/NAME or NAME, each with at most 63 lowercase \
+                 letters, digits and hyphens"
+            ))
         }
     }
 }

@@ -73,7 +73,7 @@ pub async fn follow<F: Future<Output = ()>>(
                 known.remove(&name(&slice));
             }
             Err(error) => {
-                tracing::warn!(%service, error = chain(&error), "failed to watch the EndpointSlices");
+                tracing::warn!(%service, error = chain(&error), "failed to list or watch the EndpointSlices");
                 continue;
             }
         }

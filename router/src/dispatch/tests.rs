@@ -203,7 +203,7 @@ async fn a_request_without_a_replica_says_whose_timeout_has_expired() {
     for timeout in [None, Some(3600)] {
         let expired = place(timeout).await.unwrap_err();
         assert_eq!(expired, PlacementError::NoReplica);
-        assert_eq!(Error::from(expired).to_string(), "no replica is available");
+        assert_eq!(Error::from(expired).to_string(), "no replica that can answer the request is available");
     }
     assert_eq!(waiting(app.dispatcher()), (0, 0));
 }

@@ -19,7 +19,8 @@ use crate::dispatch::Placement;
 /// Size up to which the router buffers a non-streaming response completely before forwarding it, so that it can retry
 /// the request if the replica fails. Streams are forwarded as they arrive.
 ///
-/// If exceeded: the response is forwarded as it arrives, and is aborted if the replica fails.
+/// If exceeded: the response is forwarded as it arrives, and is aborted if the replica fails. The same applies to a
+/// response without `Content-Length`.
 const WHOLE_BYTES_MAX: u64 = 1 << 20;
 
 /// An answer that has begun.

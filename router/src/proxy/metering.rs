@@ -8,10 +8,10 @@ use super::fields::{Fields, members};
 use super::request_body::RequestBody;
 use super::usage::may_have_usage;
 
-/// Size of the `stream_options` of a request to which the router adds `include_usage`, in bytes. The parsed options
-/// take many times as much memory.
+/// Size in bytes of a `stream_options` object to which the router adds `include_usage`. The parsed options take many
+/// times as much memory.
 ///
-/// If exceeded: the router does not add it, and estimates the usage of the stream.
+/// If exceeded: the router leaves the object unchanged, and estimates the usage of the stream.
 const STREAM_OPTIONS_MAX: usize = 4096;
 
 /// The body of a request for a stream, changed to request the usage. `None` if it requests the usage already, or if its

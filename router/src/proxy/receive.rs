@@ -48,7 +48,7 @@ impl UnreadBody {
         let received =
             timeout_at(deadline, receive_parts(app, &mut self.body, announced, max_body_bytes)).await;
         let received = received.unwrap_or_else(|_| {
-            Err(Error::Body(format!("it did not arrive within {read_timeout:?} (--read-timeout)")))
+            Err(Error::Body(format!("it did not arrive completely within {read_timeout:?} (--read-timeout)")))
         });
         if received.is_err() {
             // The request is rejected whether or not the rest arrives.
@@ -104,7 +104,8 @@ async fn discard(body: &mut Incoming) -> Result<(), Error> {
 /// The next part of a body. Trailers are ignored.
 async fn next_part(body: &mut Incoming) -> Result<Option<Bytes>, Error> {
     while let Some(frame) = body.frame().await {
-        let frame = frame.map_err(|_| Error::Body("the connection broke".to_owned()))?;
+        let frame =
+            frame.map_err(|_| Error::Body("the connection broke, or the framing is invalid".to_owned()))?;
         if let Ok(part) = frame.into_data() {
             return Ok(Some(part));
         }

@@ -55,7 +55,7 @@ pub(crate) enum SendError {
     #[error("the connection was closed before the request was sent")]
     Unsent,
     /// The replica may have received the request.
-    #[error("the connection broke before an answer arrived")]
+    #[error("the replica sent no valid answer")]
     Sent(#[source] io::Error),
 }
 

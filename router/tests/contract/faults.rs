@@ -321,7 +321,7 @@ fn a_request_without_a_replica_is_rejected_by_timeout_or_limit() {
     let answer = router.post(CHAT, &chat("m", false));
     assert_eq!((answer.status, answer.header("retry-after")), (503, Some("1")));
     assert!(answer.body.contains("\"code\":\"no_replica\""), "{answer:?}");
-    assert!(answer.body.contains("\"no replica is available\""), "{answer:?}");
+    assert!(answer.body.contains("\"no replica that can answer the request is available\""), "{answer:?}");
     let router = Router::unready(&[&nobody, "--replica-wait-timeout=1h"]);
     let answer = router.request("POST", CHAT, "x-ovfleet-timeout: 0.3\r\n", &chat("m", false));
     assert_eq!((answer.status, answer.header("retry-after")), (503, Some("1")));

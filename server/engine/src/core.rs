@@ -626,7 +626,7 @@ impl Core {
         match self.wake(shared)? {
             Ok(()) => Ok(true),
             Err(message) => {
-                tracing::warn!("failed to wake the model: {message}");
+                tracing::warn!("failed to wake the engine: {message}");
                 let all: Vec<u64> = self.requests.active.keys().copied().collect();
                 for &number in &all {
                     self.requests.fail(number, Failure::Wake(message.clone()), &mut self.scheduler);

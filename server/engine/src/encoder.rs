@@ -332,7 +332,10 @@ impl EncoderThread {
         // Unwind safety: an encoder that panics is used for other images, as after an error.
         let result = catch_unwind(AssertUnwindSafe(|| self.encoder.can_join(batch, image)));
         if result.is_err() {
-            tracing::warn!("the image encoder panicked; the next image is encoded separately");
+            tracing::warn!(
+                "the image encoder panicked while checking whether an image can join a batch; the image starts the \
+                 next batch"
+            );
         }
         result.unwrap_or(false)
     }

@@ -53,7 +53,8 @@ pub enum StartError {
     },
     /// The draft model cannot use the block tables of the target model.
     #[error(
-        "the cache of the draft model must have at least {} blocks of {} tokens, but it has {} blocks of {} tokens",
+        "the cache of the draft model must have at least {} blocks of exactly {} tokens, but it has {} blocks of {} \
+         tokens",
         target.blocks_total, target.block_tokens, draft.blocks_total, draft.block_tokens
     )]
     DraftCache {

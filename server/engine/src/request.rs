@@ -213,7 +213,7 @@ pub enum Failure {
     #[error("failed to compute a step: {0}")]
     Step(String),
     /// The parameters of the request exclude every next token.
-    #[error("no token is allowed next: {0}")]
+    #[error("no next token is allowed: {0}")]
     NoToken(String),
     /// The guide of the request needs more time or memory than a limit allows.
     #[error("{0}")]
@@ -222,7 +222,7 @@ pub enum Failure {
     #[error("failed to encode an image: {0}")]
     Image(String),
     /// The engine was asleep and could not be woken. The next request tries again.
-    #[error("failed to wake the model: {0}")]
+    #[error("failed to wake the engine: {0}")]
     Wake(String),
     /// The engine has ended.
     #[error("the engine has stopped")]

@@ -53,7 +53,9 @@ pub enum SampleError {
     #[error("the model returned NaN or +inf logits")]
     NotFinite,
     /// Biases, bans and the guide set the logit of every token to negative infinity.
-    #[error("the logit biases, the banned tokens and the form of the answer exclude all tokens")]
+    #[error(
+        "every logit is -inf once the logit biases, the banned tokens and the form of the answer are applied"
+    )]
     NoTokenLeft,
 }
 

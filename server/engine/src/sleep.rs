@@ -19,7 +19,7 @@ pub enum SleepError {
     #[error("requests are in progress: only an idle engine can sleep")]
     Busy,
     /// The engine could not be woken and is still asleep. The next request or call tries again.
-    #[error("failed to wake the model: {0}")]
+    #[error("failed to wake the engine: {0}")]
     Wake(String),
     /// The engine is draining or has ended.
     #[error("the engine is draining or has stopped")]

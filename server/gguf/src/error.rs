@@ -34,7 +34,7 @@ pub enum Error {
         name: String,
     },
     /// Some of the requested rows do not exist in the tensor.
-    #[error("rows {start}..{end} of tensor {name:?} do not exist: the tensor has {rows} rows")]
+    #[error("rows {start}..{end} of tensor {name:?} do not all exist: the tensor has {rows} rows")]
     NoRows {
         /// The name of the tensor.
         name: String,
@@ -100,7 +100,7 @@ pub enum FormatError {
     #[error("{0} is not valid UTF-8")]
     Utf8(String),
     /// A metadata value has an unknown type.
-    #[error("metadata {key:?} has unknown value type {kind}")]
+    #[error("metadata {key:?} has the unknown value type {kind}")]
     ValueType {
         /// The key of the metadata value.
         key: String,
@@ -119,7 +119,7 @@ pub enum FormatError {
         value: u8,
     },
     /// A metadata key appears twice.
-    #[error("metadata {0:?} appears twice")]
+    #[error("metadata key {0:?} appears twice")]
     DuplicateKey(String),
     /// A metadata value that the format itself defines has the wrong type or value.
     #[error("metadata {key:?} has an invalid value: {value} (expected: {expected})")]
@@ -143,7 +143,7 @@ pub enum FormatError {
         parts: u64,
     },
     /// The names of the other parts cannot be derived from the name of the first part.
-    #[error("the name of the first of {0} parts of a split model must end with -00001-of-{0:05}.gguf")]
+    #[error("the name of the first part of a split model with {0} parts must end with -00001-of-{0:05}.gguf")]
     PartName(u64),
     /// A file with the name of a part has the metadata of another part or of another model.
     #[error(
@@ -177,7 +177,7 @@ pub enum FormatError {
     #[error("tensor {0:?} appears twice")]
     DuplicateTensor(String),
     /// A tensor has an unknown type.
-    #[error("tensor {name:?} has unknown type {kind}")]
+    #[error("tensor {name:?} has the unknown type {kind}")]
     TensorType {
         /// The name of the tensor.
         name: String,
@@ -196,7 +196,8 @@ pub enum FormatError {
     },
     /// The offset of a tensor is not a multiple of the alignment.
     #[error(
-        "tensor {name:?} is at offset {offset}, which is not a multiple of the alignment ({alignment} bytes)"
+        "the offset of tensor {name:?} in the tensor data is {offset}, which is not a multiple of the alignment \
+         ({alignment} bytes)"
     )]
     Unaligned {
         /// The name of the tensor.

@@ -216,7 +216,7 @@ impl Compiler {
         let (grammar, lexer, symbol_count) = parsed.map_err(readable)?;
         if symbol_count > SYMBOLS_MAX {
             return Err(format!(
-                "the form has {symbol_count} symbols, which exceeds the limit of {SYMBOLS_MAX}"
+                "the compiled grammar has {symbol_count} symbols, which exceeds the limit of {SYMBOLS_MAX}"
             ));
         }
         let parser = self.factory.create_parser_from_init_default(GrammarInit::Internal(grammar, lexer));

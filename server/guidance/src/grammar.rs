@@ -66,8 +66,10 @@ fn write(writer: &mut Writer<'_>, form: &Form, depth: usize) -> Result<String, F
         }
         Form::Repeat { form, min, max } => {
             if *min > REPEAT_MAX || max.is_some_and(|max| max > REPEAT_MAX || max < *min) {
+                let max = max.map_or_else(|| "none".to_owned(), |max| max.to_string());
                 let problem = format!(
-                    "the bounds of a repetition must be at most {REPEAT_MAX}, and min must not exceed max"
+                    "the bounds of a repetition (min: {min}, max: {max}) must be at most {REPEAT_MAX}, and min must not \
+                     exceed max"
                 );
                 return Err(FormError::new("", problem));
             }
@@ -138,7 +140,7 @@ fn by_trigger<'t>(
         match group {
             Some((_, tags)) => tags.push(tag),
             None => {
-                let problem = format!("{:?} does not begin with any of the triggers", tag.begin);
+                let problem = format!("{:?} does not begin with any non-empty trigger", tag.begin);
                 return Err(FormError::new(format!("{at}.tags[{index}].begin"), problem));
             }
         }

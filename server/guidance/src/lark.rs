@@ -212,7 +212,10 @@ impl<'a> Writer<'a> {
     fn count_bytes(&mut self, bytes: usize) -> Result<(), FormError> {
         self.bytes += bytes;
         if self.bytes + self.rules.len() > FORM_BYTES_MAX {
-            return Err(FormError::new("", format!("the form has more than {FORM_BYTES_MAX} bytes")));
+            let problem = format!(
+                "the form and the grammar generated from it have more than {FORM_BYTES_MAX} bytes in total"
+            );
+            return Err(FormError::new("", problem));
         }
         Ok(())
     }

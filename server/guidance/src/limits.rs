@@ -79,20 +79,20 @@ pub const STEP_FUEL: u64 = 400_000;
 /// If exceeded: 400, `invalid_value`, if this happens at the beginning of the output; otherwise 400,
 /// `form_too_complex`; a stream ends with this error.
 pub const STEP_ITEMS_MAX: usize = 200_000;
-/// Number of parser items per token up to which the engine's thread consumes the tokens of a form. The time grows with
-/// the square of the number of items in a row, and 1000 items take about 0.2 ms.
+/// Number of parser items per token up to which the engine's thread consumes the generated tokens of a form. The time
+/// grows with the square of the number of items in a row, and 1000 items take about 0.2 ms.
 ///
-/// If exceeded: the threads that compute the allowed next tokens consume the tokens of the form.
+/// If exceeded: the threads that compute the allowed next tokens consume the generated tokens.
 pub const COMMIT_ITEMS_MAX: usize = 1000;
 /// Number of symbols of a grammar before it is simplified.
 ///
 /// If exceeded: 400, `invalid_value`.
 pub const UNOPTIMIZED_SYMBOLS_MAX: usize = 250_000;
-/// Number of symbols of a compiled grammar, which llguidance numbers with 16 bits.
+/// Number of symbols of a compiled grammar; llguidance numbers the symbols with 16 bits.
 ///
 /// If exceeded: 400, `invalid_value`.
 pub const SYMBOLS_MAX: usize = 65_000;
-/// Number of parser items at one position of the output, which is about the number of alternatives there. A choice of
+/// Number of parser items at one position of the output, which has about as many items as alternatives. A choice of
 /// [`ELEMENTS_MAX`] alternatives has slightly more items than alternatives.
 ///
 /// If exceeded: 400, `invalid_value`, if this happens at the beginning of the output; otherwise 400,
@@ -106,7 +106,7 @@ pub const LEXER_STATES_MAX: usize = 60_000;
 /// Maximum size in bytes of a lexer with which new sequences start. Only the sequences that already use a larger lexer
 /// continue to use it.
 pub const LEXER_BYTES_MAX: usize = 32 << 20;
-/// Memory of the parser of one sequence, which grows with the length of the text and the number of alternatives at each
+/// Memory of the parser of one sequence; it grows with the length of the text and the number of alternatives at each
 /// position.
 ///
 /// If exceeded: 400, `form_too_complex`; a stream ends with this error.

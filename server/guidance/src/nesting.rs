@@ -61,11 +61,16 @@ pub(crate) fn check_grammar(lark: &str, at: &str) -> Result<(), FormError> {
     if groups > GRAMMAR_GROUPS_MAX {
         return Err(FormError::new(
             at,
-            format!("has more than {GRAMMAR_GROUPS_MAX} rules and groups (characters `:`, `(`, `[` and `~`)"),
+            format!(
+                "has more than {GRAMMAR_GROUPS_MAX} rules and groups, counted as the characters `:`, `(`, `[` and `~` of \
+                 its Lark text"
+            ),
         ));
     }
-    if conjunctions(lark) > CONJUNCTIONS_MAX {
-        return Err(FormError::new(at, format!("has more than {CONJUNCTIONS_MAX} `&` operators")));
+    let count = conjunctions(lark);
+    if count > CONJUNCTIONS_MAX {
+        let problem = format!("has {count} `&` operators, which exceeds the limit of {CONJUNCTIONS_MAX}");
+        return Err(FormError::new(at, problem));
     }
     schemas(lark).try_for_each(|schema| check_schema(&schema, at))
 }

@@ -146,7 +146,7 @@ pub(crate) fn prepare(schema: &Value, at: &str, whitespace: JsonWhitespace) -> R
     if bytes > SCHEMA_BYTES_MAX {
         return Err(FormError::new(
             at,
-            format!("has {bytes} bytes, which exceeds the limit of {SCHEMA_BYTES_MAX}"),
+            format!("has {bytes} bytes without whitespace, which exceeds the limit of {SCHEMA_BYTES_MAX}"),
         ));
     }
     if let Value::Object(schema) = &mut schema {

@@ -90,9 +90,8 @@ impl JsonFile {
         let integer =
             value.as_u64().or_else(|| value.as_f64().filter(|v| v.fract() == 0.0).map(|v| v as u64));
         let count = integer.and_then(|value| u32::try_from(value).ok()).filter(|value| *value > 0);
-        count
-            .map(Some)
-            .ok_or_else(|| self.fault(field, format!("is {value}; a positive integer is expected")))
+        let problem = || format!("is {value}; an integer from 1 to {} is expected", u32::MAX);
+        count.map(Some).ok_or_else(|| self.fault(field, problem()))
     }
 
     /// Returns the field as a positive integer. A missing field is an error.

@@ -75,7 +75,7 @@ pub fn decode(bytes: &[u8], limits: &DecodeLimits) -> Result<RgbImage, ImageErro
     let decoded = Size::new(decoder.dimensions().0, decoder.dimensions().1);
     if decoded != header.stored_size {
         return Err(invalid(format!(
-            "the size is {decoded} pixels, but the header says {}",
+            "the decoder reports a size of {decoded} pixels, but the header says {}",
             header.stored_size
         )));
     }

@@ -34,7 +34,7 @@ pub enum LoadError {
         file: &'static str,
     },
     /// The model has no supported image processor.
-    #[error("model type {model_type:?} does not support images; supported: {}", supported_types())]
+    #[error("images are not supported for the model type {model_type:?}; supported: {}", supported_types())]
     Family {
         /// The `model_type` in `config.json`.
         model_type: String,
@@ -95,7 +95,8 @@ pub enum ImageError {
     },
     /// One side of the image is too long in relation to the other one.
     #[error(
-        "the image of {size} pixels is too narrow for this model: the longer side can be at most {limit} times the shorter one"
+        "the image of {size} pixels is too elongated for this model: the longer side can be at most {limit} times as long as \
+         the shorter one"
     )]
     AspectRatio {
         /// The size of the image.
@@ -105,7 +106,7 @@ pub enum ImageError {
     },
     /// One side of the resized image would be shorter than the model supports.
     #[error(
-        "the image of {size} pixels is too narrow for this model: resized to fit, it would have {resized} \
+        "the image of {size} pixels is too elongated for this model: resized to fit, it would have {resized} \
          pixels (minimum: {limit} pixels for each side)"
     )]
     Narrow {

@@ -12,7 +12,7 @@ pub const IMAGE_PIXELS_MAX: u64 = 50_000_000;
 ///
 /// If exceeded: 400, `invalid_value`.
 pub const IMAGE_SIDE_MAX: u32 = 1 << 15;
-/// Number of pixels of an image with `detail: low`, for families with a pixel budget.
+/// Number of pixels of an image with `detail: low`, for model families with a pixel budget.
 ///
 /// If exceeded: the image is scaled down to about this number of pixels.
 pub const LOW_DETAIL_PIXELS_MAX: u64 = 512 * 512;

@@ -7,8 +7,8 @@ use crate::layout::{ImageLayout, ImageMarker, ImageSpan};
 pub enum PromptError {
     /// The rendered prompt has more or fewer markers than the request has images.
     #[error(
-        "the prompt has {markers} image markers for {images} images: a text contains a marker of the model, or the chat \
-         template omits or repeats images"
+        "the prompt has {markers} image markers for {images} images: a text of the request contains an image marker, or the \
+         chat template omits or repeats images"
     )]
     Markers {
         /// The number of markers in the prompt.

@@ -101,13 +101,16 @@ fn unsupported_configurations_are_named() {
                      smolvlm, minicpmv, phi4_multimodal";
     assert_eq!(
         message(json!({"model_type": "llama"}), json!({})),
-        format!("model type \"llama\" does not support images; {supported}")
+        format!("images are not supported for the model type \"llama\"; {supported}")
     );
     let gemma = || json!({"model_type": "gemma3"});
     let size = json!({"height": 8, "width": 8});
     for (preprocessor, expected) in [
         (json!({}), "size.width is missing"),
-        (json!({"size": {"height": 0, "width": 8}}), "size.height is 0; a positive integer is expected"),
+        (
+            json!({"size": {"height": 0, "width": 8}}),
+            "size.height is 0; an integer from 1 to 4294967295 is expected",
+        ),
         (json!({"size": {"height": 8, "width": 100_000}}), "size.width is 100000; at most 4096 is supported"),
         (json!({"size": size, "do_pan_and_scan": true}), "do_pan_and_scan is true; only false is supported"),
         (

@@ -23,7 +23,7 @@ pub struct RequestError {
 pub fn object(body: &[u8]) -> Result<Value, RequestError> {
     let invalid = |message: String| RequestError { message, param: None, is_missing: false };
     let value: Value = serde_json::from_slice(body)
-        .map_err(|error| invalid(format!("the request body is not valid JSON: {error}")))?;
+        .map_err(|error| invalid(format!("failed to parse the request body as JSON: {error}")))?;
     if value.is_object() {
         Ok(value)
     } else {

@@ -90,15 +90,15 @@ fn a_body_that_is_not_an_object_is_rejected_without_a_parameter() {
             .map(|body| show(&ChatRequest::parse(body.as_bytes()).unwrap_err()))
             .collect();
     expect![[r#"
-        - | the request body is not valid JSON: EOF while parsing a value at line 1 column 0
-        - | the request body is not valid JSON: EOF while parsing an object at line 1 column 1
+        - | failed to parse the request body as JSON: EOF while parsing a value at line 1 column 0
+        - | failed to parse the request body as JSON: EOF while parsing an object at line 1 column 1
         - | the request body must be a JSON object
         - | the request body must be a JSON object
-        - | the request body is not valid JSON: trailing characters at line 1 column 9
-        - | the request body is not valid JSON: number out of range at line 1 column 10
-        - | the request body is not valid JSON: expected value at line 1 column 1
-        - | the request body is not valid JSON: recursion limit exceeded at line 1 column 128
-        - | the request body is not valid JSON: recursion limit exceeded at line 1 column 128
+        - | failed to parse the request body as JSON: trailing characters at line 1 column 9
+        - | failed to parse the request body as JSON: number out of range at line 1 column 10
+        - | failed to parse the request body as JSON: expected value at line 1 column 1
+        - | failed to parse the request body as JSON: recursion limit exceeded at line 1 column 128
+        - | failed to parse the request body as JSON: recursion limit exceeded at line 1 column 128
     "#]]
     .assert_eq(&shown);
     assert_eq!(ChatRequest::parse(b"{\"a\": \"\xff\"}").unwrap_err().param, None);

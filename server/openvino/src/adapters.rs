@@ -76,7 +76,8 @@ pub(crate) fn add(
             };
             if (matrices.rows, matrices.columns) != (projection.rows, projection.columns) {
                 return unusable(format!(
-                    "its {module} is for a matrix of {} rows and {} columns, but the model's has {} and {}",
+                    "its matrices for {module} require a projection of {} rows and {} columns, but that of the model has {} \
+                     rows and {} columns",
                     matrices.rows, matrices.columns, projection.rows, projection.columns
                 ));
             }
@@ -89,7 +90,7 @@ pub(crate) fn add(
             let ranks = lora.adapters.len() + matrices.rank;
             if ranks > ADAPTER_RANKS_MAX {
                 return unusable(format!(
-                    "the total rank of all adapters at {module} is {ranks} or more (limit: {ADAPTER_RANKS_MAX})"
+                    "the total rank of all adapters at {module} is at least {ranks} (limit: {ADAPTER_RANKS_MAX})"
                 ));
             }
             append(lora, matrices, number);

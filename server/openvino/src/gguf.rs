@@ -40,7 +40,7 @@ pub(crate) fn read(file: &Arc<GgufFile>, max_model_len: Option<u32>) -> Result<M
         // The graph may use the weight under another name, so let the front end read all weights.
         Err(ReadError::NoNode(_)) if !is_split(file) => read_with(file, max_model_len, GraphInput::Whole),
         Err(ReadError::NoGraphFile(error)) if !is_split(file) => {
-            tracing::warn!(%error, "loading takes more memory, because the front end reads all weights");
+            tracing::warn!(%error, "loading takes more memory, because OpenVINO's front end reads all weights");
             read_with(file, max_model_len, GraphInput::Whole)
         }
         read => read,
@@ -253,7 +253,7 @@ fn read_graph(file: &GgufFile, input: GraphInput) -> Result<Model, ReadError<'_>
             let architecture = file.architecture().unwrap_or("(none)");
             match error {
                 Error::Runtime { message, .. } => Error::Unsupported(format!(
-                    "the front end rejects its architecture {architecture:?}: {message}"
+                    "OpenVINO's front end rejects its file (architecture: {architecture:?}): {message}"
                 )),
                 other => other,
             }

@@ -97,7 +97,12 @@ fn shape(port: &Port, blocks: i64) -> Result<Vec<i64>, Error> {
         .map(|(axis, size)| if axis == 0 { Some(blocks) } else { *size })
         .collect::<Option<Vec<_>>>()
         .filter(|shape| shape.len() > 1)
-        .ok_or_else(|| Error::Unsupported(format!("the shape of its {} is not static", port.name)))
+        .ok_or_else(|| {
+            Error::Unsupported(format!(
+                "its {} has fewer than two dimensions, or its dimensions after the first are not static",
+                port.name
+            ))
+        })
 }
 
 impl KvCache {

@@ -103,7 +103,8 @@ pub fn load_pair(
     let [of_target, of_draft] = [&target, &draft].map(|model| model.ports.block_tokens);
     if of_target != of_draft {
         return Err(Error::Unsupported(format!(
-            "blocks of its KV cache have {of_target} tokens, but those of its draft model have {of_draft}"
+            "the blocks of its KV cache have {of_target} tokens, but those of its draft model's KV cache have {of_draft} \
+             tokens"
         )));
     }
     let blocks = num_blocks(config, &[&target, &draft])?;
@@ -167,7 +168,7 @@ impl ModelLoader {
         let device_options = DeviceOptions::read(&core, &config.device, &config.plugin_config);
         let cpu = CpuFeatures::detect();
         if let TileSupport::Denied(reason) = tile_support() {
-            tracing::warn!(reason, "falling back to the AVX-512 kernels, because AMX is not available");
+            tracing::warn!(reason, "AMX is not available, so the native kernels use at most AVX-512");
         }
         let projections = projection_kernels(&device_options, cpu);
         Self { config: config.clone(), source, core, kernel_options, device_options, cpu, projections }
@@ -430,7 +431,7 @@ fn num_blocks(config: &Config, models: &[&LoadedModel]) -> Result<u32, Error> {
     if let Some(free) =
         memory::available_bytes().filter(|free| config.kv_cache_bytes.is_some() && bytes > *free)
     {
-        return Err(unusable(format!("does not fit into memory: {free} bytes are free")));
+        return Err(unusable(format!("does not fit into memory: {free} bytes are available")));
     }
     Ok(blocks)
 }

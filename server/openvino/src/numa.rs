@@ -28,7 +28,7 @@ pub enum NodeError {
         nodes: Vec<u32>,
     },
     /// The process is not allowed to use any processor of the node.
-    #[error("this process is not allowed to use any processor of NUMA node {0}")]
+    #[error("NUMA node {0} has no processor that this process is allowed to use")]
     NoProcessor(u32),
     /// The system rejected the binding.
     #[error("failed to bind the process to NUMA node {node}")]

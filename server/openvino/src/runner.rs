@@ -124,7 +124,8 @@ impl OpenVinoRunner {
         if values.len() == rows * vocabulary as usize {
             return Ok(Logits::new(values, vocabulary));
         }
-        let message = format!("the model returned {} values for {rows} rows of {vocabulary}", values.len());
+        let message =
+            format!("the model returned {} values for {rows} rows of {vocabulary} values", values.len());
         Err(Error::runtime("read the logits", &message))
     }
 }

@@ -24,8 +24,8 @@ pub struct LimitArgs {
 
     /// Maximum number of waiting sequences.
     ///
-    /// If exceeded: further requests are rejected with 429, `queue_full`, and `Retry-After`; a request that has more
-    /// sequences by itself is rejected with 400, `integer_above_max_value`.
+    /// If exceeded: further requests are rejected with 429, `queue_full`, and `Retry-After`; a single request with more
+    /// sequences is rejected with 400, `integer_above_max_value`.
     #[arg(
         long,
         value_name = "COUNT",
@@ -43,8 +43,8 @@ pub struct LimitArgs {
     /// Maximum total size of request bodies and their parsed JSON values in memory, from their arrival until the
     /// requests are prepared. Image files count as well, whether they are fetched or decoded from data: URLs. The parts
     /// of a request that its response repeats, and the items to be stored with the response, count until the response
-    /// is complete. Up to one eighth of the total is reserved for bodies of up to 64 KiB. The total must be at least four times
-    /// `--max-body-bytes`.
+    /// is complete. Up to one eighth of the total is reserved for bodies of up to 64 KiB. The total must be at least
+    /// four times `--max-body-bytes`.
     ///
     /// If exceeded: further requests are rejected with 429, `body_buffer_full`, and `Retry-After`; a request whose
     /// images alone need more than the part that is not reserved for small bodies is rejected with 400,
@@ -53,21 +53,21 @@ pub struct LimitArgs {
     pub max_buffered_body_bytes: ByteSize,
 
     /// Maximum memory for texts that are being tokenized. Tokenization takes up to 400 bytes of memory per byte of
-    /// text.
+    /// text. Texts of up to 64 KiB do not count.
     ///
     /// If exceeded: further texts wait; a text that could need more than the limit is rejected with 400,
     /// `string_above_max_length`.
     #[arg(long, value_name = "SIZE", default_value = "512MiB")]
     pub max_tokenizer_memory: ByteSize,
 
-    /// Maximum memory for preprocessed images, from the arrival of their requests until the responses are complete.
+    /// Maximum memory for preprocessed images, from the preparation of their requests until the responses are complete.
     ///
     /// If exceeded: further requests are rejected with 429, `image_memory_full`, and `Retry-After`; a request whose
     /// images alone need more is rejected with 400, `array_above_max_length`.
     #[arg(long, value_name = "SIZE", default_value = "1GiB")]
     pub max_image_memory: ByteSize,
 
-    /// Maximum number of open HTTP connections.
+    /// Maximum number of open HTTP connections to the API.
     ///
     /// If exceeded: further connections wait, and connections that have not sent a request within one second are closed
     /// to make room for them.

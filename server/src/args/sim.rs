@@ -58,7 +58,7 @@ pub struct SimArgs {
     pub sim_answers: Vec<String>,
 
     /// Simulate a model that accepts images. Each image takes 16 tokens. Not supported together with --model.
-    #[arg(long)]
+    #[arg(long, conflicts_with = "model")]
     pub sim_images: bool,
 
     /// Context length in tokens, if neither --max-model-len nor the model files specify it.

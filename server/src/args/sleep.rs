@@ -10,7 +10,7 @@ use process::units::duration;
 #[derive(Clone, Debug, ClapArgs)]
 #[command(next_help_heading = "Sleep")]
 pub struct SleepArgs {
-    /// Time without requests after which the server falls asleep and releases memory, such as `10m`. Default: never.
+    /// Time without requests, such as `10m`, after which the server falls asleep and releases memory. Default: never.
     ///
     /// A sleeping server remains ready. The next request wakes the server, and waits until it is awake.
     #[arg(long, value_name = "TIME", value_parser = duration)]

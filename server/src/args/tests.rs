@@ -30,6 +30,13 @@ fn evicted_blocks_are_stored_only_in_a_given_directory() {
 }
 
 #[test]
+fn a_model_with_a_tokenizer_of_its_own_does_not_simulate_images() {
+    let wrong = parse(&["--backend=sim", "--sim-images", "--model=/x"]).unwrap_err();
+    assert!(wrong.to_string().contains("cannot be used with"), "{wrong}");
+    assert!(parse(&["--backend=sim", "--sim-images"]).is_ok());
+}
+
+#[test]
 fn plugin_properties_are_pairs_or_json() {
     let pair = |key: &str, value: &str| (key.to_owned(), value.to_owned());
     assert_eq!(plugin_config("A=b=c").unwrap().0, [pair("A", "b=c")]);

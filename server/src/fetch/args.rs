@@ -13,7 +13,7 @@ pub struct FetchArgs {
     #[arg(long, value_name = "PATH")]
     pub into: PathBuf,
 
-    /// Before fetching, remove the files of earlier fetches from the sibling directories of the target directory.
+    /// Before fetching, remove the sibling directories of the target directory that contain earlier fetches.
     // Jobs that an earlier version of the operator created pass the alias.
     #[arg(long, alias = "remove-former")]
     pub remove_previous: bool,
@@ -30,7 +30,8 @@ pub struct FetchArgs {
     #[arg(long, value_name = "NAME", default_value = "main", help_heading = "Source")]
     pub hf_revision: String,
 
-    /// A file to fetch from the repository; `*` matches any part of a name. Repeatable. Default: all files.
+    /// A file to fetch from the repository; `*` matches any number of characters. Repeatable. Default: all files whose
+    /// paths do not begin with a dot.
     #[arg(long = "hf-file", value_name = "PATTERN", help_heading = "Source")]
     pub hf_files: Vec<String>,
 
@@ -84,7 +85,8 @@ pub struct FetchArgs {
     /// Maximum number of consecutive attempts in which `ovfleet-server fetch` fails to list the files or receives no
     /// data of a file. Attempts that discard the downloaded part of a file are counted separately, with the same limit.
     ///
-    /// If exceeded: the command fails with exit code 21 (the source is too slow) or 22 (the source cannot be reached).
+    /// If exceeded: the command fails with exit code 21 (the source is too slow) or 22 (the source cannot be reached or
+    /// returns an error).
     #[arg(long, value_name = "COUNT", default_value_t = 5)]
     pub attempts: u32,
 }

@@ -89,7 +89,7 @@ impl Downloader<'_> {
             if failures.max(restarts) >= self.attempts_max {
                 return Err(error);
             }
-            tracing::warn!(file = file.path, bytes = part.bytes, %error, "the download was interrupted; trying again");
+            tracing::warn!(file = file.path, bytes = part.bytes, %error, "failed to download the file; trying again");
             tokio::time::sleep(retry_pause(failures)).await;
         }
     }
@@ -210,7 +210,7 @@ impl Downloader<'_> {
                 verb: "write",
                 path: part.path.clone(),
                 problem: format!(
-                    "it has {stored} bytes, but {bytes} were downloaded; another process is writing to it"
+                    "the file has {stored} bytes, but {bytes} bytes were downloaded; another process may have changed it"
                 ),
             }),
             (Some(expected), _) if *expected != found => Some(Error::Digest {

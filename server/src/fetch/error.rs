@@ -14,7 +14,7 @@ pub(crate) enum Error {
     #[error("{url} does not exist (status {status})")]
     NotFound { url: String, status: StatusCode },
     /// The file differs from the expected one.
-    #[error("{name} has the SHA-256 {found}, but {expected} was expected")]
+    #[error("{name} has the SHA-256 digest {found}, but {expected} was expected")]
     Digest { name: String, found: String, expected: String },
     /// The source rejects the credentials, or requires credentials.
     #[error("{url} rejects {} (status {status})", if *.had_credentials { "these credentials" } else { "access without credentials" })]
@@ -23,7 +23,7 @@ pub(crate) enum Error {
     #[error("{0}")]
     Wrong(String),
     /// The disk is full.
-    #[error("not enough space for {path}: {problem}")]
+    #[error("{path} does not fit into its file system: {problem}")]
     DiskFull { path: PathBuf, problem: String },
     /// The source accepts no connection or sends no data in time.
     #[error("{url} is too slow: connecting timed out, or no data arrived within --idle-timeout")]
@@ -35,7 +35,7 @@ pub(crate) enum Error {
     #[error("failed to {verb} {path}: {problem}")]
     Disk { verb: &'static str, path: PathBuf, problem: String },
     /// The process received a signal.
-    #[error("interrupted by a signal; the next fetch continues with the downloaded parts")]
+    #[error("interrupted by a signal; the next fetch reuses the downloaded data if the data can be verified")]
     Interrupted,
 }
 

@@ -187,15 +187,16 @@ pub(crate) fn model_path(files: &[File], format: Format) -> Result<PathBuf, Erro
     match (format, &ggufs[..], directory, files) {
         (Format::Auto | Format::Gguf, [_, ..], ..) => match parts::model_path(&ggufs)? {
             Some(path) => Ok(PathBuf::from(path)),
-            None => {
-                Err(Error::Wrong(format!("the source has {} GGUF files; select one of them", ggufs.len())))
-            }
+            None => Err(Error::Wrong(format!(
+                "the source has {} GGUF files that are not the parts of one model; select one model",
+                ggufs.len()
+            ))),
         },
         // With an explicit format, the file may have any name.
         (Format::Gguf, [], _, [file]) => Ok(PathBuf::from(&file.path)),
         (Format::Auto | Format::OpenvinoIr, _, Some(directory), _) => Ok(directory),
         (Format::Auto, ..) => Err(Error::Wrong(format!(
-            "none of the {} files is a model: neither a GGUF file nor {}",
+            "none of the {} files is a model (a GGUF file, {})",
             files.len(),
             IR_NAMES.join(" or ")
         ))),

@@ -37,7 +37,7 @@ pub(crate) fn model_path(paths: &[&str]) -> Result<Option<String>, Error> {
     }
     match all_parts(first)?.iter().find(|part| !paths.contains(&part.as_str())) {
         Some(missing) => Err(Error::Wrong(format!(
-            "the source has no {missing}: all {} parts of a split model are required",
+            "{missing} is not among the files to fetch: all {} parts of a split model are required",
             name.parts
         ))),
         None => Ok(Some(name.of_part(1))),

@@ -42,8 +42,9 @@ pub(crate) async fn files(
     };
     let url =
         Url::parse(&endpoint).map_err(|error| wrong(format!("{endpoint:?} is not a valid URL: {error}")))?;
-    let bucket = Bucket::new(url, style, bucket.to_owned(), server.region.to_owned())
-        .map_err(|error| wrong(format!("{bucket:?} is not a valid bucket name: {error}")))?;
+    let bucket = Bucket::new(url, style, bucket.to_owned(), server.region.to_owned()).map_err(|error| {
+        wrong(format!("the URL of the bucket {bucket:?} at {endpoint:?} is invalid: {error}"))
+    })?;
     let keys = match (&credentials.access_key, &credentials.secret_key, &credentials.session_token) {
         (Some(key), Some(secret), Some(token)) => Some(Credentials::new_with_token(key, secret, token)),
         (Some(key), Some(secret), None) => Some(Credentials::new(key, secret)),
@@ -67,7 +68,7 @@ pub(crate) async fn files(
         }
     }
     if files.is_empty() {
-        return Err(wrong(format!("no object has the prefix {key:?}")));
+        return Err(wrong(format!("no object with the prefix {key:?} is a file")));
     }
     Ok(files)
 }

@@ -208,8 +208,8 @@ pub(crate) fn checked_path(path: &str) -> Result<String, Error> {
     let is_good = |part: &str| !matches!(part, "" | "." | "..") && !part.contains(['\\', '\0']);
     if path.len() > 1024 || !path.split('/').all(is_good) {
         return Err(Error::Wrong(format!(
-            "{path:?} is not a valid file path (allowed: up to 1024 bytes, relative, without backslashes and without \
-             empty, \".\" and \"..\" components)"
+            "{path:?} is not a valid file path (allowed: relative paths of up to 1024 bytes without backslashes, NUL \
+             characters, and empty, \".\" or \"..\" components)"
         )));
     }
     Ok(path.to_owned())

@@ -2,10 +2,11 @@
 
 use std::io::Write;
 
-/// Memory for the parsed JSON values of a request body, including their text. With `--max-body-bytes` above 32 MiB, the
-/// limit is twice that size. It is never more than half of the difference between `--max-buffered-body-bytes` and
-/// `--max-body-bytes`, so that there is also memory for the items that the response retains. The server estimates the
-/// memory from the length of the text and the numbers of objects, arrays and elements.
+/// Memory for the parsed JSON values of a request body, including their text, with the default `--max-body-bytes` and
+/// `--max-buffered-body-bytes`. With `--max-body-bytes` above 32 MiB, the limit is twice that size. It is never more
+/// than half of the difference between `--max-buffered-body-bytes` and `--max-body-bytes`, so that there is also memory
+/// for the items that the response retains. The server estimates the memory from the length of the text and the numbers
+/// of objects, arrays and elements.
 ///
 /// If exceeded: 400, `too_many_values`.
 const VALUES_BYTES_MAX: usize = 64 << 20;
@@ -13,7 +14,9 @@ const VALUES_BYTES_MAX: usize = 64 << 20;
 /// Returns the maximum memory in bytes for the values of a body of at most `body_bytes_max` bytes, if the values of all
 /// bodies together may take `all_bytes_max` bytes.
 pub(super) fn values_bytes_max(body_bytes_max: usize, all_bytes_max: usize) -> usize {
-    VALUES_BYTES_MAX.max(body_bytes_max.saturating_mul(2)).min(all_bytes_max.saturating_sub(body_bytes_max) / 2)
+    VALUES_BYTES_MAX
+        .max(body_bytes_max.saturating_mul(2))
+        .min(all_bytes_max.saturating_sub(body_bytes_max) / 2)
 }
 
 /// Memory in bytes of an object, with room for four members and their index, and with the struct into which an input

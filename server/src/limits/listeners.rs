@@ -97,7 +97,10 @@ mod tests {
                 ..HttpLimits::default()
             };
             limits.check().unwrap();
-            assert!(limits.values_bytes_max() >= limits.max_body_bytes, "a text alone is not too many values");
+            assert!(
+                limits.values_bytes_max() >= limits.max_body_bytes,
+                "a text alone is not too many values"
+            );
             let mut request = limits.body_budget().empty_reservation();
             let bytes = limits.max_body_bytes + 2 * limits.values_bytes_max();
             assert_eq!(request.grow_to(bytes), Ok(()), "{limits:?}");

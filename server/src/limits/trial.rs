@@ -13,7 +13,7 @@ use server_guidance::{Trial, TrialError, try_grammar};
 ///
 /// If exceeded: 400, `invalid_value`.
 const TRIAL_CPU_MAX: Duration = Duration::from_secs(2);
-/// Memory to compile a form that may be expensive, in bytes.
+/// Memory to compile a form that may be expensive.
 ///
 /// If exceeded: 400, `invalid_value`.
 const TRIAL_MEMORY_BYTES_MAX: usize = 256 << 20;
@@ -45,7 +45,8 @@ impl Trial for TrialProcesses {
             Some(INVALID) => Err(TrialError::Invalid(String::from_utf8_lossy(&output.stdout).into_owned())),
             // A signal ends a process that runs out of memory or stack before it checks its limits.
             Some(EXCEEDED) | None => Err(TrialError::TooExpensive(format!(
-                "needs more than {} s of processor time, {} s in total or {} MiB of memory to be compiled",
+                "needs too much time or memory to be compiled (limits: {} s of processor time, {} s of elapsed time and {} \
+                 MiB of memory)",
                 TRIAL_CPU_MAX.as_secs(),
                 TRIAL_TIME_MAX.as_secs(),
                 TRIAL_MEMORY_BYTES_MAX >> 20

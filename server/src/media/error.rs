@@ -11,12 +11,12 @@ use reqwest::StatusCode;
 /// The reason why an image was not fetched.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum MediaError {
-    /// The reference is neither a URL nor a path.
+    /// The reference is neither a supported URL nor an absolute path.
     #[error(
-        "the image is neither a URL nor an absolute path; use a data: URL, such as data:image/png;base64,…"
+        "the image is neither a supported URL nor an absolute path; use a data: URL, such as data:image/png;base64,…"
     )]
     InvalidReference,
-    #[error("the URL is longer than {bytes_max} bytes")]
+    #[error("the URL or path is longer than {bytes_max} bytes")]
     ReferenceTooLong { bytes_max: usize },
     #[error("URLs with the scheme {scheme:?} are not supported; use data:, http:, https: or file:")]
     UnsupportedScheme { scheme: String },
@@ -81,7 +81,9 @@ pub(crate) enum MediaError {
     #[error("the path {path:?} is not below --allowed-local-media-path, or has a component \"..\"")]
     PathNotAllowed { path: PathBuf },
     /// The file does not exist, cannot be read, or is a link to a file outside of the directory.
-    #[error("the file {path:?} cannot be read, or is not below --allowed-local-media-path")]
+    #[error(
+        "the file {path:?} cannot be read, or a link in its path leads out of --allowed-local-media-path"
+    )]
     Unreadable {
         path: PathBuf,
         #[source]

@@ -192,8 +192,9 @@ mod tests {
             assert!(matches!(error, MediaError::Unreadable { .. }), "{path}: {error:?}");
             // The error does not reveal whether the target exists.
             let named = fixture.root.path().join(path);
-            let message =
-                format!("the file {named:?} cannot be read, or is not below --allowed-local-media-path");
+            let message = format!(
+                "the file {named:?} cannot be read, or a link in its path leads out of --allowed-local-media-path"
+            );
             assert_eq!(error.to_string(), message);
         }
         // A path that leaves the directory through a link and returns to it is allowed.

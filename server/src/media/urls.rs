@@ -69,8 +69,9 @@ impl FromStr for MediaDomain {
     fn from_str(text: &str) -> Result<Self, String> {
         let invalid = || {
             format!(
-                "{text:?} is not a host: use a name or address, with a port unless it is 80 or 443, e.g. \
-                 images.example.com, minio.storage.svc:9000 or [2001:db8::1]; {ALL:?} allows all hosts"
+                "{text:?} is not a host: use a name or address, optionally followed by a port from 1 to 65535 \
+                 (default: 80 and 443), such as images.example.com, minio.storage.svc:9000 or [2001:db8::1]; {ALL:?} \
+                 allows all hosts"
             )
         };
         let text = text.trim();

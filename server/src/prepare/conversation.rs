@@ -91,7 +91,7 @@ impl Effort {
         let name = if name == "max" { Self::XHigh.name() } else { name };
         Self::ALL.into_iter().find(|effort| effort.name() == name).ok_or_else(|| {
             let known = Self::ALL.map(Self::name).join(", ");
-            Error::invalid(param, format!("must be one of {known}, max, not {name:?}"))
+            Error::invalid(param, format!("{name:?} is not one of {known}, max"))
         })
     }
 }

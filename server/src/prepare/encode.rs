@@ -60,8 +60,8 @@ impl Encoder<'_> {
             let param = self.param.to_owned();
             let for_images = image_tokens_note(self.image_tokens);
             let message = format!(
-                "{param}: the prompt has at least {tokens_min} tokens{for_images}, which leaves no room in the context \
-                 length of {length} tokens"
+                "{param}: the prompt has at least {tokens_min} tokens{for_images}, which leaves no room for generated \
+                 tokens in the context length of {length} tokens"
             );
             return Err(Error::ContextLength { param, message });
         }
@@ -83,7 +83,7 @@ impl Encoder<'_> {
     ) -> Result<Vec<TokenId>, Error> {
         let reservation = self.model.tokenizer_memory.reserve(text.len()).map_err(|AboveBudget { max }| {
             let problem = format!(
-                "has {} bytes; this server tokenizes texts of at most {max} bytes (--max-tokenizer-memory)",
+                "the text to tokenize has {} bytes (limit: {max} bytes, which follows from --max-tokenizer-memory)",
                 text.len()
             );
             Error::coded("string_above_max_length", self.param, problem)

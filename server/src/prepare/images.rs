@@ -113,7 +113,7 @@ fn check_bytes(references: &[(&ImageUrl, String)], media: &Media) -> Result<(), 
         bytes += text.map_or(0, |text| decoded_len_estimate(text.len()));
         if bytes > bytes_max {
             let problem = format!(
-                "the fetched images and the images in data: URLs up to this one total {bytes} bytes \
+                "all fetched images, and the images in data: URLs up to this one, take {bytes} bytes \
                  (limit: {bytes_max} bytes, the part of --max-buffered-body-bytes that is not reserved for small \
                  bodies)"
             );
@@ -197,7 +197,7 @@ pub(super) fn read_detail(detail: Option<&str>, at: &str) -> Result<Detail, Erro
         Some("low") => Ok(Detail::Low),
         Some("high") => Ok(Detail::High),
         Some(other) => {
-            let problem = format!("must be one of auto, low, high, not {other:?}");
+            let problem = format!("{other:?} is not one of auto, low, high");
             Err(Error::invalid(format!("{at}.detail"), problem))
         }
     }
@@ -241,7 +241,8 @@ pub(super) fn expand(
     let tokens = num_tokens(images);
     if let Some(length) = tokens_max.filter(|length| tokens >= *length as usize) {
         let message = format!(
-            "{param}: the images take {tokens} tokens, which leaves no room in the context length of {length} tokens"
+            "{param}: the images take {tokens} tokens, which leaves no room for text in the context length of {length} \
+             tokens"
         );
         return Err(Error::ContextLength { param: param.to_owned(), message });
     }

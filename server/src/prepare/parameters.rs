@@ -211,10 +211,18 @@ fn sampling(generation: &Generation, target: Target<'_>) -> Result<Sampling, Err
 /// Checks the range of a value. The value may come from a request that was not checked against the table.
 fn within<T: PartialOrd + Display + Copy>(param: &'static str, value: T, min: T, max: T) -> Result<T, Error> {
     if value < min {
-        return Err(Error::coded("integer_below_min_value", param, format!("{value} is less than {min}")));
+        return Err(Error::coded(
+            "integer_below_min_value",
+            param,
+            format!("must be at least {min}, not {value}"),
+        ));
     }
     if value > max {
-        return Err(Error::coded("integer_above_max_value", param, format!("{value} is greater than {max}")));
+        return Err(Error::coded(
+            "integer_above_max_value",
+            param,
+            format!("must be at most {max}, not {value}"),
+        ));
     }
     Ok(value)
 }

@@ -170,8 +170,8 @@ impl ResolvedParameters {
         let scored = self.sampling.prompt_logprobs.map_or(0, |top| u64::from(top) + 1);
         if tokens * choices * scored > LOGPROBS_TOTAL_MAX {
             let problem = format!(
-                "{choices} choices for each prompt with log probabilities of {tokens} prompt tokens exceed the limit of \
-                 {LOGPROBS_TOTAL_MAX} log probabilities (log probabilities of each token: {scored})"
+                "{tokens} prompt tokens would have more than {LOGPROBS_TOTAL_MAX} log probabilities over all choices \
+                 (choices per prompt: {choices}, log probabilities of each token: {scored})"
             );
             return Err(Error::coded("integer_above_max_value", param, problem));
         }
@@ -199,8 +199,8 @@ impl ResolvedParameters {
             if let Some(TokensMax { param, tokens, source: LimitSource::Request }) = tokens_max {
                 let problem = match self.implied_logprobs() {
                     None => format!(
-                        "{tokens} tokens per choice exceed the limit of {LOGPROBS_TOTAL_MAX} log probabilities over all choices \
-                         (choices: {choices}, log probabilities of each token: {logprobs})"
+                        "{tokens} tokens per choice would have more than {LOGPROBS_TOTAL_MAX} log probabilities over all \
+                         choices (choices: {choices}, log probabilities of each token: {logprobs})"
                     ),
                     Some(cause) => format!(
                         "with {cause}, {tokens} tokens per choice exceed the limit of {LOGPROBS_TOTAL_MAX} tokens over all \
@@ -382,7 +382,8 @@ impl ResolvedParameters {
         let room = u32::try_from(tokens).ok().and_then(|tokens| length.checked_sub(tokens)).unwrap_or(0);
         if room == 0 {
             let message = format!(
-                "{param}: the prompt has {tokens} tokens{for_images}, which leaves no room in {limit}"
+                "{param}: the prompt has {tokens} tokens{for_images}, which leaves no room for generated tokens in \
+                 {limit}"
             );
             return Err(Error::ContextLength { param: param.to_owned(), message });
         }

@@ -18,7 +18,7 @@ use crate::error::Error;
 ///
 /// If exceeded: 400, `string_above_max_length`; `integer_above_max_value` if only the padding exceeds it.
 const TOKENS_MAX: usize = 1 << 20;
-/// Size in bytes of the text in the response to a detokenize request.
+/// Size of the text in the response to a detokenize request.
 ///
 /// If exceeded: 400, `array_above_max_length`.
 const TEXT_BYTES_MAX: usize = 4 << 20;
@@ -76,7 +76,7 @@ pub(crate) fn detokenize(request: &Value, target: Target<'_>) -> Result<Detokeni
     let tokenizer = &target.model.text.tokenizer;
     let bytes: usize = tokens.iter().map(|&token| tokenizer.token_bytes(token).len()).sum();
     if bytes > TEXT_BYTES_MAX {
-        let problem = format!("the text of the tokens has {bytes} bytes (limit: {TEXT_BYTES_MAX})");
+        let problem = format!("the text of the tokens has {bytes} bytes (limit: {TEXT_BYTES_MAX} bytes)");
         return Err(Error::coded("array_above_max_length", "tokens", problem));
     }
     let text = tokenizer.decode(&tokens, wire.skip_special_tokens.unwrap_or(false));
@@ -110,8 +110,9 @@ fn truncated(
         tokens.shrink_to_fit();
     }
     *tokens_left = tokens_left.checked_sub(tokens.len()).ok_or_else(|| {
-        let problem =
-            format!("has more than {TOKENS_MAX} tokens; send less text in a request, or set max_length");
+        let problem = format!(
+            "has more than {TOKENS_MAX} tokens; send less text, or limit the number of tokens with max_length"
+        );
         Error::coded("string_above_max_length", param, problem)
     })?;
     Ok(tokens)
@@ -151,7 +152,7 @@ fn pad(lists: &mut [Vec<TokenId>], wire: &TokenizeRequest, tokenizer: &Tokenizer
     };
     if lists.len().saturating_mul(length) > TOKENS_MAX {
         let problem = format!(
-            "{length} tokens for each of {} texts exceed the limit of {TOKENS_MAX} tokens",
+            "padding each text to {length} tokens exceeds the limit of {TOKENS_MAX} tokens (texts: {})",
             lists.len()
         );
         return Err(Error::coded("integer_above_max_value", "max_length", problem));

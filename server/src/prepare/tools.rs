@@ -157,7 +157,7 @@ impl ToolChoice {
                 Some("function" | "custom") | None => required(Self::Named(known(choice, PARAM, tools)?)),
                 Some(other) => {
                     let problem = match built_in(other) {
-                        Some(reason) => format!("{other:?} cannot be called: {reason}"),
+                        Some(reason) => format!("a tool of type {other:?} cannot be called: {reason}"),
                         None => {
                             format!("must be \"function\", \"custom\" or \"allowed_tools\", not {other:?}")
                         }
@@ -244,7 +244,7 @@ fn known(named: &Map<String, Value>, at: &str, tools: &[Tool]) -> Result<String,
         None => name.clone(),
     };
     if !tools.iter().any(|tool| tool.name == name) {
-        return Err(Error::invalid(format!("{at}.name"), format!("{name:?} is not one of the tools")));
+        return Err(Error::invalid(format!("{at}.name"), format!("the request has no tool named {name:?}")));
     }
     Ok(name)
 }
@@ -279,7 +279,7 @@ fn read_one(tool: Map<String, Value>, at: &str) -> Result<Tool, Error> {
     match tool.get("type") {
         Some(Value::String(kind)) if kind == "function" => read_function(tool, at),
         Some(Value::String(kind)) => {
-            let problem = format!("{kind:?} is not supported, only \"function\"");
+            let problem = format!("must be \"function\", not {kind:?}");
             Err(Error::invalid(format!("{at}.type"), problem))
         }
         Some(_) => Err(Error::coded("invalid_type", format!("{at}.type"), "must be a string")),
@@ -347,7 +347,8 @@ pub(crate) fn check_name(name: &str, at: &str) -> Result<(), Error> {
     let fits = |letter: char| letter.is_ascii_alphanumeric() || "_-.:/".contains(letter);
     if name.is_empty() || name.len() > NAME_BYTES_MAX || !name.chars().all(fits) {
         let problem = format!(
-            "must be 1 to {NAME_BYTES_MAX} letters, digits, underscores, dashes, dots, colons or slashes, not {name:?}"
+            "must be 1 to {NAME_BYTES_MAX} ASCII letters, digits, underscores, dashes, dots, colons or slashes, not \
+             {name:?}"
         );
         return Err(Error::invalid(at, problem));
     }

@@ -10,9 +10,9 @@ use crate::app::App;
 use crate::error::{Error, Resource};
 use crate::limits::{BudgetExhausted, ByteReservation, ValuesMemory};
 
-/// Number of bytes beyond `--max-body-bytes` up to which the server reads and discards a rejected request body. A
-/// client that is still sending does not read the answer, and closing the connection early would discard the answer
-/// with the unread data.
+/// Size of the part of a rejected request body, beyond `--max-body-bytes`, that the server reads and discards. A client
+/// that is still sending does not read the answer, and closing the connection early would discard the answer with the
+/// unread data.
 ///
 /// If exceeded: the server responds without reading the rest, and closes the connection.
 const DROPPED_BYTES_MAX: usize = 64 << 20;
@@ -40,8 +40,9 @@ pub(super) async fn read(app: &App, request: Request) -> Result<Bytes, Error> {
         values_bytes_max,
     };
     let read = tokio::time::timeout(limits.read_timeout, whole(request.into_body(), buffer)).await;
-    let read =
-        read.map_err(|_| Error::BodyIncomplete(format!("it took longer than {:?}", limits.read_timeout)))?;
+    let read = read.map_err(|_| {
+        Error::BodyIncomplete(format!("the body did not arrive within {:?}", limits.read_timeout))
+    })?;
     read.map_err(|refusal| match refusal {
         Refusal::TooLarge => Error::BodyTooLarge(bytes_max),
         Refusal::TooManyValues => Error::TooManyValues(values_bytes_max),

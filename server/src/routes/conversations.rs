@@ -265,7 +265,7 @@ fn no_item(id: &str) -> Error {
     Error::NotStored {
         code: "item_not_found",
         param: Some("item_id".to_owned()),
-        message: format!("the item {id:?} is not stored; it may have been deleted"),
+        message: format!("the conversation has no item {id:?}; it may have been deleted"),
     }
 }
 

@@ -29,7 +29,9 @@ pub(super) async fn spawn_services(
     token: Option<ReplicaTokenFile>,
 ) {
     if let Some(token) = token.clone() {
-        tracing::info!("API requests and load-report calls require a replica token");
+        tracing::info!(
+            "API requests, and calls of the gRPC service ovfleet.v1alpha1.Replica, require a replica token"
+        );
         services.spawn(follow(token));
     }
     let (reports, receiver) = watch::channel(proto::v1alpha1::Load::default());

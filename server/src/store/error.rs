@@ -22,7 +22,7 @@ pub(super) const DEPTH_MAX: usize = 127;
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Error {
     /// The record is larger than the limit for a record or than the whole store.
-    #[error("the record has {bytes} bytes; at most {bytes_max} can be stored")]
+    #[error("cannot store {bytes} bytes in one record (limit: {bytes_max} bytes)")]
     TooLarge { bytes: u64, bytes_max: u64 },
     /// No items can be added to the conversation.
     #[error(
@@ -44,7 +44,7 @@ pub(crate) enum Error {
         source: std::io::Error,
     },
     /// Another server uses the directory.
-    #[error("another server uses {}", .0.display())]
+    #[error("another server uses the directory {}", .0.display())]
     InUse(PathBuf),
 }
 

@@ -275,7 +275,7 @@ fn fits(document: &Value, schema: &Value, value: &Value) -> Result<(), String> {
         return if words.contains(value) {
             Ok(())
         } else {
-            Err(format!("{value} matches no alternative of {schema}"))
+            Err(format!("{value} is not one of the values that {schema} allows"))
         };
     }
     let types = match &schema["type"] {
@@ -294,7 +294,7 @@ fn fits(document: &Value, schema: &Value, value: &Value) -> Result<(), String> {
         _ => false,
     };
     if !types.iter().any(has) {
-        return Err(format!("{value} does not match {schema}"));
+        return Err(format!("{value} does not have a type that {schema} allows"));
     }
     if let Some(values) = value.as_array() {
         values.iter().try_for_each(|value| fits(document, &schema["items"], value))?;
@@ -308,7 +308,9 @@ fn fits(document: &Value, schema: &Value, value: &Value) -> Result<(), String> {
         for (name, value) in members {
             match (schema["properties"].get(name), &schema["additionalProperties"]) {
                 (Some(schema), _) | (None, schema @ Value::Object(_)) => fits(document, schema, value)?,
-                (None, Value::Bool(false)) => return Err(format!("{name} is not described")),
+                (None, Value::Bool(false)) => {
+                    return Err(format!("{schema} does not describe the member {name}"));
+                }
                 (None, _) => {}
             }
         }

@@ -47,14 +47,14 @@ async fn bodies_that_are_not_requests_are_rejected() {
         "/v3/chat/completions",
         bodies,
         expect![[r#"
-            400 - - | the request body is not valid JSON: EOF while parsing a value at line 1 column 0
-            400 - - | the request body is not valid JSON: EOF while parsing an object at line 1 column 1
+            400 - - | failed to parse the request body as JSON: EOF while parsing a value at line 1 column 0
+            400 - - | failed to parse the request body as JSON: EOF while parsing an object at line 1 column 1
             400 - - | the request body must be a JSON object
             400 - - | the request body must be a JSON object
-            400 - - | the request body is not valid JSON: recursion limit exceeded at line 1 column 128
-            400 - - | the request body is not valid JSON: recursion limit exceeded at line 1 column 140
-            400 - - | the request body is not valid JSON: recursion limit exceeded at line 1 column 139
-            400 - - | the request body is not valid JSON: number out of range at line 1 column 44
+            400 - - | failed to parse the request body as JSON: recursion limit exceeded at line 1 column 128
+            400 - - | failed to parse the request body as JSON: recursion limit exceeded at line 1 column 140
+            400 - - | failed to parse the request body as JSON: recursion limit exceeded at line 1 column 139
+            400 - - | failed to parse the request body as JSON: number out of range at line 1 column 44
             400 missing_required_parameter model | model: is missing
             404 model_not_found model | this server does not serve the model "other"
             400 missing_required_parameter messages | messages: is missing
@@ -99,10 +99,10 @@ async fn invalid_parameters_of_the_chat_endpoint_are_rejected() {
         400 empty_array messages | messages: is empty
         400 invalid_type messages[0].content | messages[0].content: 5 is not a string or an array of content parts
         400 missing_required_parameter messages[0].content | messages[0].content: is missing
-        400 invalid_value messages[0].role | messages[0].role: must be one of system, developer, user, assistant, tool, function, not "oracle"
+        400 invalid_value messages[0].role | messages[0].role: "oracle" is not one of system, developer, user, assistant, tool, function
         400 invalid_value messages[0].content[0].image_url | messages[0].content[0].image_url: this model does not support images
         400 missing_required_parameter messages[0].content[0].text | messages[0].content[0].text: is missing
-        400 context_length_exceeded messages | messages: the prompt has 619 tokens, which leaves no room in the context length of 512 tokens
+        400 context_length_exceeded messages | messages: the prompt has 619 tokens, which leaves no room for generated tokens in the context length of 512 tokens
         400 invalid_type logprobs | logprobs: 5 is not true or false
         400 invalid_value top_logprobs | top_logprobs: requires logprobs = true
         400 integer_above_max_value top_logprobs | top_logprobs: 21 is not an integer from 0 to 20
@@ -153,7 +153,7 @@ async fn invalid_parameters_of_the_completions_endpoint_are_rejected() {
         400 integer_below_min_value prompt[1] | prompt[1]: -1 is not an integer from 0 to 4294967295
         400 invalid_value prompt | prompt: token 100000 is not in the vocabulary of 259 tokens
         400 array_above_max_length prompt | prompt: has 200 elements (limit: 128)
-        400 context_length_exceeded prompt | prompt: the prompt has 512 tokens, which leaves no room in the context length of 512 tokens
+        400 context_length_exceeded prompt | prompt: the prompt has 512 tokens, which leaves no room for generated tokens in the context length of 512 tokens
         400 context_length_exceeded max_tokens | max_tokens: 500 prompt tokens and 20 generated tokens exceed the context length of 512 tokens
         400 invalid_type logprobs | logprobs: true is not an integer from 0 to 20
         400 integer_above_max_value logprobs | logprobs: 21 is not an integer from 0 to 20

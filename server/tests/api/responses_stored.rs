@@ -407,7 +407,8 @@ async fn an_item_of_two_simultaneous_turns_is_in_the_conversation_once() {
     let (added, lost) = if first["error"].is_null() { (first, second) } else { (second, first) };
     assert_eq!((&added["status"], &lost["status"]), (&json!("incomplete"), &json!("failed")), "{lost}");
     let message = lost["error"]["message"].as_str().unwrap();
-    let reason = "the response could not be added to its conversation: duplicate item found with id \"msg_a\"";
+    let reason =
+        "the response could not be added to its conversation: duplicate item found with id \"msg_a\"";
     assert!(message.starts_with(reason), "{message}");
     assert_eq!(text(&lost), text(&added), "the client receives the output");
     assert_eq!(server.get(&format!("{PATH}/{}", id(&lost))).await.json()["status"], "failed");
@@ -529,7 +530,8 @@ async fn a_background_response_is_in_its_conversation_before_it_is_final() {
     assert_eq!(status, "in_progress", "the conversation does not have its items yet");
     // Items cannot be added to a pipe.
     let failed = until_final(&server, &path).await;
-    let message = "the response could not be added to its conversation: the conversation could not be written";
+    let message =
+        "the response could not be added to its conversation: the conversation could not be written";
     assert_eq!((&failed["status"], &failed["error"]["message"]), (&json!("failed"), &json!(message)));
 
     let (conversation, path) = begin().await;

@@ -449,14 +449,14 @@ async fn malformed_tools_and_choices_are_rejected() {
     }
     expect![[r#"
         missing_required_parameter tools[0].type | tools[0].type: is missing
-        invalid_value tools[0].type | tools[0].type: "web_search" is not supported, only "function"
+        invalid_value tools[0].type | tools[0].type: must be "function", not "web_search"
         missing_required_parameter tools[0].name | tools[0].name: is missing
         invalid_type tools[0].function | tools[0].function: must be an object
         missing_required_parameter tools[0].function.name | tools[0].function.name: is missing
         invalid_type tools[0].function.name | tools[0].function.name: must be a string
-        invalid_value tools[0].function.name | tools[0].function.name: must be 1 to 128 letters, digits, underscores, dashes, dots, colons or slashes, not ""
-        invalid_value tools[0].function.name | tools[0].function.name: must be 1 to 128 letters, digits, underscores, dashes, dots, colons or slashes, not "a b"
-        invalid_value tools[0].function.name | tools[0].function.name: must be 1 to 128 letters, digits, underscores, dashes, dots, colons or slashes, not "xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx
+        invalid_value tools[0].function.name | tools[0].function.name: must be 1 to 128 ASCII letters, digits, underscores, dashes, dots, colons or slashes, not ""
+        invalid_value tools[0].function.name | tools[0].function.name: must be 1 to 128 ASCII letters, digits, underscores, dashes, dots, colons or slashes, not "a b"
+        invalid_value tools[0].function.name | tools[0].function.name: must be 1 to 128 ASCII letters, digits, underscores, dashes, dots, colons or slashes, not "xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx
         invalid_type tools[0].function.description | tools[0].function.description: must be a string
         invalid_type tools[0].function.parameters | tools[0].function.parameters: must be an object: a JSON schema is expected
         invalid_type tools[0].function.strict | tools[0].function.strict: must be a boolean
@@ -465,13 +465,13 @@ async fn malformed_tools_and_choices_are_rejected() {
         array_above_max_length tools | tools: has 513 tools (limit: 512)
         invalid_value tool_choice | tool_choice: "weather" is not "none", "auto" or "required"
         missing_required_parameter tool_choice.name | tool_choice.name: is missing
-        invalid_value tool_choice.function.name | tool_choice.function.name: "other" is not one of the tools
+        invalid_value tool_choice.function.name | tool_choice.function.name: the request has no tool named "other"
         invalid_type tool_choice.name | tool_choice.name: must be a string
-        invalid_value tool_choice.type | tool_choice.type: "web_search" cannot be called: this server does not run tools
+        invalid_value tool_choice.type | tool_choice.type: a tool of type "web_search" cannot be called: this server does not run tools
         missing_required_parameter tool_choice.mode | tool_choice.mode: is missing
         invalid_value tool_choice.allowed_tools.mode | tool_choice.allowed_tools.mode: must be "auto" or "required"
         invalid_value tool_choice.tools | tool_choice.tools: is empty
-        invalid_value tool_choice.tools[0].name | tool_choice.tools[0].name: "other" is not one of the tools
+        invalid_value tool_choice.tools[0].name | tool_choice.tools[0].name: the request has no tool named "other"
         invalid_value tool_choice | tool_choice: requires a tool call, but the request has no tools
         invalid_value reasoning_effort | reasoning_effort: "lots" is not "none", "minimal", "low", "medium", "high", "xhigh" or "max"
         invalid_value chat_template_kwargs.tools | chat_template_kwargs.tools: cannot be set here: another parameter or the model sets it

@@ -119,7 +119,7 @@ fn images_are_fetched_from_allowed_places() {
         ("http://example.com/a.png", "--allowed-media-domains"),
         ("http://127.0.0.2/a.png", "--allowed-media-domains"),
         ("/etc/passwd", "--allowed-local-media-path"),
-        ("a.png", "neither a URL nor an absolute path"),
+        ("a.png", "neither a supported URL nor an absolute path"),
     ] {
         let message = refusal(&server, image);
         assert!(message.contains(reason), "{image}: {message}");

@@ -9,7 +9,8 @@ use serde_json::Value;
 
 use crate::LoadError;
 
-/// Size of a JSON file of a model. The largest known `tokenizer.json` is 40 MB.
+/// Size of a file with the tokenizer, the chat template or the configuration of a model. The largest known
+/// `tokenizer.json` is 40 MB.
 ///
 /// If exceeded: the server does not start.
 const FILE_BYTES_MAX: u64 = 512 << 20;

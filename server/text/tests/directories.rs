@@ -103,7 +103,7 @@ fn a_post_processor_that_adds_an_unknown_token_is_refused() {
     let mut file: Json = serde_json::from_str(&text).unwrap();
     file["post_processor"]["special_tokens"]["<s>"]["ids"] = json!([100]);
     directory.write("tokenizer.json", &file);
-    directory.refused(&["tokenizer.json", "post_processor adds token 100", "has 100 tokens"]);
+    directory.refused(&["tokenizer.json", "post_processor adds a token with the ID 100", "has 100 tokens"]);
 }
 
 /// Without this check, the `tokenizers` library would panic at the first text.

@@ -83,7 +83,9 @@ impl Pipe {
             }
             let left = end.saturating_duration_since(Instant::now());
             if messages.is_over || left.is_zero() {
-                bail!("no response to {method} within {LIMIT:?}, or the browser has exited");
+                bail!(
+                    "no response to {method} within {LIMIT:?}, or the connection to the browser was closed"
+                );
             }
             messages =
                 self.inbox.changed.wait_timeout(messages, left).unwrap_or_else(PoisonError::into_inner).0;

@@ -20,8 +20,9 @@ pub fn colliding_aliases(file: &RustFile) -> Vec<Finding> {
     let TypeNames { aliases, known } = names;
     let finding = |alias: Alias| {
         let Alias { name, alias } = alias;
-        let message =
-            format!("{name} is imported as {alias} next to another {name} of ours; rename one of them");
+        let message = format!(
+            "{name} is imported as {alias} next to another {name} of this workspace; rename one type"
+        );
         Finding::new(&file.path, message)
     };
     aliases.into_iter().filter(|alias| known.contains(&alias.name)).map(finding).collect()
@@ -86,7 +87,7 @@ mod tests {
 
     #[test]
     fn finds_aliases_beside_another_type_of_ours() {
-        let message = "Delta is imported as Other next to another Delta of ours; rename one of them";
+        let message = "Delta is imported as Other next to another Delta of this workspace; rename one type";
         assert_eq!(messages("use server_parsers::{Delta as Other}; use super::delta::Delta;"), [message]);
         assert_eq!(messages("use crate::a::{Delta as Other, b}; struct Delta;"), [message]);
     }

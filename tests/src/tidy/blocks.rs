@@ -106,8 +106,8 @@ pub fn marked_blocks(tree: &Tree) -> Vec<Finding> {
         let blocks = code_blocks(&file.text).into_iter().filter(|block| block.mark.is_none());
         let message = |block: CodeBlock| {
             format!(
-                "line {}: the {} block needs `<!-- tested: TEXT -->` or `<!-- not tested: REASON -->` in front \
-                 of it",
+                "line {}: the {} block needs a mark on the line before it, such as `<!-- tested: TEXT -->` or \
+                 `<!-- not tested: REASON -->` with a reason of at least {REASON_WORDS_MIN} words",
                 block.line, block.language
             )
         };

@@ -32,7 +32,8 @@ impl Comments<'_> {
     fn check(&mut self, attributes: &[syn::Attribute], name: &syn::Ident) {
         let Some(paragraph) = first_paragraph(attributes) else { return };
         if let Some(objection) = objection(&paragraph) {
-            let message = format!("the doc comment of {name} {objection}: {paragraph:?}");
+            let message =
+                format!("the first paragraph of the doc comment of {name} {objection}: {paragraph:?}");
             self.findings.push(Finding::new(self.path, message));
         }
     }
@@ -158,7 +159,7 @@ mod tests {
 
     #[test]
     fn finds_comments_that_are_too_short() {
-        let short = "the doc comment of f has fewer than 4 words: \"By whom.\"";
+        let short = "the first paragraph of the doc comment of f has fewer than 4 words: \"By whom.\"";
         assert_eq!(messages("/// By whom.\npub fn f() {}"), [short]);
         assert_eq!(messages("impl S {\n/// By whom.\npub fn f() {}\n}"), [short]);
         assert_eq!(messages("pub trait T {\n/// By whom.\nfn f();\n}"), [short]);
@@ -171,7 +172,9 @@ mod tests {
     fn finds_fragments() {
         let fragment = "is a fragment that begins with \"Of\"";
         let text = "/// Of the prompt and the answer.\npub type A = u8;";
-        let expected = format!("the doc comment of A {fragment}: \"Of the prompt and the answer.\"");
+        let expected = format!(
+            "the first paragraph of the doc comment of A {fragment}: \"Of the prompt and the answer.\""
+        );
         assert_eq!(messages(text), [expected]);
     }
 

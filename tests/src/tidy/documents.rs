@@ -24,10 +24,10 @@ pub fn links(tree: &Tree) -> Vec<Finding> {
             let directory = format!("{path}/");
             let found = tree.file(&path);
             if found.is_none() && !tree.files.iter().any(|other| other.path.starts_with(&directory)) {
-                findings.push(Finding::new(&file.path, format!("link to {target}, which does not exist")));
+                findings.push(Finding::new(&file.path, format!("links to {target}, which does not exist")));
             } else if !heading.is_empty() && !found.is_some_and(|found| has_heading(&found.text, heading)) {
-                findings
-                    .push(Finding::new(&file.path, format!("link to {target}: the heading does not exist")));
+                let message = format!("links to {target}, but this heading does not exist");
+                findings.push(Finding::new(&file.path, message));
             }
         }
     }
@@ -91,9 +91,14 @@ pub fn pages(tree: &Tree) -> Vec<Finding> {
     let is_page = |file: &&File| file.path.starts_with("docs/") && file.path != SUMMARY;
     for file in markdown(tree).filter(is_page) {
         match listed.iter().filter(|path| **path == file.path).count() {
-            0 => findings.push(Finding::new(&file.path, format!("not listed in {SUMMARY}"))),
+            0 => findings.push(Finding::new(&file.path, format!("is not listed in {SUMMARY}"))),
             1 => {}
-            count => findings.push(Finding::new(&file.path, format!("listed {count} times in {SUMMARY}"))),
+            count => {
+                findings.push(Finding::new(
+                    &file.path,
+                    format!("is listed {count} times in {SUMMARY}, not once"),
+                ));
+            }
         }
         let is_decision = file.path.starts_with("docs/decisions/") && !file.path.ends_with("/README.md");
         let mut lines = file.text.lines().filter(|line| !line.trim().is_empty());
@@ -116,7 +121,7 @@ pub fn decisions(tree: &Tree) -> Vec<Finding> {
     let mut numbers = BTreeSet::new();
     for file in &tree.files {
         if file.path == "ARCHITECTURE.md" && file.text.lines().count() > ARCHITECTURE_LINES_MAX {
-            findings.push(Finding::new(&file.path, format!("more than {ARCHITECTURE_LINES_MAX} lines")));
+            findings.push(Finding::new(&file.path, format!("has more than {ARCHITECTURE_LINES_MAX} lines")));
         }
         let Some(name) = file.path.strip_prefix("docs/decisions/") else { continue };
         if name == "README.md" {
@@ -127,7 +132,7 @@ pub fn decisions(tree: &Tree) -> Vec<Finding> {
             findings.push(Finding::new(&file.path, "not named NNNN-title.md with a unique number"));
         }
         for part in DECISION_PARTS.iter().filter(|part| !file.text.contains(**part)) {
-            findings.push(Finding::new(&file.path, format!("the part {:?} is missing", part.trim())));
+            findings.push(Finding::new(&file.path, format!("the section {:?} is missing", part.trim())));
         }
     }
     findings
@@ -156,10 +161,16 @@ pub fn supersessions(tree: &Tree) -> Vec<Finding> {
         }
     }
     let unlinked = |(new, old): &(String, String)| {
-        Finding::new(old, format!("{new} supersedes this decision; link to it with `Superseded by`"))
+        let message = format!(
+            "{new} supersedes this decision; add `Superseded by` or `Superseded in part by` with a link to {new}"
+        );
+        Finding::new(old, message)
     };
     let unstated = |(new, old): &(String, String)| {
-        Finding::new(new, format!("this decision supersedes {old}; link to it with `Supersedes`"))
+        let message = format!(
+            "according to {old}, this decision supersedes {old}; add `Supersedes` with a link to {old}"
+        );
+        Finding::new(new, message)
     };
     let findings = supersedes.difference(&superseded).map(unlinked);
     findings.chain(superseded.difference(&supersedes).map(unstated)).collect()
@@ -271,9 +282,9 @@ mod tests {
         assert_eq!(
             found,
             [
-                "link to docs/a.md#three: the heading does not exist",
-                "link to gone.md, which does not exist",
-                "link to ../../x.md, which does not exist",
+                "links to docs/a.md#three, but this heading does not exist",
+                "links to gone.md, which does not exist",
+                "links to ../../x.md, which does not exist",
             ]
         );
     }
@@ -344,10 +355,10 @@ mod tests {
         assert_eq!(
             found,
             [
-                ("docs/b.md", "listed 2 times in docs/SUMMARY.md"),
-                ("docs/c.md", "not listed in docs/SUMMARY.md"),
+                ("docs/b.md", "is listed 2 times in docs/SUMMARY.md, not once"),
+                ("docs/c.md", "is not listed in docs/SUMMARY.md"),
                 ("docs/c.md", "does not open with a sentence `For …` that names its readers"),
-                ("docs/d/e.md", "not listed in docs/SUMMARY.md"),
+                ("docs/d/e.md", "is not listed in docs/SUMMARY.md"),
                 ("docs/d/e.md", "does not begin with a title"),
             ]
         );

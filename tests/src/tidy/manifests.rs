@@ -165,7 +165,9 @@ fn package(path: &str, directory: &str, manifest: &Table) -> Vec<Finding> {
     let mut findings = Vec::new();
     let name = at(manifest, &["package", "name"]).and_then(Value::as_str).unwrap_or_default();
     if name != directory.replace('/', "-") {
-        findings.push(Finding::new(path, format!("crate {name:?}: the name must be the path with dashes")));
+        let message =
+            format!("the crate is named {name:?}, but its path requires {:?}", directory.replace('/', "-"));
+        findings.push(Finding::new(path, message));
     }
     for key in ["version", "edition", "license", "publish", "rust-version"] {
         if at(manifest, &["package", key, "workspace"]).and_then(Value::as_bool) != Some(true) {
@@ -183,7 +185,7 @@ fn edges(path: &str, name: &str, manifest: &Table) -> Vec<Finding> {
     let Some((_, allowed)) = EDGES.iter().find(|(from, _)| *from == name) else {
         return vec![Finding::new(
             path,
-            format!("crate {name:?} is not in the table of allowed dependencies"),
+            format!("the crate {name:?} is not in the table of allowed dependencies (EDGES)"),
         )];
     };
     let outside = OUTSIDE.iter().find(|(from, _)| *from == name).map(|(_, outside)| *outside);

@@ -46,7 +46,8 @@ pub fn long_files(tree: &Tree) -> Vec<Finding> {
         .map(|file| (file, file.text.lines().count()))
         .filter(|(_, lines)| *lines > LONG_FILE_LINES)
         .map(|(file, lines)| {
-            Finding::new(&file.path, format!("{lines} lines; consider splitting it if it holds two ideas"))
+            let message = format!("has {lines} lines; consider splitting the file if it holds two ideas");
+            Finding::new(&file.path, message)
         })
         .collect()
 }

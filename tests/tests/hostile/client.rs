@@ -53,7 +53,7 @@ impl Statuses {
 
     /// Fails unless some responses have `status`, because an attack that never passes admission control proves nothing.
     pub(crate) fn some(self, status: u16) -> anyhow::Result<Self> {
-        ensure!(self.0.contains_key(&status), "statuses: {self}; expected some {status}");
+        ensure!(self.0.contains_key(&status), "no response has the status {status}; statuses: {self}");
         Ok(self)
     }
 }

@@ -163,7 +163,7 @@ impl Fleet {
             };
             ensure!(
                 Instant::now() < end,
-                "memory remains at {} (before the attacks: {})",
+                "the memory of the router and the server remains at {} (before the attacks: {})",
                 mebibytes(now),
                 mebibytes(before)
             );
@@ -189,7 +189,7 @@ impl Fleet {
         for _ in 0..8 {
             let (status, body) =
                 client.post("/v1/responses", &response(&json!("Tell a story."), long.clone())).await?;
-            ensure!(status == 200, "a background response has status {status}: {body:.300}");
+            ensure!(status == 200, "failed to start a background response: {status} {body:.300}");
             text(&body, "/id")?;
         }
         // The limit includes time for aborting requests, storing responses and stopping the engine.

@@ -132,7 +132,7 @@ impl Writer {
         let _lock = match opened {
             Ok(None) => return,
             Ok(Some((lock, files))) => {
-                tracing::info!(blocks = files.len(), directory = %path.display(), "opened the spill directory");
+                tracing::info!(blocks = files.len(), directory = %path.display(), "opened the directory for evicted blocks");
                 self.results.send(WriteResult::Opened(files));
                 lock
             }
@@ -161,7 +161,7 @@ impl Writer {
             }
             if !std::mem::replace(&mut is_logged, true) {
                 let directory = self.config.directory.display();
-                tracing::warn!(%directory, "another server uses the directory for evicted blocks, waiting for it to exit");
+                tracing::warn!(%directory, "another server uses the directory for evicted blocks; waiting for that server to exit");
             }
             match writes.recv_timeout(LOCK_INTERVAL) {
                 // The engine sends nothing before the directory is open.

@@ -88,17 +88,20 @@ impl<'a> Root<'a> {
         let mut followed = 0;
         while let Some(reference) = schema.get("$ref").and_then(Value::as_str) {
             if followed == REFERENCES_MAX {
-                return Err(FormError::new(
-                    at,
-                    format!("has more than {REFERENCES_MAX} consecutive references"),
-                ));
+                let problem = format!(
+                    "is a reference that is reached through {REFERENCES_MAX} references (limit: {REFERENCES_MAX} \
+                     consecutive references)"
+                );
+                return Err(FormError::new(at, problem));
             }
             followed += 1;
             let target = reference.strip_prefix('#').and_then(|pointer| self.schema.pointer(pointer));
             let Some(target) = target else {
                 return Err(FormError::new(
                     format!("{at}.$ref"),
-                    format!("{reference:?} is not part of the schema"),
+                    format!(
+                        "{reference:?} is not a JSON pointer to a part of the schema, such as #/$defs/name"
+                    ),
                 ));
             };
             schema = target;
@@ -170,7 +173,9 @@ impl<'a> Root<'a> {
     ) -> Result<(), FormError> {
         let (schema, at) = self.resolve(schema, at.to_owned())?;
         if alternatives.len() > ELEMENTS_MAX || at.len() > 4096 {
-            let problem = format!("has more than {ELEMENTS_MAX} alternatives or nests them too deeply");
+            let problem = format!(
+                "is one of more than {ELEMENTS_MAX} alternatives of a value, or its path has more than 4096 bytes"
+            );
             return Err(FormError::new(at, problem));
         }
         for keyword in ["anyOf", "oneOf"] {

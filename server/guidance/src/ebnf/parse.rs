@@ -178,7 +178,8 @@ impl<'a> Reader<'a> {
     fn choice(&mut self) -> Result<Node, String> {
         self.depth += 1;
         if self.depth > DEPTH_MAX {
-            return Err(self.error(&format!("groups are nested deeper than {DEPTH_MAX} levels")));
+            let problem = format!("the rule and its groups are nested deeper than {DEPTH_MAX} levels");
+            return Err(self.error(&problem));
         }
         let mut parts = vec![self.sequence()?];
         while self.consume("|") {
@@ -353,7 +354,10 @@ impl<'a> Reader<'a> {
                 self.consume(&code);
                 Ok(letter)
             }
-            None => Err(self.error(&format!("expected {digits} hexadecimal digits of a character code"))),
+            None => {
+                let problem = format!("expected {digits} hexadecimal digits that encode a Unicode character");
+                Err(self.error(&problem))
+            }
         }
     }
 }
@@ -400,7 +404,7 @@ mod tests {
                 "line 1: expected {n}, {min,}, {,max} or {min,max} with min <= max <= 65536",
             ),
             ("root ::= \"\\q\"", "line 1: \\q is not a valid escape"),
-            ("root ::= \"\\x4\"", "line 1: expected 2 hexadecimal digits of a character code"),
+            ("root ::= \"\\x4\"", "line 1: expected 2 hexadecimal digits that encode a Unicode character"),
             ("root ::= *", "line 1: expected a name, a literal, a character class or a group, found '*'"),
             ("root ::= \"a\")", "line 1: expected the name of a rule, found ')'"),
             ("root ::= (= \"a\")", "line 1: lookahead is not supported"),
@@ -408,7 +412,8 @@ mod tests {
             assert_eq!(rules(text).unwrap_err(), problem, "{text}");
         }
         let deep = format!("root ::= {}", "(".repeat(1000));
-        assert_eq!(rules(&deep).unwrap_err(), "line 1: groups are nested deeper than 100 levels");
+        let problem = "line 1: the rule and its groups are nested deeper than 100 levels";
+        assert_eq!(rules(&deep).unwrap_err(), problem);
         assert!(rules(&format!("root ::= \"a\"{}", "*?+{2}".repeat(2))).is_ok());
         let many = format!("root ::= \"a\"{}", "*".repeat(200_000));
         let problem = "line 1: more than 10 consecutive repetition operators";

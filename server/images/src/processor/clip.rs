@@ -53,7 +53,8 @@ impl Clip {
             ClipResize::ShortestEdge(_) | ClipResize::Exact(_) => read_crop(preprocessor)?,
         };
         if crop.width > smallest.width || crop.height > smallest.height {
-            let problem = format!("is {crop}, which is larger than size ({smallest})");
+            let problem =
+                format!("is {crop}, which does not fit into the smallest resized image ({smallest})");
             return Err(preprocessor.fault("crop_size", problem));
         }
         let patch = model.count_up_to("vision_config.patch_size", TILE_EDGE_MAX)?;
@@ -71,7 +72,8 @@ impl Clip {
         };
         let num_tokens = (patches + u32::from(has_class_token)).saturating_sub(u32::from(drops_first));
         if num_tokens == 0 {
-            return Err(preprocessor.fault("crop_size", format!("is {crop}, which contains no patch")));
+            let problem = format!("is {crop}, which gives no image token with patches of {patch} pixels");
+            return Err(preprocessor.fault("crop_size", problem));
         }
         Ok(Self {
             resize,

@@ -56,7 +56,8 @@ impl Idefics3 {
         let tile = edge("max_image_size.longest_edge", default)?;
         let tiles = longest_edge.div_ceil(tile);
         if tiles * tiles > TILES_MAX {
-            let problem = format!("is {longest_edge}, which gives more than {TILES_MAX} tiles");
+            let problem =
+                format!("is {longest_edge}, which allows {} tiles (limit: {TILES_MAX})", tiles * tiles);
             return Err(preprocessor.fault("size.longest_edge", problem));
         }
         let patch = model.count_up_to("vision_config.patch_size", tile)?;
@@ -64,7 +65,9 @@ impl Idefics3 {
         let image_size = model.count_up_to("vision_config.image_size", TILE_EDGE_MAX)?;
         let tokens = f64::from((image_size / patch).pow(2)) / f64::from(scale).powi(2);
         if tokens < 1.0 {
-            return Err(model.fault("scale_factor", format!("is {scale}, which leaves no token")));
+            let patches = (image_size / patch).pow(2);
+            let problem = format!("is {scale}, which gives no token for the {patches} patches of a tile");
+            return Err(model.fault("scale_factor", problem));
         }
         let is_split = preprocessor.optional_bool("do_image_splitting")? != Some(false);
         Ok(Self {

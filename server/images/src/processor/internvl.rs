@@ -48,7 +48,10 @@ impl InternVl {
         if tile_tokens == 0 || f64::from(tile_tokens) > patches {
             return Err(model.fault(
                 "downsample_ratio",
-                format!("is {ratio}; it must keep from 1 to {patches} of the {patches} patches of a tile"),
+                format!(
+                    "is {ratio}, which gives {tile_tokens} tokens for the {patches} patches of a tile (allowed: 1 to \
+                     {patches} tokens)"
+                ),
             ));
         }
         let is_dynamic = model.optional_bool("dynamic_image_size")? != Some(false);

@@ -56,7 +56,7 @@ impl LlavaNext {
             pinpoints.and_then(|values| values.iter().map(resolution).collect());
         let resolutions = resolutions.filter(|resolutions| !resolutions.is_empty()).ok_or_else(|| {
             let problem = format!(
-                "is not a list of [height, width] pairs of multiples of {} with at most {TILES_MAX} tiles",
+                "must be a list of one or more [height, width] pairs of multiples of {}, each with at most {TILES_MAX} tiles",
                 tile.height
             );
             file.fault("image_grid_pinpoints", problem)

@@ -63,9 +63,8 @@ impl Qwen {
         let (width, heads) =
             (model.count(&width_field)?, model.count_up_to("vision_config.num_heads", 1 << 16)?);
         if width % (heads * 4) != 0 {
-            return Err(
-                model.fault(&width_field, format!("is {width}; a multiple of 4 * num_heads is expected"))
-            );
+            let problem = format!("is {width}; a multiple of {} (4 * num_heads) is expected", 4 * heads);
+            return Err(model.fault(&width_field, problem));
         }
         let window = if family == ModelFamily::Qwen2_5Vl {
             let pixels = model.optional_count("vision_config.window_size")?.unwrap_or(112);

@@ -111,7 +111,7 @@ impl Args {
         let activation_precision = match self.activation_precision.as_str() {
             "auto" => ActivationPrecision::Auto,
             "int8" => ActivationPrecision::Int8,
-            other => anyhow::bail!("--activation-precision {other}: not one of auto, int8"),
+            other => anyhow::bail!("--activation-precision must be auto or int8, not {other}"),
         };
         Ok(Config {
             plugin_config,

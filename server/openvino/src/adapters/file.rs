@@ -114,7 +114,7 @@ fn matrices_by_module(
             .ok_or_else(|| format!("{name} is not the lora_A or lora_B matrix of a projection"))?;
         let module = names::of_adapter(path).ok_or_else(|| {
             format!(
-                "{name} is for a module that cannot be adapted, because it is not a projection of a layer"
+                "{name} cannot be assigned to a projection in a layer of the model; only such projections can be adapted"
             )
         })?;
         let module = modules.entry(module).or_default();
@@ -123,7 +123,7 @@ fn matrices_by_module(
         if matrix.replace(tensor).is_some() {
             let matrix = if is_down { "lora_A" } else { "lora_B" };
             return Err(format!(
-                "{name} is a duplicate: another tensor is also the {matrix} matrix of its module"
+                "{name} is a duplicate: another tensor is the {matrix} matrix of the same module"
             ));
         }
     }
@@ -163,12 +163,17 @@ fn matrices(module: &ModuleTensors<'_>, config: &PeftConfig) -> Result<LoraMatri
         return Err("one of the matrices lora_A and lora_B is missing".to_owned());
     };
     let (&[rank, columns], &[rows, other_rank]) = (down.shape(), up.shape()) else {
-        return Err(format!("lora_A {:?} and lora_B {:?} are not matrices", down.shape(), up.shape()));
+        return Err(format!(
+            "lora_A of shape {:?} and lora_B of shape {:?} are not both matrices",
+            down.shape(),
+            up.shape()
+        ));
     };
     let (scale, expected) = config.scale_and_rank(path);
     if rank != expected || other_rank != expected {
         return Err(format!(
-            "lora_A {:?} and lora_B {:?} do not have the rank {expected} of adapter_config.json",
+            "lora_A of shape {:?} and lora_B of shape {:?} do not both have the rank {expected}, which \
+             adapter_config.json specifies",
             down.shape(),
             up.shape()
         ));
@@ -198,6 +203,6 @@ fn values(tensor: &TensorView<'_>) -> Result<Vec<f32>, String> {
         Dtype::F32 => Ok(data.as_chunks::<4>().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect()),
         Dtype::F16 => Ok(halves(f16_to_f32)),
         Dtype::BF16 => Ok(halves(bf16_to_f32)),
-        other => Err(format!("its matrices have the type {other:?} (supported: F32, F16, BF16)")),
+        other => Err(format!("a matrix has the type {other:?} (supported: F32, F16, BF16)")),
     }
 }

@@ -22,7 +22,7 @@ use crate::Error;
 /// The part of a tensor's name that marks the fused weights of q, k and v. The front end splits them.
 pub(super) const FUSED: &str = ".attn_qkv.";
 
-/// Size of the norms, biases and other vectors of a GGUF model, which are copied into a temporary file.
+/// Total size of the norms, biases and other vectors of a GGUF model, which are copied into a temporary file.
 ///
 /// If exceeded: the server does not start.
 const VECTORS_BYTES_MAX: u64 = 1 << 30;
@@ -65,7 +65,7 @@ impl GraphFile {
         let bytes = end - hole;
         if bytes > VECTORS_BYTES_MAX {
             return Err(Error::Unsupported(format!(
-                "its vectors have {bytes} bytes (limit: {VECTORS_BYTES_MAX})"
+                "its tensors other than weight matrices have {bytes} bytes (limit: {VECTORS_BYTES_MAX} bytes)"
             )));
         }
         let metadata: Vec<_> = model.metadata().filter(|(key, _)| *key != "general.alignment").collect();

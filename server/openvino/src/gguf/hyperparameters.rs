@@ -64,7 +64,7 @@ fn check_integer(value: &Value, range: &Range) -> Result<(), String> {
     if let Some(all) = value.i64s() {
         let outside = all.iter().find(|value| u64::try_from(**value).map_or(true, |value| value > most));
         return match outside {
-            Some(value) => Err(format!("has {value}; each must be from 0 to {most}")),
+            Some(value) => Err(format!("has the element {value}; each element must be from 0 to {most}")),
             None => Ok(()),
         };
     }

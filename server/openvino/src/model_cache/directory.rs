@@ -75,11 +75,16 @@ impl PrivateDirectory {
             File::options().read(true).custom_flags(libc::O_DIRECTORY | libc::O_NOFOLLOW).open(&shown)?;
         let metadata = descriptor.metadata()?;
         if metadata.uid() != user && metadata.uid() != 0 {
-            return Err(io::Error::other(format!("it belongs to user {} instead of {user}", metadata.uid())));
+            return Err(io::Error::other(format!(
+                "{} belongs to user {} instead of user {user} or root",
+                shown.display(),
+                metadata.uid()
+            )));
         }
         if metadata.mode() & 0o022 != 0 {
             return Err(io::Error::other(format!(
-                "its mode is {:03o}: users other than its owner can write to it",
+                "the mode of {} is {:03o}: users other than the owner can write to the directory",
+                shown.display(),
                 metadata.mode() & 0o777
             )));
         }

@@ -46,7 +46,7 @@ fn of_file_at(directory: &PrivateDirectory, path: &Path, now: i64) -> io::Result
         let stored = fs::write(directory.file(&unfinished), format!("{hash:032x}"))
             .and_then(|()| directory.finish(&unfinished, &name));
         if let Err(error) = stored {
-            tracing::warn!(%error, file = %directory.shown(&name).display(), "failed to store a model's fingerprint");
+            tracing::warn!(%error, file = %directory.shown(&name).display(), "failed to store the fingerprint of a model file");
         }
     }
     Ok(hash)

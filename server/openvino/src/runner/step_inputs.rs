@@ -79,7 +79,8 @@ impl StepInputs {
         let layers = vision.as_ref().map_or(0, |vision| vision.deepstack_layers);
         if has("deepstack_visual_embeds") != (layers > 0) {
             return Err(Error::Unsupported(format!(
-                "it must have both deepstack_visual_embeds and deepstack layers, or neither (layers: {layers})"
+                "it must have both an input deepstack_visual_embeds and deepstack layers, or neither (deepstack layers: \
+                 {layers})"
             )));
         }
         let positions = match port("position_ids") {

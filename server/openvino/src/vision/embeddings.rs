@@ -65,10 +65,10 @@ impl TextEmbeddings {
         let values = output.values::<f32>()?;
         if values.len() != rows.len() {
             let message = format!(
-                "the model returned {} values for {} embeddings instead of {}",
+                "the model returned {} values instead of {} for {} embeddings",
                 values.len(),
-                self.num_tokens,
-                rows.len()
+                rows.len(),
+                self.num_tokens
             );
             return Err(Error::runtime("look up embeddings", &message));
         }

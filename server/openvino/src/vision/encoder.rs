@@ -160,7 +160,9 @@ impl OpenVinoImageEncoder {
         let width = self.widths.projected;
         let features = values.into_iter().map(|values| match values.len() {
             len if len.is_multiple_of(width) => Ok(ImageFeatures::new(values, width)),
-            len => Err(failed(format!("the encoder returned {len} values for rows of {width}"))),
+            len => Err(failed(format!(
+                "the encoder returned {len} values, which do not form complete rows of {width} values"
+            ))),
         });
         features.collect()
     }
@@ -236,7 +238,8 @@ fn reordered(
             FeatureRow::GlobalSeparator => learned.global_separator.as_deref(),
         };
         let values = values.ok_or_else(|| {
-            Error::runtime("run the image encoder", &format!("the encoder has no row for {row:?}"))
+            let message = format!("the row {row:?} is neither in the encoder's output nor a learned row");
+            Error::runtime("run the image encoder", &message)
         })?;
         ordered.extend_from_slice(values);
     }

@@ -154,7 +154,7 @@ fn vllm(kind: &str, value: &Value, at: &str) -> Result<Option<Form>, Error> {
         }
         _ => {
             let known = KINDS.join(", ");
-            return Err(Error::invalid(at, format!("is not supported; supported kinds: {known}")));
+            return Err(Error::invalid(at, format!("is not supported; supported constraints: {known}")));
         }
     }))
 }

@@ -77,7 +77,7 @@ fn read(
     images: &mut usize,
 ) -> Result<ParsedMessage, Error> {
     if !ROLES.contains(&message.role.as_str()) {
-        let problem = format!("must be one of {}, not {:?}", ROLES.join(", "), message.role);
+        let problem = format!("{:?} is not one of {}", message.role, ROLES.join(", "));
         return Err(Error::invalid(format!("{at}.role"), problem));
     }
     let content = match &message.content {
@@ -152,7 +152,10 @@ fn join(
             "text" | "input_text" | "output_text" => ("text", &part.text),
             "refusal" => ("refusal", &part.refusal),
             kind => {
-                let problem = format!("parts of type {kind:?} are not supported, only text and images");
+                let problem = format!(
+                    "parts of type {kind:?} are not supported; use text, refusal or, if the model supports images, \
+                     image_url"
+                );
                 return Err(Error::invalid(format!("{at}[{index}].type"), problem));
             }
         };

@@ -59,10 +59,11 @@ fn deepseek_tools(tools: &[Value], model: &Model) -> String {
         text.push_str(&format!("\n```json\n{}\n```\n", spaced(tool)));
     }
     text.push_str(&format!(
-        "\nTo call functions, write this and nothing after it, one part in the middle for each call:\n\
+        "\nTo call functions, write the following text and nothing after it. To call several functions, repeat the \
+         part between the first and the last marker:\n\
          <｜tool▁calls▁begin｜>{call}<｜tool▁calls▁end｜>\n\n\
-         FUNCTION_NAME is the name of one of the functions, and what follows it is valid JSON that \
-         its parameters allow."
+         FUNCTION_NAME is the name of one of the functions. The JSON after it contains the arguments, which must match \
+         the parameters of the function."
     ));
     text
 }

@@ -91,7 +91,7 @@ fn read_one(item: InputItem, at: &str, ids: &mut ItemIds) -> Result<InputElement
 fn message(item: InputItem, at: &str, ids: &mut ItemIds) -> Result<Item, Error> {
     let role = item.role.ok_or_else(|| Error::missing(format!("{at}.role")))?;
     if !ROLES.contains(&role.as_str()) {
-        let problem = format!("must be one of {}, not {role:?}", ROLES.join(", "));
+        let problem = format!("{role:?} is not one of {}", ROLES.join(", "));
         return Err(Error::invalid(format!("{at}.role"), problem));
     }
     let part = |text: String| {
@@ -139,7 +139,10 @@ fn read_parts(parts: Vec<InputPart>, at: &str, text: impl Fn(String) -> Part) ->
             Some("input_image") => read_image(part, &at),
             Some("refusal") => Ok(Part::Refusal { refusal: needed(part.refusal, "refusal")? }),
             Some(kind) => {
-                let problem = format!("parts of type {kind:?} are not supported, only text and images");
+                let problem = format!(
+                    "parts of type {kind:?} are not supported; use input_text, output_text, refusal or, if the model \
+                     supports images, input_image"
+                );
                 Err(Error::invalid(format!("{at}.type"), problem))
             }
             None => Err(Error::missing(format!("{at}.type"))),

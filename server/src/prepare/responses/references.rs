@@ -80,7 +80,7 @@ pub(crate) fn item_references(given: &[InputItem], at: &str) -> Result<Vec<ItemR
     });
     let references: Vec<ItemReference> = references.take(REFERENCES_MAX + 1).collect();
     if references.len() > REFERENCES_MAX {
-        let problem = format!("has more than {REFERENCES_MAX} references to items");
+        let problem = format!("has more than {REFERENCES_MAX} references to stored items");
         return Err(Error::coded("array_above_max_length", at, problem));
     }
     Ok(references)
@@ -115,7 +115,7 @@ pub(crate) fn with_referenced(
     let item = |given| match given {
         InputElement::Item(item) => Ok(Arc::new(item)),
         InputElement::Reference(id) => {
-            referenced.next().ok_or_else(|| Error::Internal(format!("{id} was not looked up")))
+            referenced.next().ok_or_else(|| Error::Internal(format!("the item {id:?} was not looked up")))
         }
     };
     given.into_iter().map(item).collect()

@@ -130,7 +130,7 @@ fn an_error_names_the_path_of_a_malformed_item() {
     refused(&json!([{"role": "user", "content": []}]), &expect!["input[0].content: is empty"]);
     refused(
         &json!([{"role": "robot", "content": "x"}]),
-        &expect![[r#"input[0].role: must be one of user, assistant, system, developer, not "robot""#]],
+        &expect![[r#"input[0].role: "robot" is not one of user, assistant, system, developer"#]],
     );
     refused(
         &json!([{"role": "user", "content": [{"type": "input_text"}]}]),
@@ -141,7 +141,7 @@ fn an_error_names_the_path_of_a_malformed_item() {
             {"type": "input_text", "text": "x"}, {"type": "input_file", "file_url": "https://example.org"},
         ]}]),
         &expect![[
-            r#"input[0].content[1].type: parts of type "input_file" are not supported, only text and images"#
+            r#"input[0].content[1].type: parts of type "input_file" are not supported; use input_text, output_text, refusal or, if the model supports images, input_image"#
         ]],
     );
     refused(
@@ -161,7 +161,7 @@ fn an_error_names_the_path_of_a_malformed_item() {
     );
     refused(
         &json!([{"role": "user", "content": [{"type": "input_image", "image_url": "data:,", "detail": "huge"}]}]),
-        &expect![[r#"input[0].content[0].detail: must be one of auto, low, high, not "huge""#]],
+        &expect![[r#"input[0].content[0].detail: "huge" is not one of auto, low, high"#]],
     );
     refused(
         &json!([{"type": "function_call_output", "call_id": "c", "output": [image]}]),

@@ -158,7 +158,11 @@ impl RequestTools {
             other => {
                 let reason = built_in(other).unwrap_or("this server does not know this type");
                 let other = shortened(other.to_owned(), TYPE_SHOWN_MAX);
-                self.warn("unsupported_tool", param, format!("the tool {other:?} is ignored: {reason}"));
+                self.warn(
+                    "unsupported_tool",
+                    param,
+                    format!("the tool of type {other:?} is ignored: {reason}"),
+                );
                 return Ok(None);
             }
         };
@@ -252,7 +256,7 @@ fn grammar(format: &Value, param: &str) -> Result<Option<String>, Error> {
                 return Err(Error::invalid(format!("{param}.syntax"), problem));
             }
             let name = if syntax == "lark" { "Lark grammar" } else { "regular expression" };
-            Ok(Some(format!("The input matches this {name}:\n{}", text("definition")?)))
+            Ok(Some(format!("The input must match this {name}:\n{}", text("definition")?)))
         }
         other => {
             let problem = format!("must be \"text\" or \"grammar\", not {other:?}");

@@ -332,7 +332,9 @@ fn join(
     tracing::warn!(error = &error as &dyn std::error::Error, "failed to add a response to its conversation");
     let reason = match error {
         // The client cannot influence these, and must not learn the paths.
-        store::Error::Io { .. } | store::Error::InUse(_) => "the conversation could not be written".to_owned(),
+        store::Error::Io { .. } | store::Error::InUse(_) => {
+            "the conversation could not be written".to_owned()
+        }
         error => error.to_string(),
     };
     let message = format!("the response could not be added to its conversation: {reason}");

@@ -80,7 +80,7 @@ impl<'a> Lookup<'a> {
             message: if id == name {
                 format!("{PARAM}: the response {id:?} is not stored; it may have been deleted")
             } else {
-                format!("{PARAM}: {name:?} follows {id:?}, which is no longer stored")
+                format!("{PARAM}: the response {name:?} follows {id:?}, which is no longer stored")
             },
         };
         let chain = Chain::of(self.app, self.tenant, name)?.map_err(|id| lost(&id))?;
@@ -170,8 +170,8 @@ impl<'a> Lookup<'a> {
     fn count_bytes(&mut self, bytes: u64, param: &str) -> Result<(), Error> {
         self.bytes_left = self.bytes_left.checked_sub(bytes).ok_or_else(|| {
             let problem = format!(
-                "the stored items of the request have more than {CONTEXT_BYTES_MAX} bytes; start a new conversation with \
-                 a summary"
+                "the history of the request and the stored items that it refers to have more than {CONTEXT_BYTES_MAX} \
+                 bytes in total; start a new conversation with a summary"
             );
             Error::coded("context_length_exceeded", param, problem)
         })?;
@@ -242,8 +242,10 @@ impl<'a> Chain<'a> {
 }
 
 fn too_long(name: &str) -> Error {
-    let problem =
-        format!("{name:?} follows more than {CHAIN_MAX} responses; start a new conversation with a summary");
+    let problem = format!(
+        "the chain of responses up to {name:?} has more than {CHAIN_MAX} responses; start a new conversation with a \
+         summary"
+    );
     Error::invalid("previous_response_id", problem)
 }
 
@@ -326,14 +328,14 @@ pub(crate) fn no_conversation(name: &str) -> Error {
     Error::NotStored {
         code: "conversation_not_found",
         param: Some("conversation".to_owned()),
-        message: format!("conversation: {name:?} is not stored; it may have been deleted"),
+        message: format!("conversation: the conversation {name:?} is not stored; it may have been deleted"),
     }
 }
 
-/// Returns the error for a stored record that cannot be read.
+/// Returns the error for a stored record that cannot be read or written.
 pub(crate) fn unreadable(error: &store::Error) -> Error {
-    tracing::error!(error = error as &dyn std::error::Error, "failed to read a stored object");
-    Error::Internal("failed to read a stored object".to_owned())
+    tracing::error!(error = error as &dyn std::error::Error, "failed to access a stored object");
+    Error::Internal("failed to access a stored object".to_owned())
 }
 
 /// Returns the error for a stored record with damaged content.

@@ -38,8 +38,12 @@ impl Page {
             match name.as_str() {
                 "limit" => {
                     let limit = value.parse().ok().filter(|limit| (1..=LIMIT_MAX).contains(limit));
-                    let wrong =
-                        || Error::invalid("limit", format!("must be from 1 to {LIMIT_MAX}, not {value:?}"));
+                    let wrong = || {
+                        Error::invalid(
+                            "limit",
+                            format!("must be an integer from 1 to {LIMIT_MAX}, not {value:?}"),
+                        )
+                    };
                     page.limit = limit.ok_or_else(wrong)?;
                 }
                 "order" => {
@@ -137,7 +141,7 @@ impl<'a> Selection<'a> {
     pub(crate) fn finish(self) -> Result<bool, Error> {
         match &self.page.after {
             Some(after) if !self.has_begun => {
-                Err(Error::invalid("after", format!("the item {after:?} does not exist")))
+                Err(Error::invalid("after", format!("the list has no item {after:?}")))
             }
             _ => Ok(self.has_more),
         }
@@ -162,7 +166,7 @@ pub(super) fn events_from(uri: &Uri) -> Result<Option<usize>, Error> {
                     Error::coded(
                         "invalid_type",
                         "starting_after",
-                        format!("must be a sequence number, not {value:?}"),
+                        format!("must be a sequence number from 0 to {}, not {value:?}", u32::MAX),
                     )
                 };
                 from = value.parse::<u32>().map_err(wrong)? as usize + 1;

@@ -41,7 +41,7 @@ pub enum RenderError {
     #[error("{0}")]
     Refused(String),
     /// The model has no template with the requested name.
-    #[error("the model has no chat template named {name:?}; it has {}", known.join(", "))]
+    #[error("the model has no chat template named {name:?}; its templates are {}", known.join(", "))]
     NoTemplate {
         /// The name of the requested template.
         name: String,
@@ -55,7 +55,7 @@ pub enum RenderError {
     #[error("failed to render the chat template")]
     Render(#[source] Box<minijinja::Error>),
     /// The template engine panicked.
-    #[error("the template engine failed")]
+    #[error("the template engine panicked while it rendered the conversation")]
     Engine,
 }
 

@@ -93,7 +93,7 @@ fn bounded(text: String) -> Result<String, Error> {
 fn too_long() -> Error {
     Error::new(
         ErrorKind::InvalidOperation,
-        format!("a text is longer than {} bytes", limits::OUTPUT_BYTES_MAX),
+        format!("the result of a filter is longer than {} bytes", limits::OUTPUT_BYTES_MAX),
     )
 }
 

@@ -130,7 +130,7 @@ fn the_tool_template_is_used_for_requests_with_tools() {
     assert_eq!(render(None, None).as_deref(), Ok("plain"));
     assert_eq!(render(Some(&tools), None).as_deref(), Ok("tools"));
     assert_eq!(render(Some(&tools), Some("rag")).as_deref(), Ok("rag"));
-    let known = "the model has no chat template named \"x\"; it has default, tool_use, rag";
+    let known = "the model has no chat template named \"x\"; its templates are default, tool_use, rag";
     assert_eq!(render(None, Some("x")), Err(known.to_owned()));
 }
 

@@ -62,7 +62,7 @@ impl Tokenizer {
         parse_special: bool,
     ) -> Result<Vec<u32>, EncodeError> {
         if text.len() > TEXT_BYTES_MAX {
-            return Err(EncodeError(format!("it is longer than {TEXT_BYTES_MAX} bytes")));
+            return Err(EncodeError(format!("it has {} bytes (limit: {TEXT_BYTES_MAX} bytes)", text.len())));
         }
         let post_process = add_special && matches!(self.added, AddedTokens::PostProcessor);
         let encode = || match &self.encoder {

@@ -79,7 +79,9 @@ fn check_added(tokenizer: &Tokenizer) -> Result<(), String> {
     let added = tokenizer.encode("", true, false).unwrap_or_default();
     let size = tokenizer.vocabulary_size();
     match added.into_iter().find(|token| *token >= size) {
-        Some(unknown) => Err(format!("adds token {unknown}, but the vocabulary has {size} tokens")),
+        Some(unknown) => {
+            Err(format!("adds a token with the ID {unknown}, but the vocabulary has {size} tokens"))
+        }
         None => Ok(()),
     }
 }
@@ -158,7 +160,7 @@ fn vocabulary(
     let all = inner.get_vocab(true);
     let highest = all.values().copied().max().ok_or("is empty")?;
     if highest > TOKEN_ID_MAX {
-        return Err(format!("has the ID {highest}, which exceeds the limit of {TOKEN_ID_MAX}"));
+        return Err(format!("has a token with the ID {highest}, which exceeds the limit of {TOKEN_ID_MAX}"));
     }
     let mut texts: Vec<Option<&str>> = vec![None; highest as usize + 1];
     for (text, &id) in &all {

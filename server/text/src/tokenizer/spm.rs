@@ -330,7 +330,9 @@ impl<'a> Merge<'a> {
                     tokens.push(id);
                     return Ok(());
                 }
-                (None, None) => return Err(EncodeError(format!("there is no token for {piece:?}"))),
+                (None, None) => {
+                    return Err(EncodeError(format!("the vocabulary has no token for {piece:?}")));
+                }
             }
         }
         Ok(())

@@ -78,7 +78,8 @@ pub(super) async fn readers_that_never_read(targets: Targets) -> anyhow::Result<
             let (status, body) = client.post(CHAT, &chat("Hello", json!({}))).await?;
             ensure!(
                 status == 200,
-                "a request failed while {number} streams were unread: {status} {body:.300}"
+                "a request failed while {} streams were unread: {status} {body:.300}",
+                streams.len()
             );
         }
     }

@@ -44,7 +44,7 @@ pub(crate) async fn exhausted_form_again(targets: Targets) -> anyhow::Result<Str
         let (status, _) = client.post(CHAT, &exhausting).await?;
         statuses.add(status);
         let (status, answer) = client.post(CHAT, &harmless).await?;
-        ensure!(status == 200, "the same form is rejected afterward: {status} {answer:.300}");
+        ensure!(status == 200, "another request with the same form failed: {status} {answer:.300}");
         let text = answer.pointer("/choices/0/message/content").and_then(Value::as_str);
         ensure!(text == Some("YES"), "the answer does not follow the form: {answer:.300}");
     }

@@ -161,7 +161,7 @@ fn errors_name_the_part() {
     );
     check(
         json!({"type": "image_url", "image_url": {"url": IMAGES[0], "detail": "huge"}}),
-        &expect![[r#"messages[1].content[1].image_url.detail: must be one of auto, low, high, not "huge""#]],
+        &expect![[r#"messages[1].content[1].image_url.detail: "huge" is not one of auto, low, high"#]],
     );
     check(
         text("a <image>"),
@@ -170,7 +170,7 @@ fn errors_name_the_part() {
     check(
         json!({"type": "input_audio"}),
         &expect![[
-            r#"messages[1].content[1].type: parts of type "input_audio" are not supported, only text and images"#
+            r#"messages[1].content[1].type: parts of type "input_audio" are not supported; use text, refusal or, if the model supports images, image_url"#
         ]],
     );
     let system = json!([{"role": "system", "content": [image(IMAGES[0])]}]);
@@ -330,8 +330,10 @@ fn a_prompt_whose_images_do_not_fit_is_rejected_before_they_are_decoded() {
     let request = ChatRequest::read(&json!({"messages": messages})).unwrap();
     let conversation = Conversation::of_chat(request).unwrap();
     let error = render(&conversation, &model(TEMPLATE), &Media::default(), Some(32)).err().unwrap();
-    expect!["messages: the images take 32 tokens, which leaves no room in the context length of 32 tokens"]
-        .assert_eq(&error.to_string());
+    expect![
+        "messages: the images take 32 tokens, which leaves no room for text in the context length of 32 tokens"
+    ]
+    .assert_eq(&error.to_string());
 }
 
 #[test]

@@ -50,7 +50,7 @@ fn the_tools_of_codex_are_offered_or_ignored_with_a_warning() {
         ["tools[0]", "tools[1]", "tools[3].tools[0]", "tools[3].tools[1]", "tools[4].tools[0]"]
     );
     let description = |index: usize| tools.offered[index].description.clone().unwrap();
-    assert_eq!(description(1), "Edits files.\n\nThe input matches this Lark grammar:\nstart: \"x\"");
+    assert_eq!(description(1), "Edits files.\n\nThe input must match this Lark grammar:\nstart: \"x\"");
     assert_eq!(
         (description(2), description(3)),
         ("Files of the project.".to_owned(), "Lists a directory.".to_owned())
@@ -186,7 +186,7 @@ fn every_built_in_type_is_ignored_for_a_reason() {
     for (kind, reason) in BUILT_IN {
         let tools = read(&json!([{"type": kind}])).unwrap();
         assert_eq!(tools.offered, []);
-        assert_eq!(tools.warnings[0].message, format!("the tool {kind:?} is ignored: {reason}"));
+        assert_eq!(tools.warnings[0].message, format!("the tool of type {kind:?} is ignored: {reason}"));
     }
 }
 
