@@ -38,7 +38,7 @@ pub enum KeysError {
 pub struct Client {
     /// Identifies the key in the rate limits.
     pub(crate) id: u64,
-    /// The name of the client in logs.
+    /// The name of the client in logs. With `--key-isolation name`, it also determines the tenant.
     pub(crate) name: Box<str>,
 }
 
@@ -55,8 +55,8 @@ pub struct Access {
 
 impl Access {
     /// Replaces the keys with those in the file at `path`, and returns their number. A file without keys revokes all
-    /// keys, so that every request is rejected. The usage of keys that are no longer in the file is forgotten, so that
-    /// the number of token buckets does not grow with each replacement of keys.
+    /// keys, so that every API request is rejected. The usage of keys that are no longer in the file is forgotten, so
+    /// that the number of token buckets does not grow with each replacement of keys.
     ///
     /// # Errors
     /// The file cannot be read or is invalid. The previous keys remain valid.

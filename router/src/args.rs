@@ -20,6 +20,7 @@ use crate::policy::Policy;
 /// Clients use the address of the router instead of that of a replica; the API is the same. Every flag can also be set
 /// by the environment variable that is listed with it, or in the file given by --config, where the key is the name of
 /// the flag without its leading dashes. The command line overrides the file, and the file overrides the environment.
+/// The values of a repeatable flag on the command line are added to those in the file.
 #[derive(Clone, Debug, Parser)]
 #[command(name = "ovfleet-router", version, max_term_width = 110, args_override_self = true, after_long_help = EXAMPLES)]
 #[command(mut_args(env_with_prefix("OVFLEET_ROUTER_")))]
@@ -123,7 +124,7 @@ pub struct Args {
     pub attempts: u32,
 
     /// Maximum number of retries as a percentage of the requests, so that retries do not multiply the load during a
-    /// failure. Unused retries are saved for later failures. Retries after a failed connection, after a rejected
+    /// failure. Unused retries are saved for later failures. Retries after a failure to connect, after a rejected
     /// replica token, or after the status 429 or 503 do not count. 0 disables all other retries.
     ///
     /// If exceeded: the client receives the error of the last attempt, as with `--attempts`.

@@ -71,7 +71,8 @@ impl CommandLine {
     pub fn with_file(&self, path: &Path, text: &str) -> Result<Args, Error> {
         let options = options(path, text)?;
         let program = self.0.iter().take(1).cloned();
-        // The last value of a flag takes effect, so the command line overrides the file.
+        // The last value of a flag takes effect, so the command line overrides the file. The values of a repeatable
+        // flag, such as --replica, are combined instead.
         let all = program.chain(options).chain(self.0.iter().skip(1).cloned());
         Args::try_parse_from(all)
             .map_err(|error| Error::Option { path: path.to_owned(), problem: first_line(&error.to_string()) })

@@ -1,8 +1,9 @@
-//! Defers work that an answer does not have to wait for: metrics, logs, the pick log, and updates of the estimates. A
-//! thread that serves requests defers such work until it has nothing more urgent to do; any other thread does the work
-//! immediately.
+//! Defers work that an answer does not have to wait for: metrics, logs, the pick log, updates of the estimates, and the
+//! correction of charges to token quotas. A thread that serves requests defers such work until it has nothing more
+//! urgent to do; any other thread does the work immediately.
 //!
-//! Work on which a pick, a limit or a waiting request depends is never deferred.
+//! Bookings and permits, their release, and charges on arrival are never deferred, because waiting requests depend on
+//! them. The estimates and quotas that the next request meets may not include the latest answers yet.
 
 use std::cell::RefCell;
 use std::sync::Arc;

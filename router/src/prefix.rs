@@ -2,9 +2,9 @@
 //!
 //! A prompt is divided into blocks, and the hash of each block includes the hash of the previous block, so equal hashes
 //! mean equal prompts up to that block. The router does not tokenize, so it divides a text into blocks of as many bytes
-//! as a block of tokens has on average. The index of a replica evicts blocks in the order in which the replica does
-//! (least recently used first, the end of a prompt before its beginning), and contains no more blocks than the cache of
-//! the replica.
+//! as a block of tokens has on average. The index of a replica evicts the least recently used blocks first, and the
+//! end of a prompt before its beginning. The replica evicts in a similar order, but retains prefixes that several
+//! requests share for longer (decision 0042). The index contains no more blocks than the cache of the replica.
 //!
 //! A wrong estimate costs time but never affects answers, because the replica looks up prompts in its own cache.
 

@@ -249,11 +249,12 @@ pub struct Args {
     #[arg(long, value_name = "DURATION", value_parser = duration, help_heading = "Engine")]
     pub max_itl: Option<Duration>,
 
-    /// Fraction of the attention weight, such as 0.95, that is computed for prompts of at least 2,048 tokens. Each
+    /// Fraction of the attention weight, such as 0.95, that is computed for prompts of more than 1,920 tokens. Each
     /// group of up to 128 prompt tokens attends to itself, to the first 128 tokens, and to those other groups of 128
     /// earlier tokens that are needed to reach this fraction, as estimated from a sample of the group. Long prompts are
-    /// processed faster, but the results are approximate. Generated tokens attend to all tokens. Requires the native
-    /// attention kernels. Default: the attention is exact
+    /// processed faster, but the results are approximate. Generated tokens attend to all tokens, except in steps that
+    /// verify draft tokens or recompute a preempted sequence. Requires the native attention kernels. Default: the
+    /// attention is exact
     #[arg(long, value_name = "SHARE", value_parser = proper_fraction, help_heading = "Engine")]
     pub sparse_attention: Option<f32>,
 

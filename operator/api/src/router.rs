@@ -225,7 +225,7 @@ pub struct Retry {
     #[schemars(range(min = 1, max = 16))]
     pub attempts: u32,
     /// Maximum number of retries as a percentage of the requests. Unused retries are saved for later failures. Retries
-    /// after a failed connection, after a rejected replica token, or after the status 429 or 503 do not count. 0
+    /// after a failure to connect, after a rejected replica token, or after the status 429 or 503 do not count. 0
     /// disables all other retries.
     #[schemars(range(min = 0, max = 100))]
     pub budget_percent: u32,
@@ -246,7 +246,7 @@ pub struct Timeouts {
     /// Timeout for the first token of a streaming response. If another replica still reports its load, a hung replica
     /// is detected earlier, because its reports stop.
     pub first_token: Period,
-    /// Timeout for a non-streaming response.
+    /// Timeout for a non-streaming response, or for the beginning of one that is larger than 1 MiB.
     pub answer: Period,
     /// Maximum time between two bytes of a response.
     pub idle: Period,

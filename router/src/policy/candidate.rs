@@ -85,7 +85,8 @@ pub struct Terms {
     pub sequence_wait: f64,
     /// The time until enough blocks are free.
     pub block_wait: f64,
-    /// A penalty for a cache that is nearly full, because sequences that outgrow the cache are computed twice.
+    /// A penalty that grows with the used fraction of the cache, steeply when the cache is nearly full, because
+    /// sequences that outgrow the cache are computed twice.
     pub cache_pressure: f64,
     /// The number of requests in flight that this router has sent to the replica.
     pub in_flight: u32,

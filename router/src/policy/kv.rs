@@ -3,8 +3,9 @@
 //! The estimate is the sum of the delays at a replica: the prompt tokens that are ahead of the request (those in the
 //! report and those sent since then); its own prompt tokens that are not cached there; the images that must be encoded
 //! first; the sequences that decode in the same steps; the wait for a sequence to end, if the replica already runs as
-//! many as it can; the wait for free blocks; and a penalty for a cache that is nearly full. The decisions behind the
-//! estimate and the measurements are in `docs/decisions/0010-routing.md`.
+//! many as it can; the wait for free blocks; and a penalty that grows with the used fraction of the cache, steeply when
+//! the cache is nearly full. The decisions behind the estimate and the measurements are in
+//! `docs/decisions/0010-routing.md`.
 
 use std::time::Duration;
 

@@ -31,7 +31,7 @@ impl UnreadBody {
     /// Receives the whole body.
     ///
     /// # Errors
-    /// The body exceeds a limit, or the connection broke.
+    /// The body exceeds a limit or does not arrive in time, or the connection broke.
     pub(super) async fn receive(mut self, app: &App) -> Result<Bytes, Error> {
         if self.body.is_end_stream() {
             return Ok(Bytes::new());

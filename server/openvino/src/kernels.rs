@@ -311,9 +311,10 @@ pub(crate) struct EncoderPlan {
 /// Chooses the kernels of an image encoder. `precision` is that of the plugin's operations, which is f32 unless another
 /// one is configured. In any other precision, the plugin computes everything.
 ///
-/// Projections with AMX and the native attention multiply in bf16. They are used only if the device prefers bf16 and
-/// the processor has fast instructions for it, as for a language model. All other operations read and return f32. In
-/// f32, the plugin's attention is faster than the native one.
+/// Projections with AMX and the native attention multiply in bf16, so they are used only if the device prefers bf16.
+/// The attention also requires fast bf16 instructions. A language model has the same conditions for attention in bf16,
+/// but its projections use AMX regardless of the preference. All other operations read and return f32. In f32, the
+/// plugin's attention is faster than the native one.
 pub(crate) fn plan_encoder(
     options: &KernelOptions,
     device: &DeviceOptions,

@@ -1,5 +1,6 @@
-//! Divides the threads that compute models into groups, one for each NUMA node. The native kernels divide weights and
-//! KV heads among the groups, so that each group reads only the memory of its node.
+//! Divides the threads that compute models into groups, usually one for each NUMA node. The native kernels divide
+//! weights and KV heads among the groups, so that each group reads weights and cached keys and values mostly from
+//! its node. All groups read the same activations.
 
 use std::fmt;
 

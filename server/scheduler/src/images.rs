@@ -8,8 +8,9 @@ use std::collections::BTreeMap;
 
 use crate::block::TokenId;
 
-/// A cryptographic hash of an image as the encoder reads it: the pixels after preprocessing, and their layout. Equal
-/// digests stand for equal encoder outputs.
+/// Identifies the encoder output of an image: equal digests stand for equal outputs. The server computes the digest as
+/// a cryptographic hash of the decoded pixels, the level of detail, the configuration of the image processor and, if
+/// the prompt has one, the cache salt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ImageDigest(pub [u8; 32]);
 

@@ -125,9 +125,10 @@ void add_items(const Kernels& kernels, const Layer& layer, const Sequence& seque
             layer.window && sequence.past + begin + 1 > layer.window ? sequence.past + begin + 1 - layer.window : 0;
         const size_t first = hidden / (BLOCK_TOKENS * CHUNK_BLOCKS) * CHUNK_BLOCKS;
         // Only large decodes are divided into one item for each part, because prompts and steps with many decodes have enough
-        // items anyway. With two features, every decode is divided: with block scores, because a tile has memory for
-        // the scores of only one part; and with sparse attention, because it could skip keys in items that are longer
-        // than a part, although decodes must attend to all keys.
+        // items anyway. With two features, every decode is divided: with block scores, because a tile has memory for the
+        // scores of only one part; and with sparse attention, because items that are longer than a part can skip keys, although
+        // a decode must attend to all keys. The latest token and the draft tokens of a sequence are not a decode here: like a
+        // prompt, they can skip keys.
         const bool is_decode = sequence.count == 1, needs_parts = layer.block_scores || layer.attention_mass > 0;
         const bool is_large = (blocks - first) * num_threads() * UNDIVIDED_FRACTION > work.token_blocks * layer.kv_heads;
         const bool is_divided = is_decode && (needs_parts || (num_threads() > 1 && is_large));

@@ -3,8 +3,8 @@
 //! All matrices are replaced after the front end has built the graph, so this file contains only the other tensors:
 //! vectors such as norms and biases. Thus the front end neither reads nor converts the weights, and it can read the
 //! graph of a split model, although it supports only single files. All matrices share one range of the file, which is
-//! as long as the largest of them. This range is a hole: it reads as zeros and takes no space on the disk. The matrices
-//! are described as f32, because the front end maps f32 values into memory without a copy.
+//! as long as the largest of them. This range is a hole: it reads as zeros and takes no space on the disk. The
+//! matrices, except fused ones, are described as f32, because the front end maps f32 values into memory without a copy.
 
 use std::env;
 use std::fs::File;

@@ -26,7 +26,7 @@ pub struct NodeTime {
 /// with `PERF_COUNT`.
 ///
 /// # Safety
-/// `request` must be a valid request that no thread runs.
+/// `request` must be a valid request that no thread is running.
 pub(super) unsafe fn node_times(request: *const ov::ov_infer_request_t) -> Result<Vec<NodeTime>, Error> {
     let mut list = ov::ov_profiling_info_list_t { profiling_infos: ptr::null_mut(), size: 0 };
     // SAFETY: the caller guarantees a valid request; on success this function owns the list.

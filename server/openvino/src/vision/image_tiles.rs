@@ -48,7 +48,7 @@ pub(super) fn fit_in_one_run(batch: &[&EncoderInputs], image: &EncoderInputs, ru
     tiles.is_some_and(|tiles| tiles.tiles.len() <= tiles.tiles_per_run)
 }
 
-/// The values of these tiles. The first dimension of each tensor is that of the tiles of an image, and the other
+/// The values of these tiles. The first dimension of each tensor is the number of tiles of the image, and the other
 /// dimensions are the same for all images.
 pub(super) fn gather<T: Copy>(images: &[&Tensor<T>], tiles: &[TileIndex]) -> Tensor<T> {
     let mut shape = images.first().map(|image| image.shape().to_vec()).unwrap_or_default();

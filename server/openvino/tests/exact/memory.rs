@@ -112,6 +112,6 @@ fn weights_are_in_memory_once_while_a_model_is_loaded() {
     assert!(once < MULTIPLE_MAX, "{once:.2} times the size of the file");
 }
 
-/// The packed weights are 1.22 times as large as the file. The rest is memory that the runtime needs to compile the
-/// model.
+/// The packed weights are about 1.1 times as large as the file. The rest is memory that the runtime needs to compile
+/// the model.
 const MULTIPLE_MAX: f64 = 1.6;

@@ -95,7 +95,7 @@ impl RequestTools {
         Ok(tools)
     }
 
-    /// Checks that the request may have `more` additional tools.
+    /// Checks that `more` tools in addition to those accepted so far do not exceed the limit.
     fn admit(&self, more: usize) -> Result<(), Error> {
         if self.offered.len() + more > TOOLS_MAX {
             let problem = format!("has more than {TOOLS_MAX} tools, including the members of namespaces");
