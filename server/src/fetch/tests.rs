@@ -345,7 +345,7 @@ async fn a_file_to_which_another_process_has_written_is_rejected() {
     web.resume.notify_one();
     let error = fetches.join_next().await.unwrap().unwrap().unwrap_err();
     assert_eq!(error.reason(), "DiskFailed", "{error}");
-    assert!(error.to_string().contains("1200005 bytes, but 1200000 were downloaded"), "{error}");
+    assert!(error.to_string().contains("1200005 bytes, but 1200000 bytes were downloaded"), "{error}");
     assert!(!directory.path().join("current").exists());
     args.run().await.unwrap();
     assert!(std::fs::read(directory.path().join("current")).unwrap() == content());
