@@ -91,7 +91,7 @@ async fn the_text_of_tokens_is_limited() {
     let refused = detokenize(longest + 1).await;
     let error = &refused.json()["error"];
     assert_eq!((refused.status.as_u16(), &error["param"]), (400, &json!("tokens")));
-    let problem = "tokens: the text of the tokens has 4194312 bytes (limit: 4194304)";
+    let problem = "tokens: the text of the tokens has 4194312 bytes (limit: 4194304 bytes)";
     assert_eq!((&error["code"], &error["message"]), (&json!("array_above_max_length"), &json!(problem)));
 }
 
