@@ -86,7 +86,7 @@ pub(super) async fn send_until_answered(
         }
         let is_retried = failure.permits_retry(outgoing.retry_safety)
             && match &failure {
-                // A failed connection does not count as an attempt. The request is retried for as long as it may wait
+                // A failure to connect does not count as an attempt. The request is retried for as long as it may wait
                 // for a replica.
                 Failure::Connect => {
                     attempts -= 1;
