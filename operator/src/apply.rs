@@ -214,7 +214,7 @@ impl Applier {
         if object.metadata.deletion_timestamp.is_some() {
             return Ok(());
         }
-        // The pods of a Job may write to its volume, so the Job must exist until its pods are deleted.
+        // The pods of a Job may still write to the shared volume, so the Job must exist until they are deleted.
         let propagation =
             if kind == Kind::Job { PropagationPolicy::Foreground } else { PropagationPolicy::Background };
         let parameters = DeleteParams {

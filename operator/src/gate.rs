@@ -74,7 +74,7 @@ mod tests {
             replica("new"),
             replica("unknown"),
             PodState { containers_ready: false, ..replica("loading") },
-            // The gate remains set even if no router reports the replica any more.
+            // The gate remains set even if no router reports the replica anymore.
             PodState { is_routable: Some(true), ..replica("old") },
             PodState { is_routable: Some(true), is_terminating: true, ..replica("gone") },
             PodState { is_routable: Some(false), is_terminating: true, ..replica("long gone") },

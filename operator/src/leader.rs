@@ -137,8 +137,8 @@ impl Election {
             }
             // Another operator acquired the Lease first.
             Err(kube::Error::Api(status)) if status.code == 409 && !is_own => Ok(false),
-            // An earlier request of this process that timed out may have changed the Lease. The next attempt reads the
-            // current holder.
+            // A conflict on this process's own Lease does not mean that it is lost: an earlier request of this process
+            // that timed out may have changed it. The next attempt reads the current holder.
             Err(error) => Err(error).context("failed to write the lease"),
         }
     }
@@ -235,7 +235,7 @@ mod tests {
         let mut election = Election::new(&client, config(Duration::from_secs(15)));
         let ended = timeout(LIMIT, election.hold()).await.expect("the lease is lost");
         assert_eq!(ended.unwrap_err().to_string(), "another operator has acquired the lease");
-        // Two attempts to renew the Lease with two requests each, and the request that shows the other holder.
+        // Two attempts to renew the Lease send two requests each, and one more request shows the other holder.
         assert_eq!(requests.load(Ordering::Relaxed), 5);
     }
 
@@ -278,7 +278,7 @@ mod tests {
         let client = Client::new(tower::service_fn(respond), "models");
         let mut election = Election::new(&client, config(Duration::from_secs(15)));
         timeout(LIMIT, election.acquire()).await.expect("the second attempt succeeds");
-        // The unanswered request, a request for the Lease, and its creation.
+        // The requests are the unanswered one, one that reads the Lease, and one that creates it.
         assert_eq!(requests.load(Ordering::Relaxed), 3);
     }
 }

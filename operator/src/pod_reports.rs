@@ -219,8 +219,8 @@ fn sources(pods: &[PodState], sampling: CacheSampling) -> BTreeSet<ReportSource>
             }
         }
     }
-    // All fetches fetch the same model, and each ready router reports on all replicas, so one fetch and one router are
-    // enough.
+    // One pod that fetches the model is enough for the progress, because the others fetch the same model, and one ready
+    // router is enough for the cache usage, because each reports on all replicas.
     let mut seen = HashSet::new();
     sources.retain(|source| source.report == ReportKind::Admission || seen.insert(source.report));
     sources

@@ -157,7 +157,7 @@ mod tests {
 
     #[test]
     fn quantities_have_the_values_of_apimachinery() {
-        // Each value is a number and a power of ten.
+        // Each value is given as a number and the exponent of a power of ten.
         for (text, number, exponent) in [
             ("0", 0, 0),
             ("0Ki", 0, 0),
@@ -194,14 +194,14 @@ mod tests {
             ("8e9", 8, 9),
             ("2000e-3", 2, 0),
             ("123456789012345678901234567890e-20", 1_234_567_890_123_456_790, -9),
-            // A value is rounded away from zero.
+            // Values are rounded away from zero, to billionths.
             ("0.1n", 1, -9),
             ("3.001n", 4, -9),
             ("0.00000012345", 124, -9),
             ("1e-400", 1, -9),
             ("0.000000000001Ki", 2, -9),
             ("1.0000000000000000000000000000000000000000001", 1_000_000_001, -9),
-            // A larger value is reduced to the limit.
+            // Values above the limit are reduced to it.
             ("9223372036854775807", i128::from(i64::MAX), 0),
             ("9Ei", i128::from(i64::MAX), 0),
             ("12E", i128::from(i64::MAX), 0),

@@ -126,7 +126,7 @@ async fn run(args: RunArgs) -> anyhow::Result<()> {
             bail!("the operator did not finish its work and release the lease within {SHUTDOWN_TIMEOUT:?}")
         }
     };
-    // Flushing blocks its thread until this runtime has sent the spans, so it uses another thread.
+    // Flushing blocks its thread until this runtime has sent the spans, so it runs on another thread.
     let flush = move || tracer.iter().for_each(Tracer::flush);
     tokio::task::spawn_blocking(flush).await.context("failed to send spans")?;
     outcome

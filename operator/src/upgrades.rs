@@ -58,7 +58,7 @@ impl UpgradeLimiter {
         let mut upgrading: HashSet<String> = rolling.collect();
         upgrading.extend(slots.holders.iter().cloned());
         // Only the status of a resource shows that its upgrade began before this process started, so further upgrades
-        // begin once all resources are listed.
+        // begin only after all resources are listed.
         let has_slot = upgrading.contains(uid) || slots.are_listed() && upgrading.len() < slots.limit;
         if has_slot {
             slots.holders.insert(uid.to_owned());

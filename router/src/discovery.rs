@@ -263,7 +263,7 @@ mod tests {
             "{all:?}"
         );
         // When the interval changes, the previous addresses remain valid until the next lookup, so the first list after
-        // the change contains them and the new source.
+        // the change contains them and the address of the new source.
         let dns_interval = Duration::from_secs(60);
         sources_sender.send(Sources { dns, dns_interval, ..sources(&["127.0.0.1:1"]) }).unwrap();
         discovered.changed().await.unwrap();

@@ -63,7 +63,7 @@ impl Dispatcher {
         if let Some(replica) = request.required_replica.clone() {
             return self.place_at(served_model, &replica, &request).await;
         }
-        // A new request queues behind those that wait. A retried request, which has waited already, does not.
+        // A new request queues behind those that wait. A retried request, which has had its turn already, does not.
         if served_model.waiters() == 0 || !request.failed_replicas.is_empty() {
             match self.picker.book(Search::everywhere(served_model, &request), Instant::now()) {
                 SearchResult::Booked(assignment) => {
@@ -123,7 +123,8 @@ impl Dispatcher {
         let mut deadline = Deadline::after(self.settings().load().replica_wait_timeout, queued);
         let room = self.begin_replica_wait()?;
         if !request.failed_replicas.is_empty() {
-            // All remaining replicas have just failed. Pause before they are tried again.
+            // No replica is available except, perhaps, those that have just failed to answer this request. Pause before
+            // they are tried again.
             let mut changes = self.replicas.changes();
             let _ = tokio::time::timeout(FAILED_REPLICA_PAUSE, changes.changed()).await;
             request.failed_replicas.clear();

@@ -243,7 +243,7 @@ impl Error {
             headers.insert(header::RETRY_AFTER, HeaderValue::from(seconds));
         }
         if self.is_final() {
-            // Official clients retry a request after a 5xx status unless this header forbids it.
+            // OpenAI's clients retry a request after a 5xx status unless this header forbids it.
             headers.insert(SHOULD_RETRY, HeaderValue::from_static("false"));
         }
         match self {
@@ -251,7 +251,7 @@ impl Error {
                 headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
             }
             Self::BodyTooLarge(_) | Self::BodyBufferFull(_) | Self::Body(_) | Self::ContentEncoding(_) => {
-                // The router does not read the rest of the body, so the connection cannot carry another request.
+                // The rest of the body may remain unread, so the connection cannot carry another request.
                 headers.insert(header::CONNECTION, HeaderValue::from_static("close"));
             }
             _ => {}

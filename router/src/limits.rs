@@ -74,7 +74,8 @@ impl RateLimits {
     /// Corrects the charge of a request that used `used` tokens instead of `charged`.
     pub fn settle(&mut self, key: u64, charged: u32, used: u32) {
         if let Some(Buckets { tokens, .. }) = self.buckets.get_mut(&key) {
-            // The level can become negative. Further requests are then rejected until the bucket has refilled.
+            // The level can become negative. Further requests that need tokens are then rejected until the bucket
+            // contains enough of them.
             tokens.level = (tokens.level + f64::from(charged) - f64::from(used)).min(tokens.size);
         }
     }
@@ -120,8 +121,8 @@ impl Bucket {
     }
 
     fn check(&self, amount: f64) -> Result<(), Option<Duration>> {
-        // After large answers, the level can be negative. Requests that cost nothing, such as canceling a response,
-        // are still allowed.
+        // After large answers, the level can be negative. Requests that need no tokens, such as those that cancel a
+        // response, are still allowed.
         if amount == 0.0 || self.level >= amount {
             return Ok(());
         }

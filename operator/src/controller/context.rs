@@ -117,7 +117,8 @@ impl Context {
             return UpgradePermission::AwaitsApproval;
         }
         // A resource that serves no requests cannot be disrupted, and the upgrade may even repair it. If the resource
-        // does not become ready, the release is not at fault, so the resource must not delay the upgrades of others.
+        // still does not become ready, the release is probably not at fault, so the resource must not delay the
+        // upgrades of others.
         let is_serving = observed.pods.iter().any(PodState::receives_requests);
         if !is_serving {
             return UpgradePermission::GrantedWithoutSlot;

@@ -22,7 +22,7 @@ fn budget(valid: &ValidDeployment, component: Component, field: &str, amount: Va
     let owner = &valid.owner;
     let mut spec = json!({
         "selector": {"matchLabels": owner.selector(component)},
-        // A pod that is not ready serves no requests, so evicting it does no harm.
+        // A pod that is not ready receives no new requests, so evicting it does little harm.
         "unhealthyPodEvictionPolicy": "AlwaysAllow",
     });
     spec[field] = amount;

@@ -52,7 +52,7 @@ pub(super) fn model_mount(valid: &ValidDeployment) -> ModelMount {
             path_of(path),
             json!({"name": "model", "persistentVolumeClaim": {"claimName": claim, "readOnly": true}}),
         ),
-        // The configured pull policy applies to the images of servers and routers, not to this image.
+        // The configured pull policy applies to the images of containers, not to this image, which is a volume.
         ModelFiles::Mounted(MountedModel::Image { image, path }) => {
             mounted(path_of(path), json!({"name": "model", "image": {"reference": image}}))
         }
@@ -148,7 +148,7 @@ fn resources(fetched: &FetchedModel) -> Value {
     let limits = json!({"cpu": "500m", "memory": "256Mi"});
     let mut requests = limits.clone();
     if let ModelCache::Scratch { size_limit: Some(size) } = &fetched.cache {
-        // Without this request the pod could be placed on a node whose disk is too small, and then be evicted.
+        // Without this request, the pod could be placed on a node whose disk is too small, and then be evicted.
         requests["ephemeral-storage"] = json!(size);
     }
     json!({"requests": requests, "limits": limits})
@@ -156,7 +156,7 @@ fn resources(fetched: &FetchedModel) -> Value {
 
 /// The volumes of the container that fetches a model, except for the volume of the model.
 fn container_volumes(fetched: &FetchedModel) -> Vec<Value> {
-    // Mode 0440: only the group of the pod can read the credentials.
+    // Mode 0440: only root and the group of the pod can read the credentials.
     let credentials = fetched
         .credentials
         .as_ref()

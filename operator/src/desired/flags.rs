@@ -198,7 +198,7 @@ pub fn router_config(router: &RouterSettings, replicas: Map<String, Value>) -> S
     if let Some(tokens) = router.tokens_per_minute {
         set("tokens-per-minute", json!(tokens));
     }
-    // Omit defaults, so that routers of an earlier release, which do not have these options, can start.
+    // Omit the defaults of these options, so that routers of an earlier release, which reject the options, can start.
     if router.retry_budget_percent != Retry::default().budget_percent {
         set("retry-budget-percent", json!(router.retry_budget_percent));
     }

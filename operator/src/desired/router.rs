@@ -66,7 +66,7 @@ fn pod(valid: &ValidDeployment) -> Value {
     let mut mounts = vec![config, replica_token::mount()];
     let mut volume_use = VolumeUse::Shared;
     if let Some(keys) = &router.api_keys {
-        // Mode 0440: only the group of the pod can read the keys.
+        // Mode 0440: only root and the group of the pod can read the keys.
         volumes.push(json!({"name": "keys", "secret": {"secretName": keys.name, "defaultMode": 0o440}}));
         mounts.push(json!({"name": "keys", "mountPath": API_KEYS_PATH, "readOnly": true}));
         volume_use = VolumeUse::Owned;

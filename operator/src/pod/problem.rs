@@ -83,7 +83,7 @@ fn container_problem(pod: &Pod, container: &ContainerStatus) -> Option<Problem> 
     if container.ready {
         return None;
     }
-    // The container has failed and has not been ready since. It may be running again or waiting for its restart.
+    // If the container has exited, it has not been ready since. It may be running again or waiting for its restart.
     let exit = last_exit(container)?;
     if exit.reason.as_deref() == Some("OOMKilled") {
         let message = format!(

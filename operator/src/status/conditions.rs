@@ -339,7 +339,7 @@ pub(super) fn phase(
     if ready.holds == Some(true) && summary.present == summary.desired && summary.desired > 0 {
         return Phase::Ready;
     }
-    // A resource that has never been ready is starting, not updating.
+    // A resource that is created or is resumed after a suspension is starting, not updating, until it is ready.
     let is_first = matches!(previous, Phase::Pending | Phase::Fetching | Phase::Starting | Phase::Suspended);
     if summary.routable > 0 && !is_first {
         return Phase::Updating;

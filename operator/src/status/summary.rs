@@ -67,8 +67,8 @@ impl Summary {
             fetch_problem: fetch_problem(applied, cache.as_ref()),
             awaits: pods.iter().find_map(|pod| pod.awaits.clone()),
             not_admitted: count(&|pod| pod.containers_ready && pod.is_routable != Some(true)),
-            // The deadline of the Deployment also expires while a pod fetches the model or a server loads it, although
-            // the rollout makes progress.
+            // The deadline of the Deployment can also expire while a pod fetches the model or a server loads it,
+            // although the rollout makes progress.
             deadline_exceeded: has_exceeded_deadline(deployment)
                 && !pods.iter().any(|pod| pod.is_fetching || pod.is_starting),
             router_deadline_exceeded: has_exceeded_deadline(self::deployment(applied, Component::Router)),
@@ -184,7 +184,7 @@ fn fetch_state(applied: &ApplyResult) -> FetchState {
             _ if observed.pods.iter().any(|pod| pod.is_fetching) => fetching,
             // The Job retries with increasing pauses, so the failed attempt may remain the last one for a while.
             _ if observed.pods_of(Component::Fetch).any(has_failed_fetch) => failed,
-            // The pod has finished, and the controller of the Job will report its completion in a moment.
+            // The pod has finished, and Kubernetes will report the completion of the Job in a moment.
             Some(report) => {
                 let total = report.bytes_total.or(Some(report.bytes));
                 FetchState::new(CacheState::Fetching, Some(report.bytes), total)

@@ -18,7 +18,7 @@ pub(super) fn with_transition_times(
     /// If exceeded: the message is truncated.
     const MESSAGE_MAX: usize = 2000;
     let before = previous.map(|previous| previous.conditions.as_slice()).unwrap_or_default();
-    // The API server stores times in seconds.
+    // The API server stores times with a resolution of one second.
     let now = Timestamp::from_second(now.as_second()).unwrap_or(now);
     let conditions = states.into_iter().map(|(name, state)| {
         let status = state.holds.map_or("Unknown", |holds| if holds { "True" } else { "False" });

@@ -57,7 +57,8 @@ impl Failure {
     pub(super) fn new(kind: FailureKind, event: &KubernetesEvent) -> Option<((String, String), Self)> {
         let object = &event.involved_object;
         let key = (object.namespace.clone()?, object.name.clone()?);
-        // Events have no labels to select by. The objects of the operator are recognized by their names.
+        // Events lack the labels of the objects that they concern, so the objects of the operator are recognized by
+        // their names.
         let is_named = |component: Component| key.1.contains(&format!("-{}-", component.name()));
         if ![Component::Server, Component::Router, Component::Fetch].into_iter().any(is_named) {
             return None;

@@ -351,7 +351,7 @@ mod tests {
         assert_eq!(stored(), "11");
         stores.insert_applied(Kind::Service, with_version("12"));
         assert_eq!(stored(), "12");
-        // The watch reports the state of the cluster, even if that was restored from a backup.
+        // The watch reports the state of the cluster, even if the cluster was restored from a backup.
         stores.insert(Kind::Service, with_version("3"));
         assert_eq!(stored(), "3");
     }

@@ -24,7 +24,7 @@ async fn a_resource_becomes_ready_can_change_and_is_deleted_completely() {
     assert_eq!((status.phase, status.ready.as_str(), status.routable_replicas), (Phase::Ready, "2/2", 2));
     assert!(stage.owned().await.len() >= 12, "{:?}", stage.owned().await);
 
-    // `kubectl scale` and autoscalers use the subresource.
+    // `kubectl scale` and autoscalers use the subresource `scale`.
     let scale = json!({"spec": {"replicas": 3}});
     let parameters = PatchParams::default();
     stage.resources().patch_scale("chat", &parameters, &Patch::Merge(&scale)).await.unwrap();
@@ -246,7 +246,7 @@ async fn a_shared_model_is_fetched_first_and_failures_are_reported() {
     let status = stage.until("chat", "Ready=True").await.status.unwrap();
     assert_eq!(status.model_digest.as_deref(), Some("sha256:1"));
     assert_eq!(status.cache.unwrap().state, CacheState::Ready);
-    // While the next model is being fetched, the replicas of the current model can be scaled.
+    // While the fetch of the next model is being retried, the replicas of the current model can be scaled.
     stage
         .kubelet
         .set_fetch_result(20, json!({"reason": "SourceUnreachable", "message": "it does not answer"}));
@@ -340,7 +340,7 @@ async fn a_service_monitor_is_created_once_the_cluster_has_the_kind() {
     stage.apply("chat", merge(smallest(), spec)).await.unwrap();
     let status = stage.until("chat", "Ready=True").await.status.unwrap();
     assert!(status.conditions[0].message.contains("does not have the kind"), "{:?}", status.conditions[0]);
-    // The Prometheus operator is installed.
+    // Installing the Prometheus operator creates this definition.
     let definition = json!({
         "apiVersion": "apiextensions.k8s.io/v1",
         "kind": "CustomResourceDefinition",

@@ -54,7 +54,7 @@ async fn valid_values_are_accepted_and_invalid_ones_rejected_with_a_message() {
     {
         assert!(create(name, &smallest()).await.unwrap_err().contains(message));
     }
-    // The defaults of the schema are those of the types.
+    // The defaults of the schema equal those of the Rust types.
     let object: LlmDeployment = serde_json::from_value(json!({
         "apiVersion": "ovfleet.dev/v1alpha1", "kind": "LLMDeployment", "metadata": {"name": "chat"}, "spec": smallest(),
     }))

@@ -213,8 +213,7 @@ fn all_replicas_fetch_the_commit_that_the_first_one_has_fetched() {
     observed.pods.clear();
     assert_eq!(revisions(&render(&object, &observed))[key], COMMIT);
 
-    // Another revision is pinned separately, and the entry of the former one remains for replicas that
-    // restart.
+    // Another revision has its own entry, and the entry of the former one remains for replicas that restart.
     let mut next = object;
     next.spec.model.source.hf.as_mut().unwrap().revision = "v2".to_owned();
     observed.pods = vec![replica(COMMIT)];

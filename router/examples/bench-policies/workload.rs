@@ -237,7 +237,7 @@ fn gap(kind: Kind, number: usize, rng: &mut StdRng) -> f64 {
     match kind {
         Kind::Bursty if number.is_multiple_of(BURST) => exponential * (BURST as f64 - 0.5),
         Kind::Bursty => exponential * 0.5 / (BURST as f64 - 1.0),
-        // A mixture of two rates: the standard deviation of the gaps is twice that of Poisson arrivals.
+        // A mixture of two rates: the standard deviation of the gaps is about twice that of Poisson arrivals.
         Kind::TraceLike => exponential * if unit(rng) < 0.2 { 3.4 } else { 0.4 },
         _ => exponential,
     }

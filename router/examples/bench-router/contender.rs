@@ -156,8 +156,8 @@ impl Contender {
             let asked = async { Client::connect(target, Kind::Json).await?.ask().await };
             let problem = asked.await.err();
             let is_ready = match name {
-                // By default, ovfleet sends requests with a common prefix to the same replica, so these requests need
-                // not reach every replica. Its list of replicas shows whether it can use all of them.
+                // By default, ovfleet prefers to send requests with a common prefix to the same replica, so these
+                // requests need not reach every replica. Its list of replicas shows whether it can use all of them.
                 Name::Ovfleet => {
                     let known = page(target, "/debug/replicas").await.unwrap_or_default();
                     known.matches("\"state\":\"serving\"").count() == upstream.replicas.len()

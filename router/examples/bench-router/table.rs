@@ -211,8 +211,8 @@ impl Tables<'_> {
         };
         let cell = |&figure: &f64| if figure.is_nan() { "failed".to_owned() } else { show(figure) };
         let cells: Vec<String> = figures.iter().map(cell).collect();
-        // Show the ratio only for compared figures, for which lower is better. The ratio for a rate is shown with the
-        // time from which the rate is computed.
+        // Show the ratio only for figures that are compared, all of which are better if they are lower. A rate has no
+        // ratio, because the time from which the rate is computed has one.
         let ratio = match requirement {
             Requirement::Ratio(_) | Requirement::Compared => {
                 ratio.map_or_else(String::new, |ratio| format!("**{ratio:.2}**"))

@@ -90,8 +90,8 @@ impl Backfill<'_> {
                 BackfillResult::Dequeued { unclaimed: waiter.wake.send(assignment).err() }
             }
             SearchResult::NoReplica if !waiter.request.failed_replicas.is_empty() => {
-                // All remaining replicas have failed to answer this request. Permit them again, so that the request
-                // does not block the requests behind it.
+                // No replica is available except, perhaps, those that have failed to answer this request. Permit them
+                // again, so that the request does not block the requests behind it.
                 waiter.request.failed_replicas.clear();
                 BackfillResult::TryAgain
             }

@@ -50,7 +50,7 @@ pub struct Dispatcher {
 impl Dispatcher {
     /// Creates a dispatcher without replicas.
     pub fn new(settings: Settings, metrics: Metrics) -> Arc<Self> {
-        // The standard library seeds the hash from the random numbers of the operating system.
+        // The standard library seeds the hasher with random numbers from the operating system.
         let random = RandomState::new();
         let retry_budget_percent = settings.load().retry_budget_percent;
         Arc::new(Self {

@@ -108,7 +108,7 @@ impl Picker {
             settings,
             metrics,
             health: Mutex::new(Health::new(HealthConfig::default())),
-            // The standard library seeds the hash from the random numbers of the operating system.
+            // The standard library seeds the hasher with random numbers from the operating system.
             rng: Mutex::new(StdRng::seed_from_u64(RandomState::new().hash_one("picks"))),
             picks: AtomicU64::new(1),
             log: Arc::default(),
@@ -285,8 +285,8 @@ impl Picker {
         let Scratch { candidates, terms, .. } = scratch;
         let mut rng = self.rng.lock().unwrap_or_else(PoisonError::into_inner);
         match policy.pick(demand, candidates, terms, &mut *rng) {
-            // The size of the request is an estimate. Let a replica decide: it knows the exact size, and rejects the
-            // request with a better message.
+            // The size of the request is an estimate. Let a replica decide: it knows the exact size, and if it rejects
+            // the request, its message is better.
             Err(NoReplica::NeverFits) => policy.pick(&least(demand), candidates, terms, &mut *rng),
             result => result,
         }

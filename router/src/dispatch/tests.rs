@@ -363,7 +363,7 @@ async fn a_tenant_that_uses_little_of_a_replica_overtakes_the_backlog_of_another
         let queued = QueuedRequest { tenant, ..queued() };
         Box::pin(dispatcher.place(&served_model, of_tenant(tenant, request()), queued))
     };
-    // Requests that this router does not know fill the replica. Each tenant may nevertheless use an eighth of the 16
+    // Requests that this router did not send fill the replica. Each tenant may nevertheless use an eighth of the 16
     // sequences, so the first two requests of a tenant are placed.
     let mut backlog: Vec<_> = (0..2 * BACKFILL_MAX).map(|_| place(1)).collect();
     let mut placed = Vec::new();

@@ -245,8 +245,8 @@ pub(super) async fn supervise(
         let now = Instant::now();
         may_have_unsent &= !activity.abort_unread(limits.write_timeout, now);
         let new_total = activity.total.load(Ordering::Relaxed);
-        // A request can be active even after the shutdown has begun: the shutdown lets a request finish that arrived
-        // just before.
+        // A request can be active even after the shutdown has begun, because a request that arrived just before the
+        // shutdown is still answered.
         if !activity.is_idle() || new_total != total {
             (idle_since, total, may_have_unsent) = (now, new_total, true);
             continue;
@@ -292,7 +292,7 @@ mod tests {
             assert!(!activity.is_idle(), "after {seconds} s");
         }
         activity.abort_unread(LIMIT, now + Duration::from_secs(70));
-        // The connection still owns the answer, but it counts as idle, so that it can be closed.
+        // The connection still owns the answer, but counts as idle, so that it can be closed.
         assert!(activity.is_idle());
         assert!(
             matches!(poll(&mut body), Poll::Ready(Some(Err(error))) if error.kind() == io::ErrorKind::TimedOut)

@@ -160,7 +160,7 @@ fn estimate(config: &KvConfig, demand: &Demand, candidate: &Candidate, speeds: &
         + booked.image_tokens_unreported as f64;
     let all_images = (queued_images + f64::from(cost.image_tokens)) / image_speed;
     // A request without images overtakes those that wait for the encoder. Encoding only slows down the computation of
-    // the prompts up to and including that of the request, by at most the duration of that computation.
+    // the queued prompts and of the request's own prompt, by at most the duration of that computation.
     let image_encoding =
         if cost.image_tokens > 0 { all_images } else { all_images.min(queued_prefill + prefill) };
     let steps = 1.0 + (queued_tokens + prompt_tokens) / f64::from(config.step_tokens.max(1.0));

@@ -6,8 +6,8 @@ use super::candidate::{Candidate, Terms};
 
 pub(super) fn score(session: u64, candidates: &[Candidate], terms: &mut Vec<Terms>) {
     terms.extend(candidates.iter().map(|candidate| {
-        // An `f64` represents 53 bits exactly. If the ranks of two replicas are equal in these bits, one of the two is
-        // chosen at random.
+        // An `f64` represents integers of up to 53 bits exactly. If the ranks of two replicas are equal in these bits,
+        // one of the two is chosen at random.
         let rank = mix(session ^ mix(candidate.identity)) >> 11;
         Terms { score: rank as f64, in_flight: candidate.snapshot.booked.in_flight, ..Terms::default() }
     }));

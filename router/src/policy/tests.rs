@@ -124,7 +124,7 @@ fn a_request_with_images_avoids_a_replica_that_is_encoding() {
 #[test]
 fn a_request_without_images_does_not_wait_for_the_encoder() {
     let encoding = ReportedLoad { unencoded_image_tokens: 2000, image_tokens_per_second: 500.0, ..REPORTED };
-    // The prompt takes a second.
+    // Computing the prompt takes a second.
     assert_eq!(image_encoding(&DEMAND, reporting(1, encoding)), 1.0);
     let almost_done = ReportedLoad { unencoded_image_tokens: 100, ..encoding };
     assert_eq!(image_encoding(&DEMAND, reporting(1, almost_done)), 0.2);

@@ -100,7 +100,7 @@ fn the_least_recently_used_block_is_evicted_first_and_the_end_of_a_prompt_before
     index.trim(4);
     assert_eq!(index.cached_blocks(&hashes_of("aaaabbbbcccc")), 2);
     assert_eq!(index.cached_blocks(&hashes_of("xxxxyyyy")), 2);
-    // The first prompt is used again, so the other one is evicted.
+    // The first prompt is used again, so the end of the other one is evicted.
     index.record(&hashes_of("aaaabbbb"), 0);
     index.trim(3);
     assert_eq!(index.cached_blocks(&hashes_of("aaaabbbb")), 2);

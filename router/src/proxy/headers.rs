@@ -28,7 +28,7 @@ const FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
 
 pub(super) fn remove_hop_by_hop(headers: &mut HeaderMap) {
-    // In most messages, `Connection` lists no other headers, and this list allocates nothing.
+    // In most messages, `Connection` lists no other headers, so this list is empty and allocates nothing.
     let listed: Vec<HeaderName> = headers.get_all(header::CONNECTION).iter().flat_map(listed).collect();
     for name in HOP_BY_HOP.iter().chain(&listed) {
         headers.remove(name);

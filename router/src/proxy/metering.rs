@@ -177,7 +177,8 @@ mod tests {
     #[test]
     fn the_usage_is_removed_from_events_and_nothing_else_is() {
         let cases = [
-            // vLLM and ovfleet's server send `null` as the usage in each event, and a separate event with the usage.
+            // OpenAI and ovfleet's server send `null` as the usage in each event, and then a separate event with the
+            // usage.
             ("data: {\"choices\":[{}],\"usage\":null}\n\n", "data: {\"choices\":[{}]}\n\n"),
             ("data: {\"usage\":null , \"choices\":[{}]}\n\n", "data: { \"choices\":[{}]}\n\n"),
             ("data: {\"usage\":{\"prompt_tokens\":1},\"choices\":[{}]}\n\n", "data: {\"choices\":[{}]}\n\n"),

@@ -43,7 +43,7 @@ impl RetrySafety {
             | "audio/speech"
             | "images/generations"
             | "responses/input_tokens" => Self::Computation,
-            // Responses are stored unless the client disables it.
+            // Responses are stored unless the client sets `store` to false.
             "responses" if fields.store == Some(false) => Self::Computation,
             _ => Self::Unsafe,
         }

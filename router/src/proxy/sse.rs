@@ -370,7 +370,7 @@ mod tests {
         let responses = std::str::from_utf8(&responses).unwrap();
         assert!(responses.starts_with("event: error\ndata: {\"type\":\"error\""), "{responses}");
         assert!(responses.contains("\"sequence_number\":42") && !responses.contains("[DONE]"), "{responses}");
-        // An answer repeats parts of the request, which can contain any number.
+        // An answer can repeat parts of the request, which can contain any number.
         events.forward(Bytes::from(format!("data: {{\"sequence_number\":{}}}\n\n", u64::MAX)));
         let responses = events.error_events("m");
         assert!(memmem::find(&responses, u64::MAX.to_string().as_bytes()).is_some(), "{responses:?}");

@@ -72,7 +72,7 @@ pub(crate) fn pinned(
     let pods = observed.pods.iter().filter(|pod| pod.revision_key.as_ref() == Some(&revision.key));
     let reported =
         pods.filter_map(|pod| pod.fetched.as_ref()?.revision.clone()).find(|reported| is_commit(reported));
-    // After the pod of the Job has been deleted, the Job still has its report.
+    // After the pod of the Job has been deleted, the Job still contains the pod's report.
     let of_job = || observed.fetch_report(fetch_job?)?.revision.filter(|reported| is_commit(reported));
     reported.or_else(of_job)
 }

@@ -188,7 +188,7 @@ async fn a_request_is_known_to_be_unsent_only_if_the_replica_cannot_have_it() {
         tokio::task::yield_now().await;
     }
     assert!(matches!(connection.send(request("x")).await.unwrap_err(), SendError::Unsent));
-    // The request is received, and then the connection is closed without an answer.
+    // The replica receives the beginning of the request, and then closes the connection without an answer.
     let (mut connection, mut replica) = connected().await;
     let receive = async {
         replica.read_exact(&mut [0; 1]).await.unwrap();
