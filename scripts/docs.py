@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Builds the documentation site with mdBook and checks every internal link and anchor of the result.
+"""Builds the documentation site with mdBook and checks the internal links and anchors of the result.
 
 usage: docs.py MDBOOK
 
@@ -23,9 +23,9 @@ DOCS = ROOT / "docs"
 STAGE = ROOT / "target" / "docs"
 SOURCE = STAGE / "src"
 SITE = STAGE / "html"
-# The configuration files of mdBook.
+# The configuration and the style sheet for mdBook.
 SETTINGS = ("book.toml", "site.css")
-# The destination of pages and files from outside docs/.
+# The directory in the site for pages and files from outside docs/.
 OUTSIDE = "repository"
 LINK = re.compile(r"(\]\()([^)\s]+)(\))")
 

@@ -116,7 +116,7 @@ impl Replicas {
         let served_models = self.served_models.load();
         let mut served = served_models.values().filter(|served_model| !served_model.replicas().is_empty());
         let first = served.next()?;
-        // Several names that are served by the same replicas are one model.
+        // Names that are served by the same replicas count as one model.
         served.all(|other| have_same_replicas(other, first)).then(|| Arc::clone(first))
     }
 
@@ -211,7 +211,7 @@ impl Replicas {
         }
         for (model, replicas) in members {
             if !served_models.contains_key(&model) && served_models.len() >= MODELS_MAX {
-                // A model that is forgotten is assigned no new replica, so its waiting requests would time out.
+                // Do not remove a model with waiting requests: they would never get a replica, and would time out.
                 served_models.retain(|_, served_model| {
                     !served_model.replicas().is_empty() || served_model.waiters() > 0
                 });
@@ -234,7 +234,7 @@ impl Replicas {
         }
         self.served_models.store(Arc::new(served_models));
         self.served_models_by_replica.store(Arc::new(served_models_by_replica));
-        // Mark the replicas only now: a replica that can be found by its store must also be found by its model.
+        // Mark the replicas only now: if `by_store` finds a replica, `served_model_of` must find a model for it.
         for (replica, has_models) in listed {
             replica.set_listed(has_models);
         }
@@ -299,7 +299,7 @@ mod tests {
         replicas.observe(draining, drains, now).unwrap();
         replicas.update(&[discovered(1)]);
         assert!(!draining.hangs(now + limit, limit) && !removed.hangs(now + limit, limit));
-        // A new process replaces the replica, so its silence counts again.
+        // The process of the draining replica is replaced, so silence counts as a hang again.
         replicas.observe(draining, load(2, 1, &["a"]), now).unwrap();
         assert!(draining.hangs(now + limit, limit));
     }

@@ -39,7 +39,7 @@ impl CommandLine {
             args = self.with_file(&path, text)?;
         }
         logs::start(&args.log, args.log_format)?;
-        // Other threads serve requests. This thread runs everything else.
+        // Other threads serve requests. This thread accepts their connections and runs the background tasks.
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .build()
@@ -109,7 +109,7 @@ async fn run(mut files: Files, args: Args) -> anyhow::Result<()> {
     }
     app.stop();
     stop.cancel();
-    // The other ports continue to answer probes until the process ends.
+    // The servers of the other ports continue to run until the process ends, so that probes are still answered.
     let outcome = tokio::select! {
         outcome = drain(&app, &mut threads, drain_timeout, &mut signals) => outcome,
         () = &mut side_servers => Ok(()),
@@ -209,7 +209,7 @@ struct Files {
 impl Files {
     fn read_keys(&mut self, app: &App) -> anyhow::Result<()> {
         let Some(path) = app.settings().api_keys.clone() else { return Ok(()) };
-        // Record the content before reading the keys, so that the next check notices a change in between.
+        // Record the content before reading the keys, so that the next check notices a change between the two.
         self.keys = config::read(&path).ok();
         let keys = app
             .access()
@@ -258,7 +258,7 @@ async fn watch_files(mut files: Files, app: App, sources: watch::Sender<Sources>
             match files.command_line.with_file(&path, &text) {
                 Ok(mut args) => {
                     warn_about_restart(&app.settings(), &args);
-                    // A reload must not allow clients without keys.
+                    // A reload that removes `api-keys` must not admit clients without keys.
                     args.api_keys = args.api_keys.or(keys.clone());
                     sources.send_if_modified(|present| {
                         let changed = Sources::from_args(&args);

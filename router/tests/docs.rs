@@ -25,7 +25,7 @@ fn the_flags_are_described() {
 fn the_metrics_are_described() {
     let args = Args::try_parse_from(["router"]).expect("no option is required");
     let app = App::new(args, None);
-    // The registry lists a metric family only if the family has a member.
+    // The registry lists a metric family only if the family has at least one series.
     let found = DiscoveredReplica {
         http: ([127, 0, 0, 1], 1).into(),
         grpc: None,

@@ -93,7 +93,7 @@ fn main() {
     compile(libraries_of_shim, &shared_directory(&libraries));
     println!("cargo:rustc-link-search=native={}", libraries.display());
     println!("cargo:rustc-link-lib=dylib=openvino");
-    // The plugin's thread library. The native kernels run on its threads.
+    // The thread library of the plugin. The native kernels run on the plugin's threads.
     println!("cargo:rustc-link-lib=dylib:+verbatim=libtbb.so.12");
     println!("cargo:rustc-link-lib=dylib=openvino_gguf_frontend");
     // This argument is for the tests and examples of this crate. The build scripts of dependents set it for their

@@ -100,7 +100,7 @@ fn keys_that_are_removed_from_the_configuration_are_required_until_a_restart() {
     router.await_log("reloaded the configuration");
     assert!(router.log().contains("flag=\"api-keys\""), "{}", router.log());
     assert_eq!(router.post(CHAT, &chat("m", false)).status, 401);
-    // The file is still watched.
+    // The file with the keys is still watched.
     std::fs::write(&keys, "beta\n").unwrap();
     await_condition("the keys to be replaced", || (status("beta") == 200).then_some(()));
     assert_eq!(status("alpha"), 401);
@@ -130,7 +130,7 @@ fn a_changed_read_timeout_applies_to_new_connections() {
     let (beginning, rest) = request.split_at(20);
     let mut slow = router.connect();
     slow.write_all(beginning.as_bytes()).unwrap();
-    // The router checks the file every 500 ms, so the reload takes longer than the previous timeout.
+    // The router checks the file every 500 ms, so this reload takes longer than the previous timeout of 200 ms.
     reload("least-requests");
     slow.write_all(rest.as_bytes()).unwrap();
     assert_eq!(Answer::read(&mut slow).status, 200);

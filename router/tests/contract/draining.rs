@@ -153,7 +153,7 @@ fn assert_leaving_replica_finishes_its_request(leaving_by: Departure, is_stream:
         std::fs::write(&path, format!("replica: [{}]\npolicy: round-robin\n", replicas.join(", "))).unwrap();
     };
     write(&[&leaving.argument, &frozen.argument]);
-    // Only the hang timeout can end a request.
+    // All timeouts except the hang timeout are too long to end a request in this test.
     let times =
         ["--hang-timeout=300ms", "--idle-timeout=1h", "--answer-timeout=1h", "--first-token-timeout=1h"];
     let arguments: Vec<&str> = ["--config", path.to_str().unwrap()].into_iter().chain(times).collect();
@@ -183,8 +183,8 @@ fn assert_leaving_replica_finishes_its_request(leaving_by: Departure, is_stream:
             }
         }
         router.await_served(staying.address);
-        // `frozen` stops reporting only now, so when the router considers it hung, `leaving` has been silent for even
-        // longer.
+        // `frozen` stops reporting only now, so when the router considers it hung, the last report from `leaving` is
+        // even older.
         frozen.reported.send(None).unwrap();
         let stuck = stuck.join().unwrap();
         leaving.release();

@@ -105,7 +105,7 @@ fn each_request_reaches_at_most_one_replica_and_is_answered() {
     }
     let mut times: BTreeMap<String, usize> = BTreeMap::new();
     for request in upstreams.iter().flat_map(Upstream::seen) {
-        // The router removes the number if the random `Connection` header lists it.
+        // The router removes the header `x-number` if the random `Connection` header lists it.
         if let Some(number) = request.header("x-number") {
             *times.entry(number.to_owned()).or_default() += 1;
         }
@@ -154,7 +154,7 @@ fn any_stream_of_a_replica_ends_properly_for_the_client() {
     for _ in 0..REQUESTS / 2 {
         let answer = router.post(CHAT, &chat("m", true));
         if answer.status != 200 {
-            // In this case, no attempt has returned a byte.
+            // In this case, the client has received no byte from any attempt.
             assert!(answer.body.contains("replicas_failed"), "{answer:?}");
             continue;
         }

@@ -134,7 +134,7 @@ fn an_answer_that_is_not_read_is_aborted_over_http2() {
         let (router, upstream) = (&router, &upstream);
         assert_eq!(upstream.seen().len(), 1);
         let mut body = answer.into_body();
-        // In the meantime, the client answers pings, but its flow-control windows remain closed.
+        // Until the router aborts the request, the client answers pings, but its flow-control windows remain closed.
         while metric(&router.get("/metrics").body, "ovfleet_router_requests_in_flight") > 0.0 {
             tokio::task::yield_now().await;
         }
@@ -200,7 +200,7 @@ fn a_client_that_is_still_sending_receives_the_rejection_of_its_body() {
     await_condition("the first request to arrive", || (!upstream.seen().is_empty()).then_some(()));
     for _ in 0..8 {
         let mut client = router.connect();
-        // The rest of a rejected body is read, so that the client does not see a broken connection.
+        // The router reads the rest of a rejected body, so that the client does not see a broken connection.
         client.write_all(large.as_bytes()).unwrap();
         let answer = Answer::read(&mut client);
         assert_eq!((answer.status, answer.body.contains("body_buffer_full")), (429, true), "{answer:?}");

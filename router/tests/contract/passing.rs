@@ -77,7 +77,7 @@ fn a_request_ends_at_the_replica_when_its_client_leaves() {
             send(stream, STREAM);
             send(stream, &event("1"));
         }
-        // The client disconnects. Wait until the router therefore closes the connection.
+        // The client disconnects. Wait until the router closes this connection as a result.
         let ended = matches!(stream.read(&mut [0; 1]), Ok(0) | Err(_));
         closed.lock().unwrap().send(ended).unwrap();
         false
@@ -214,7 +214,7 @@ fn unknown_paths_and_bodies_that_are_not_json_are_forwarded() {
     assert_eq!(upstream.seen()[0].body, binary.as_bytes());
     assert_eq!(router.request("DELETE", "/v1/models/m", "", "").status, 404);
     assert_eq!(upstream.seen().len(), 2);
-    // vLLM serves these paths without a prefix.
+    // vLLM serves `/tokenize` and `/detokenize` without a version prefix.
     for path in ["/v3/tokenize", "/tokenize", "/detokenize"] {
         assert_eq!(router.request("POST", path, "", "{\"model\":\"m\"}").body, "{\"mine\":1}", "{path}");
     }

@@ -179,7 +179,7 @@ fn a_client_that_leaves_is_charged_for_the_tokens_it_received() {
         for number in 0..EVENTS {
             send(stream, &event(&format!("{{\"number\":{number}}}")));
         }
-        // The client disconnects. Wait until the router therefore closes the connection.
+        // The client disconnects. Wait until the router closes this connection as a result.
         let _ = std::io::Read::read(stream, &mut [0; 1]);
         false
     });

@@ -159,7 +159,7 @@ fn babble(seed: u64, sent: &Arc<SentReports>) -> SocketAddr {
                 connections.spawn(async move {
                     let service = service_fn(move |request| answer(request, seed, Arc::clone(&sent)));
                     let builder = auto::Builder::new(TokioExecutor::new()).http2_only();
-                    // The router closes the connection after an invalid report.
+                    // This fails if the router closes the connection, for example after an invalid report.
                     let _ = builder.serve_connection(TokioIo::new(stream), service).await;
                 });
             }

@@ -18,7 +18,7 @@ fn requests_go_to_the_model_that_they_name() {
     for model in ["a", "org/b", "a"] {
         assert_eq!(router.post(CHAT, &chat(model, false)).body, format!("\"{model}\""));
     }
-    // JSON permits escape sequences in names and strings.
+    // JSON permits escape sequences in strings.
     assert_eq!(router.post(CHAT, r#"{"model":"org\/\u0062"}"#).body, "\"org/b\"");
     let unknown = router.post(CHAT, &chat("c", false));
     assert_eq!(unknown.status, 404);
@@ -33,7 +33,7 @@ fn requests_go_to_the_model_that_they_name() {
 fn the_models_are_those_of_all_replicas() {
     let (a, b, again) = (named("a"), named("org/b"), named("a"));
     let router = Router::start(&[&a, &b, &again], &[]);
-    // The last two are OVMS's spellings.
+    // The last two are spellings that OVMS accepts.
     for path in ["/v1/models", "/v3/models", "/v3/models/", "/v3/v1/models"] {
         let list: Value = serde_json::from_str(&router.get(path).body).unwrap();
         let ids: Vec<&str> =

@@ -151,7 +151,7 @@ fn the_token_is_sent_with_every_request_and_replaces_that_of_a_client() {
         let router = Router::unready(&[&replica.argument(reports), &flag]);
         router.await_log("ready");
         router.await_served(replica.address);
-        // The router requests the list of models in addition to the reports.
+        // The router requests the list of models whether or not the replica sends reports.
         await_condition("the list of models to be requested", || {
             replica.seen.lock().unwrap().iter().any(|request| request.line == "GET /v3/models").then_some(())
         });

@@ -89,7 +89,7 @@ fn a_snapshot_never_contains_a_report_without_its_dispatches() {
         });
         let snapshot = ledger.snapshot(now, TTL);
         let reported = snapshot.reported.map_or(0, |reported| reported.uncomputed_tokens);
-        // The dispatch counts exactly once.
+        // The dispatch is counted exactly once.
         assert_eq!(reported + snapshot.booked.uncached_unreported, 100);
         reporter.join().unwrap();
         drop(booking);

@@ -46,7 +46,7 @@ impl World {
             5..8 if !self.in_transit.is_empty() => {
                 let at = self.below(self.in_transit.len());
                 let number = self.in_transit.swap_remove(at);
-                // One in eight requests never arrives. Its booking ends eventually, like the others.
+                // One in eight requests never arrives. Its booking ends eventually, like that of any other request.
                 if self.below(8) > 0 {
                     self.arrived.insert(number);
                 }
@@ -62,7 +62,7 @@ impl World {
                 self.bookings.remove(&number);
             }
             15 if self.below(40) == 0 => {
-                // Another process replaces the replica. Requests on their way may still reach the new process.
+                // Another process replaces the replica. Requests in transit may still reach the new process.
                 self.epoch += 1;
                 self.reports = 0;
                 self.arrived.clear();

@@ -121,7 +121,7 @@ async fn ten_thousand_requests_to_sixteen_replicas_with_faults_are_all_answered(
             },
             () = tokio::time::sleep(Duration::from_millis(5)) => {}
         }
-        // The faults change after a number of requests instead of a period of time, so that a slow machine gets the
+        // The faults change after a fixed number of requests instead of a fixed time, so that a slow machine gets the
         // same number of faults.
         if tally.begun.load(Ordering::Relaxed) < next {
             continue;

@@ -168,7 +168,7 @@ async fn chat(Extract(replica): Extract<Arc<Replica>>, headers: HeaderMap, body:
         _ => tokio::time::sleep(Duration::from_millis(1)).await,
     }
     replica.answered.fetch_add(1, Ordering::Relaxed);
-    // The answer repeats the ID in the request, so that the client recognizes its own answer.
+    // The answer repeats the ID from the request, so that the client can check that the answer belongs to its request.
     let text = String::from_utf8(body.to_vec()).unwrap();
     let id = text.split("\"user\":\"").nth(1).unwrap().split('"').next().unwrap().to_owned();
     if !text.contains("\"stream\":true") {

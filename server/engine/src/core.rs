@@ -168,7 +168,7 @@ impl Core {
                 match self.commands.try_recv() {
                     Ok(command) => command,
                     Err(_) => {
-                        // Store the cached blocks for the next process.
+                        // If spilling is enabled, this stores the cached blocks for the next process.
                         self.clear_cache();
                         return Ok(false);
                     }
@@ -388,8 +388,8 @@ impl Core {
                 }
             }
         }
-        // Scores are sent before the first token, which is sampled from the end of the prompt. A prompt of one token
-        // has no scored tokens. Its empty scores are sent after the step that begins at position 0.
+        // Send the scores before the first token, which is sampled in the step that completes the prompt. A prompt of
+        // one token has no scored tokens, so its empty list of scores is sent after the step that begins at position 0.
         for scheduled in &batch.sequences {
             if scheduled.computed_tokens == 0 || !scheduled.scored_tokens.is_empty() {
                 requests.send_scores(scheduled.id);
@@ -556,7 +556,8 @@ impl Core {
                     return Some(command);
                 }
                 (None, Some(deadline)) => {
-                    // Pass the deadline as the current time, because a simulated clock does not advance meanwhile.
+                    // Pass the deadline as the current time, because a simulated clock does not advance while this
+                    // thread waits.
                     let Self { spill: Some(spill), scheduler, runner, .. } = self else { break };
                     spill.poll(scheduler, &mut **runner, deadline);
                     spill.end_overdue(scheduler, deadline);
@@ -586,12 +587,12 @@ impl Core {
     /// The error of the runner if it can no longer be used.
     fn change_sleep_level(&mut self, command: SleepCommand, shared: &SharedState) -> Result<(), RunError> {
         let SleepCommand { level, reply, _permit } = command;
-        // Disconnected clients do not prevent sleep.
+        // The requests of disconnected clients must not prevent sleep.
         self.requests.remove_aborted(&mut self.scheduler);
         let result = match level {
             None => self.wake(shared)?.map_err(SleepError::Wake),
             Some(_) if !self.scheduler.is_idle() => Err(SleepError::Busy),
-            // The engine has already released at least as much memory.
+            // The engine has already released at least as much memory as `level` requires.
             Some(level) if self.sleep_level >= Some(level) => Ok(()),
             Some(level) => {
                 self.clear_cache();
@@ -621,7 +622,7 @@ impl Core {
         if self.sleep_level.is_none() {
             return Ok(true);
         }
-        // Publish the load, which includes the requests that wait for the model.
+        // Publish the load now, so that it includes the requests that wait until the engine is awake.
         self.publish(shared);
         match self.wake(shared)? {
             Ok(()) => Ok(true),

@@ -209,7 +209,7 @@ impl Encoder {
                 self.outputs.insert(digest, Arc::new(features));
                 scheduler.provide_image(digest);
             }
-            // Another request with the same image requests it again.
+            // If another request has the same image, its sequences request the encoder output again.
             EncodeOutcome::NotNeeded => scheduler.cancel_image(digest),
             EncodeOutcome::Failed(message) => {
                 let sequences = scheduler.sequences_with_image(digest);
@@ -244,7 +244,7 @@ impl Encoder {
 
 impl Drop for Encoder {
     fn drop(&mut self) {
-        // Without a receiver of its results, the thread ends after its current run and ignores the queued images.
+        // Without a receiver for its results, the thread ends after its current run and ignores the queued images.
         drop(self.commands.take());
         drop(std::mem::replace(&mut self.results, mpsc::channel().1));
         if let Some(thread) = self.thread.take() {
@@ -329,7 +329,7 @@ impl EncoderThread {
 
     /// Whether `image` can join `batch`. If the encoder panics, the image starts the next run.
     fn can_join(&self, batch: &[Arc<ImageInput>], image: &ImageInput) -> bool {
-        // Unwind safety: an encoder that panics is used for other images, as after an error.
+        // Unwind safety: after a panic, the encoder is used for other images, as it is after an error.
         let result = catch_unwind(AssertUnwindSafe(|| self.encoder.can_join(batch, image)));
         if result.is_err() {
             tracing::warn!(
@@ -342,7 +342,7 @@ impl EncoderThread {
 
     /// Releases memory. An encoder that panics may retain its memory.
     fn sleep(&mut self, level: SleepLevel) {
-        // Unwind safety: an encoder that panics is used for the next image, as after an error.
+        // Unwind safety: after a panic, the encoder is used for the next image, as it is after an error.
         let result = catch_unwind(AssertUnwindSafe(|| self.encoder.sleep(level)));
         if result.is_err() {
             tracing::warn!(?level, "the image encoder panicked; it may not have released its memory");
@@ -351,7 +351,7 @@ impl EncoderThread {
 
     /// Encodes an image, and checks the number of rows.
     fn encode(&mut self, image: &ImageInput) -> EncodeOutcome {
-        // Unwind safety: an encoder that panics is used for other images, as after an error.
+        // Unwind safety: after a panic, the encoder is used for other images, as it is after an error.
         let result = catch_unwind(AssertUnwindSafe(|| self.encoder.encode(image)));
         match result {
             Ok(Ok(features)) if features.rows() == image.rows => EncodeOutcome::Encoded(features),

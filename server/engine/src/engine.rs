@@ -218,7 +218,7 @@ impl Engine {
 
     fn join(&mut self) {
         if let Some(thread) = self.thread.take() {
-            // An uncaught panic can only come from dropping the runner, after the state was published.
+            // An uncaught panic can come only from dropping the `Core`, after the state was published.
             let _ = thread.join();
         }
     }

@@ -191,7 +191,7 @@ impl Requests {
         };
         let results = search.results();
         let drafts = DraftCounts::default();
-        // If the search has fewer results than requested, the last ones are empty.
+        // If the search has fewer results than requested, the remaining ones are empty.
         for index in results.len() as u32..search.num_results() {
             send(&events, Event::Finished { index, reason: FinishReason::Stop, drafts });
         }

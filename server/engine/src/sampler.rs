@@ -130,7 +130,7 @@ impl Sampler {
             Some(peak) => self.choose(&kept, &peak, context),
             None => Err(SampleError::NotFinite),
         };
-        // With gathered tokens, the result is an index into `tokens`, which are in the order of their ids.
+        // If the logits were gathered, the result is an index into `tokens`, which are sorted by ID.
         let chosen = if sparse { chosen.map(|index| tokens[index as usize]) } else { chosen };
         (self.allowed, self.kept) = (tokens, kept);
         chosen
@@ -187,7 +187,7 @@ impl Sampler {
         if is_greedy(sampling) {
             return Ok(peak.token);
         }
-        // The smallest normal number keeps the reciprocal finite.
+        // Limit the temperature to normal numbers, so that the reciprocal is finite.
         let scale = sampling.temperature.max(f32::MIN_POSITIVE).recip();
         let u = uniform(sampling.seed, context.index, context.history.generated());
         let maxima = std::mem::take(&mut self.maxima);
@@ -219,8 +219,8 @@ impl Sampler {
             select::gather(blocks, cut, &mut self.candidates);
         } else if let Some(top_p) = top_p {
             total = scan::sum_exp(blocks, max, scale, &mut self.sums);
-            // All tokens below this logit together have a probability of less than `1 - top_p`, so none of them is in
-            // the nucleus.
+            // All tokens with a logit below this cutoff together have a probability of less than `1 - top_p`, so none
+            // of them is in the nucleus.
             let tail = ((1.0 - top_p) * total / vocabulary as f64).ln() - NUCLEUS_MARGIN;
             let cut = Cutoff::at_least((f64::from(max) + tail / f64::from(scale)) as f32);
             select::gather(blocks, floor.map_or(cut, |floor| floor.stricter(cut)), &mut self.candidates);

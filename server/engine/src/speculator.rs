@@ -350,13 +350,13 @@ mod tests {
         let mut costs = CostModel::default();
         let marginal_costs = MarginalCosts { sequence: 1.0, draft: 0.1 };
         (1..=3).for_each(|sequences| (0..3).for_each(|_| costs.record_run(sequences, sequences, 0.3)));
-        // For one sequence, a run costs 0.3, or 0.4 including the draft in the step. A draft is worth this cost if
-        // its probability is at least 0.46.
+        // For one sequence, a run of the draft model takes 0.3 s, and its draft adds 0.1 s to the step. A draft is
+        // worth these 0.4 s if its probability is at least 0.46.
         assert_eq!(num_drafts(&mut [draft(0.8, 9, false)], marginal_costs, &costs), [3]);
         assert_eq!(num_drafts(&mut [draft(0.8, 2, false)], marginal_costs, &costs), [2]);
         assert_eq!(num_drafts(&mut [draft(0.4, 9, false)], marginal_costs, &costs), [0]);
         assert_eq!(num_drafts(&mut [draft(0.4, 9, true)], marginal_costs, &costs), [PROBE_DRAFTS]);
-        // Three sequences share the first run.
+        // Three sequences share the cost of the first run.
         let mut three = [draft(0.4, 9, false), draft(0.8, 9, false), draft(0.8, 9, false)];
         assert_eq!(num_drafts(&mut three, marginal_costs, &costs), [1, 5, 5]);
         assert!(num_drafts(&mut [], marginal_costs, &costs).is_empty());

@@ -103,7 +103,7 @@ impl TokenStream {
 impl Drop for TokenStream {
     fn drop(&mut self) {
         if self.open > 0 {
-            // An engine that waits for images, blocks or guides must release the request before they are available.
+            // Wake an engine that waits for images, blocks or guides, so that it releases the request immediately.
             self.events.close();
             self.waker.wake();
         }

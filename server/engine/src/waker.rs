@@ -28,8 +28,8 @@ impl Waker {
     /// Records that the engine's thread has received the command. The thread must check the results of other threads
     /// after this call, so that it misses no result.
     pub(crate) fn acknowledge(&self) {
-        // This is a swap, because a store could take effect after the thread has checked the results. A thread that
-        // adds a result in between would then not wake the engine.
+        // This is a swap, because a store could take effect after the engine's thread has checked the results. Another
+        // thread that adds a result in between would then not wake the engine.
         self.is_pending.swap(false, Ordering::AcqRel);
     }
 }

@@ -50,7 +50,7 @@ impl Workers {
             jobs.iter_mut().for_each(|job| run(job, own));
             return;
         };
-        // The threads take one job at a time, because some take longer than others.
+        // The threads take one job at a time, because some jobs take longer than others.
         let queue = Mutex::new(jobs.iter_mut());
         let work = |sampler: &mut Sampler| {
             loop {

@@ -25,7 +25,8 @@ fuzz_target!(|input: &[u8]| {
     let prompt = if opened % 2 == 0 { "" } else { "<think>\n" };
     let text = String::from_utf8_lossy(text);
     let whole = read(formats, prompt, [&*text]);
-    // Without reasoning and calls, the whole text is content. (Harmony and the ends of Gemma's turns are markup.)
+    // Without reasoning and calls, the whole text is content. (The markup of Harmony and of the end of Gemma's turns is
+    // not content.)
     let is_plain = formats.reasoning == ReasoningFormat::None && formats.tool != ToolFormat::Gptoss;
     let calls = whole.iter().any(|delta| matches!(delta, Delta::ToolCallBegin { .. }));
     if is_plain && !calls && !text.contains("<turn|>") && !text.trim().is_empty() {

@@ -192,7 +192,7 @@ pub(crate) fn integer(metadata: &[(String, Value)], key: &str) -> Result<Option<
 
 /// Returns the error for a value that is invalid for its key. `expected` describes the valid values.
 pub(crate) fn bad_value(key: &str, value: &Value, expected: &str) -> FormatError {
-    // Of the integers, negative ones do not fit into a `u64`, and the largest ones do not fit into an `i64`.
+    // Negative integers do not fit into a `u64`, and the largest integers do not fit into an `i64`.
     let integer =
         value.i64().map(|value| value.to_string()).or_else(|| value.u64().map(|value| value.to_string()));
     let value = integer.unwrap_or_else(|| "not an integer".to_owned());

@@ -44,7 +44,8 @@ pub(crate) fn to_lark(text: &str) -> Result<String, String> {
 /// Returns, for each rule, whether it refers to itself, directly or through others, or to a rule that does.
 fn recursive(rules: &Rules) -> Vec<bool> {
     let references: Vec<Vec<usize>> = rules.bodies.iter().map(Node::references).collect();
-    // A rule is not recursive if all rules it refers to are known not to be. Start with the leaves.
+    // A rule is not recursive if all rules it refers to are known not to be recursive. Start with rules without
+    // references.
     let mut users = vec![Vec::new(); references.len()];
     let mut open: Vec<usize> = Vec::with_capacity(references.len());
     for (rule, references) in references.iter().enumerate() {

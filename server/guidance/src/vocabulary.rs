@@ -116,7 +116,7 @@ impl Vocabulary {
         let word = |bytes: &[u8], special: bool| match special {
             _ if bytes.is_empty() || bytes.len() > TOKEN_BYTES_MAX => Vec::new(),
             true => special_word(bytes),
-            // The trie marks special tokens with this byte, which begins no text.
+            // The trie marks special tokens with this byte, which never occurs in UTF-8 text.
             false if bytes[0] == TokTrie::SPECIAL_TOKEN_MARKER => Vec::new(),
             false => bytes.to_vec(),
         };

@@ -86,7 +86,7 @@ impl JsonFile {
     /// Returns the field as a positive integer.
     pub(crate) fn optional_count(&self, field: &str) -> Result<Option<u32>, LoadError> {
         let Some(value) = self.get(field) else { return Ok(None) };
-        // Some configurations have integers that are written as 14.0.
+        // Some configurations write integers as floats, such as 14.0.
         let integer =
             value.as_u64().or_else(|| value.as_f64().filter(|v| v.fract() == 0.0).map(|v| v as u64));
         let count = integer.and_then(|value| u32::try_from(value).ok()).filter(|value| *value > 0);

@@ -209,7 +209,7 @@ fn png_exif(bytes: &[u8]) -> Option<&[u8]> {
 fn jpeg_segments(bytes: &[u8]) -> impl Iterator<Item = (u8, &[u8])> {
     let mut rest = bytes.get(2..).unwrap_or_default();
     std::iter::from_fn(move || {
-        // Any number of bytes 0xFF may precede a marker.
+        // One or more 0xFF bytes precede a marker.
         let start = rest.iter().position(|byte| *byte != 0xff)?;
         let marker = (start > 0).then(|| rest[start])?;
         rest = &rest[start + 1..];

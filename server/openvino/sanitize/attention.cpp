@@ -1,6 +1,7 @@
-// Runs the attention kernels under sanitizers, and compares their results with softmax attention in f64. The cases
-// cover various head sizes, groups and numbers of tokens, and last blocks with every number of tokens. They run with
-// every instruction set of this machine. The AMX kernels also run on the software model of the tiles, on any machine.
+// Runs the attention kernels under sanitizers, and compares their results with softmax attention in f64. The cases cover
+// various head sizes, group sizes and numbers of tokens, and every number of tokens in the last block. They run with every
+// instruction set of this machine for which there are kernels. The AMX kernels also run on the software model of the tiles, on
+// any machine.
 #include "check.hpp"
 
 #include <algorithm>
@@ -44,7 +45,7 @@ std::vector<TestedKernels> tested_kernels() {
     for (const auto isa : ISAS) {
         const auto* kernels = attention_kernels(isa);
         if (kernels) all.push_back({name_of(isa), kernels, isa == Isa::avx512_bf16 || isa == Isa::amx});
-        // The attention has no kernels for the instruction sets that add only 8-bit dot products.
+        // Attention has no kernels for the instruction sets that add only 8-bit dot products.
         else if (isa == Isa::amx) std::fprintf(stderr, "SKIPPED: attention in real AMX tiles, which this machine lacks\n");
     }
     for (const auto vectors : {Isa::portable, Isa::avx512})
@@ -60,7 +61,7 @@ struct Case {
     Precision precision;
     bool is_bf16, block_scores, rotates;
     float attention_mass;
-    // Whether products with values are subnormal numbers, which tile registers treat as zeros.
+    // Whether the values are so small that products with them can be subnormal numbers, which tile registers treat as zeros.
     bool has_tiny_values;
     bool is_bidirectional;
 
@@ -124,7 +125,7 @@ public:
         layer_.block_scores = c.block_scores;
         set_cache_sizes(layer_);
         if (const char* fault = unsupported(layer_)) FAIL("%s", fault);
-        // In reverse order, the number of a block differs from its index in the sequence.
+        // Assign the blocks in reverse order, so that the ID of a block differs from its index in the sequence.
         for (size_t i = 0; i < blocks_.size(); ++i) table_[i] = int32_t(blocks_.size() - 1 - i);
     }
 
@@ -133,7 +134,7 @@ public:
         const Kernels& kernels = *c.tested.kernels;
         const size_t all = blocks_.size() * c.kv_heads;
         Exact<uint8_t> key_cache(all * layer_.key_bytes), value_cache(all * layer_.value_bytes);
-        // The initial content of the cache is NaN.
+        // Fill the cache with 0xFF bytes, which are NaN as floats.
         std::memset(key_cache.data(), 0xff, key_cache.size());
         std::memset(value_cache.data(), 0xff, value_cache.size());
         const size_t key_stride = c.kv_heads * c.sizes.key, value_stride = c.kv_heads * c.sizes.value;
@@ -280,7 +281,7 @@ public:
         layer_.key_size = c.sizes.key;
         layer_.value_size = c.sizes.value;
         layer_.precision = c.precision;
-        // The scale is larger than usual, so that the scores differ much and the running maximum grows often.
+        // The scale is larger than usual, so that the scores vary widely and the running maximum grows often.
         layer_.scale = 4 / std::sqrt(float(c.sizes.key));
         layer_.window = c.window;
         layer_.is_bf16 = c.is_bf16;
@@ -334,7 +335,7 @@ public:
             for (size_t index = SEQUENCES; index-- > 0;) {
                 if (index > 0 && others == OtherSequences::absent) continue;
                 const auto& one = sequences_[index];
-                // The other sequences begin again when they end.
+                // The other sequences start over when they end.
                 if (index > 0 && past[index] == one.tokens) past[index] = 0;
                 const size_t from = past[index];
                 const size_t wanted = index == 0 ? next_chunk(from) : random.below(2) ? 1 : 1 + random.below(60);
@@ -386,7 +387,7 @@ private:
         std::vector<float> angles;
     };
     Case case_;
-    // The sizes in bytes of a number, and of the numbers of a token in each tensor.
+    // The sizes in bytes of a number, and of the numbers of one token in each tensor.
     size_t number_, query_, key_, value_, output_;
     Layer layer_{};
     Tokens sequences_[SEQUENCES];
@@ -398,7 +399,7 @@ size_t check_divisions(const TestedKernels& tested) {
     constexpr size_t short_cases = 60, long_cases = 6;
     for (size_t i = 0; i < short_cases + long_cases; ++i) {
         Random random(1000 + i);
-        // Long cases have several parts.
+        // The contexts of long cases have several parts.
         const bool is_long = i >= short_cases;
         Case c{};
         c.tested = tested;

@@ -171,7 +171,7 @@ mod tests {
     #[test]
     fn a_panic_fails_only_its_own_job() {
         let logits = [0.0, 1.0, 2.0];
-        // A token outside of the vocabulary causes a panic. The engine accepts no such token.
+        // A token outside of the vocabulary causes a panic. The engine rejects requests with such tokens.
         let job = |token| {
             let work = SamplingWork::Score { position: 0, token, count: 1 };
             SamplingJob::new(SequenceId::new(0, 0), Logits::new(&logits, 3), work)

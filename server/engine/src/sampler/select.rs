@@ -179,8 +179,7 @@ fn keep_bucket(candidates: &mut Vec<Candidate>, mass: f64) -> f64 {
     let max = logits().fold(f32::NEG_INFINITY, f32::max);
     let min = logits().fold(f32::INFINITY, f32::min);
     // The scale is infinite if all logits are equal, and zero if they are too far apart. The cast saturates and turns
-    // NaN into zero, and each step is monotonic, so no bucket has a token that is more probable than one of the buckets
-    // before it.
+    // NaN into zero, and each step is monotonic, so no token is more probable than a token in an earlier bucket.
     let scale = (BUCKETS - 1) as f32 / (max - min);
     let bucket = |candidate: &Candidate| (((max - candidate.logit) * scale) as usize).min(BUCKETS - 1);
 

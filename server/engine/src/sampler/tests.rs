@@ -46,7 +46,7 @@ fn reference(
             *x = f32::NEG_INFINITY;
         }
     }
-    // The logits up to here have single precision, as in the sampler, so that equal logits remain equal.
+    // Up to here, the logits are computed in single precision, as in the sampler, so that equal logits remain equal.
     let x: Vec<f64> = x.into_iter().map(f64::from).collect();
     let mut order: Vec<usize> = (0..x.len()).collect();
     order.sort_by(|&a, &b| x[b].partial_cmp(&x[a]).unwrap().then(a.cmp(&b)));

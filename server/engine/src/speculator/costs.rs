@@ -88,7 +88,7 @@ impl Estimate {
         let mut sorted = self.recent;
         let sorted = &mut sorted[..self.seen.min(self.recent.len())];
         sorted.sort_unstable_by(f64::total_cmp);
-        // The median of two values is the smaller one, because outliers are slow.
+        // Of two values, the smaller one is used as the median, because outliers are slow steps.
         let median = sorted[(sorted.len() - 1) / 2];
         if self.seen <= self.recent.len() {
             self.average = median;
@@ -176,8 +176,8 @@ impl CostModel {
     /// Records a run of the draft model.
     pub(super) fn record_run(&mut self, num_sequences: u32, tokens: u32, seconds: f64) {
         let run = &mut self.runs[bucket(num_sequences)];
-        // If all drafts were accepted, the next run reads the last draft and the token after it. These tokens count as
-        // drafting, not as reading.
+        // If all drafts were accepted, the next run reads the last draft and the token after it. Computing these tokens
+        // counts as drafting, not as reading.
         if tokens <= 3 * num_sequences {
             run.add(seconds / f64::from(num_sequences));
         } else {
@@ -304,7 +304,7 @@ mod tests {
         let (mut plain, mut lost) = (0, 0);
         for _ in 0..20_000 {
             if costs.marginal_costs(1).is_some() {
-                // The run of the draft model takes as long as a step, and its draft is rejected.
+                // The run of the draft model takes as long as a step without drafts, and its draft is rejected.
                 costs.record_step(StepMeasurement { accepted: 0, draft_seconds: 0.010, ..step(1, 1, 0.020) });
                 lost += 1;
             } else {

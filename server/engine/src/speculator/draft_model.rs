@@ -215,7 +215,7 @@ impl DraftModel {
                     return false;
                 };
                 let unread = text.len() - drafting.cached_tokens;
-                // The last token and a draft before it are not counted as reading.
+                // Reading the last token and a draft before it does not count toward `step_read_tokens`.
                 let count =
                     if unread <= 2 { unread } else { unread.min(step_read_tokens.saturating_sub(start)) };
                 let range = drafting.cached_tokens..drafting.cached_tokens + count;

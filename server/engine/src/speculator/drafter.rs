@@ -124,8 +124,8 @@ impl SequenceDrafter {
         let ngram =
             request.index.as_ref().zip(request.lookup.as_ref()).map(|(index, lookup)| NgramProposer {
                 output: LookupOutput::new(index),
-                // The settings in a model's directory can contain any number of draft tokens, but the scheduler never
-                // schedules more than this.
+                // The settings in a model's directory can set any number of draft tokens, but the scheduler never
+                // schedules more than `DRAFT_TOKENS_MAX`.
                 num_draft_tokens: lookup.num_draft_tokens.min(DRAFT_TOKENS_MAX) as usize,
                 acceptance: None,
                 limit: INITIAL_LIMIT,

@@ -105,7 +105,7 @@ impl CacheDigests {
         for block in blocks {
             let slots = self.block(*block);
             let end = count.min(cached + slots.len());
-            // Writing a slot invalidates those after it, so a valid last slot proves the whole block.
+            // Writing a slot invalidates those after it, so if the last slot is valid, the whole block is.
             if end - cached == slots.len() && text.digests(end - 1..end).eq(slots.last().copied()) {
                 cached = end;
                 continue;
@@ -171,7 +171,8 @@ mod tests {
         let other = Text::new(&[0, 1, 2, 3, 4, 7, 7]);
         assert_eq!(cache.cached_tokens(&[3, 5, 6].map(BlockId), &other), 5);
         assert_eq!(cache.cached_tokens(&[3, 2].map(BlockId), &other), 4);
-        // One sequence writes a draft, which invalidates the rest of the block for the other.
+        // The sequence of `other` writes a draft into the second block, which invalidates the rest of this block for
+        // `text`.
         cache.write(&table, 5, other.digests(5..6));
         assert_eq!((cache.cached_tokens(&table, &text), cache.cached_tokens(&table, &other)), (5, 6));
         cache.copy(BlockCopy { from: BlockId(5), to: BlockId(2) });

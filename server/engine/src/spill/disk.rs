@@ -128,7 +128,7 @@ impl Writer {
             Some(lock) => self.open().map(|files| Some((lock, files))),
             None => Ok(None),
         });
-        // The directory is locked while the file is open.
+        // The directory remains locked while this file is open.
         let _lock = match opened {
             Ok(None) => return,
             Ok(Some((lock, files))) => {

@@ -144,7 +144,7 @@ async fn compare_all(differences: DraftDifferences, has_lookup: bool) -> (DraftC
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn all_drafts_are_accepted_if_the_draft_model_is_the_model() {
-    // Requests are sampled with penalties, preempted and dropped, and their blocks are evicted, shared and copied. If
+    // Some requests have penalties, some are preempted or dropped, and their blocks are evicted, shared and copied. If
     // the cache of the draft model ever had the wrong content, a draft would be rejected.
     let (counts, preempted) = compare_all(DraftDifferences::default(), false).await;
     assert_eq!(counts.rejected, 0);
@@ -218,7 +218,8 @@ async fn drafts_follow_the_guides() {
         engine.shutdown().unwrap();
         all += reports.iter().map(|report| report.accepted_tokens).sum::<u32>();
     }
-    // Drafts are dropped if the allowed tokens are not known in time, so their number depends on the machine.
+    // Drafts are dropped if the allowed tokens are not known in time, so the number of accepted drafts depends on the
+    // machine.
     assert!(all > 0, "{all}");
 }
 
@@ -267,9 +268,9 @@ async fn a_fast_and_accurate_draft_model_saves_time() {
 #[tokio::test]
 async fn a_wrong_or_slow_draft_model_is_soon_not_used() {
     let cases = [
-        // The draft model is always wrong (and fast, or nearly as slow as the model), often wrong, as slow as the
-        // model, useless because verifying a draft token takes nearly as long as generating one, or slow at reading the
-        // prompt.
+        // In these cases, the draft model is always wrong and fast; always wrong and nearly as slow as the model; often
+        // wrong; as slow as the model; useless because verifying a draft token takes nearly as long as generating one;
+        // or always wrong and slow at reading the prompt.
         (1000, costs(10, 1, 0), costs(1, 0, 0)),
         (1000, costs(10, 1, 0), costs(9, 0, 0)),
         (700, costs(10, 3, 0), costs(4, 0, 0)),

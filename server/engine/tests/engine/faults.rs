@@ -21,8 +21,8 @@ async fn a_failed_step_fails_its_requests_and_the_engine_continues() {
         setup.engine.scheduler.max_num_seqs = 4;
         let (engine, gate) = setup.start_gated();
         let handle = engine.handle();
-        // Submit a prompt of three chunks, a second prompt that shares them, and more requests than can run at the same
-        // time.
+        // Submit a prompt of three chunks, a second prompt that shares them, and two others, so that there are more
+        // sequences than can run at the same time.
         let mut shared = prompt(1, 150);
         shared.push(5);
         let requests = [
@@ -76,7 +76,7 @@ async fn a_failed_step_does_not_change_the_measured_rates() {
     settled(&handle).await;
     let rate = handle.load().borrow().prefill_tokens_per_second;
     assert_eq!(rate, 8.0 / 0.005);
-    // The failed step computes more tokens in the same time.
+    // The failed step computes more tokens in the same time than the first step.
     let failed = outcome(handle.submit(request(&prompt(2, 64), 1)).unwrap()).await;
     assert!(failed.failure.is_some());
     settled(&handle).await;

@@ -196,8 +196,8 @@ pub(crate) fn check(outcome: &Outcome, request: &Request, form: Option<&Form>) {
 async fn guided_sequences_follow_their_forms_with_the_same_output_alone_and_under_load() {
     for seed in 0..6 {
         let mut rng = StdRng::seed_from_u64(seed);
-        // The requests run first together with a small cache, so that sequences are preempted, and then alone with a
-        // large one.
+        // Each request runs in an engine with a small cache, in which sequences are preempted, and then in one with a
+        // large cache.
         let engine = Setup::new(60).start();
         let alone = Setup::new(2000).start();
         let (handle, alone_handle) = (engine.handle(), alone.handle());
@@ -273,7 +273,8 @@ async fn stop_tokens_are_sampled_only_where_the_form_may_end() {
         form.check(&outcome.tokens[0], FinishReason::Stop);
         lengths.push(outcome.tokens[0].len());
     }
-    // The form can end after six tokens at the earliest, because the minimum is four; the stop token follows.
+    // The form may end after any multiple of three tokens. The minimum is four tokens, so it ends after six, and the
+    // stop token follows.
     assert!(lengths.iter().all(|&length| length == 7), "{lengths:?}");
     settled(&engine.handle()).await;
 }

@@ -90,7 +90,7 @@ async fn an_answer_depends_on_the_images_and_their_order() {
 #[tokio::test]
 async fn a_cached_prefix_with_an_image_needs_no_encoder() {
     let encoder = SimEncoder::default();
-    // The outputs are evicted as soon as they have been read.
+    // The outputs of the encoder are evicted as soon as they have been read.
     let engine = start(Setup::new(100), encoder.clone(), 0);
     let handle = engine.handle();
     assert_eq!(ask(&handle, with_images(0, &[1], 9)).await.cached_tokens, Some(0));
@@ -99,7 +99,7 @@ async fn a_cached_prefix_with_an_image_needs_no_encoder() {
     // Both prompts have the same first 34 tokens, of which the whole blocks of 8 tokens are cached.
     assert_eq!(ask(&handle, turn.clone()).await.cached_tokens, Some(32));
     assert_eq!(encoder.encoded(), [digest(1)]);
-    // A prompt with another image shares only whole blocks before the image, and there are none.
+    // A prompt with another image can share only whole blocks before the image, and this prompt has none.
     let mut other = with_images(0, &[2], 9);
     other.prompt.truncate(5 + ROWS as usize);
     other.prompt.extend(turn.prompt[5 + ROWS as usize..].iter().copied());
@@ -111,7 +111,7 @@ async fn a_cached_prefix_with_an_image_needs_no_encoder() {
 #[tokio::test]
 async fn many_requests_with_few_blocks_and_outputs_have_the_right_answers() {
     let encoder = SimEncoder::default();
-    // The cache has room for about four requests, and sequences are preempted.
+    // The cache has room for about four requests, so sequences are preempted.
     let engine = start(Setup::new(40), encoder.clone(), 2);
     let handle = engine.handle();
     let mut tasks = tokio::task::JoinSet::new();
@@ -250,7 +250,7 @@ async fn other_requests_do_not_wait_for_the_encoder() {
     let first = with_images(0, &[1], 9);
     let waiting = handle.submit(first.clone()).unwrap();
     gate.expect(&[1]);
-    // The encoder is busy, and requests without images start and finish.
+    // While the encoder is busy, requests without images start and finish.
     let text = prompt(5, 40);
     let answer = tokens(handle.submit(request(&text, 20)).unwrap()).await;
     assert_eq!(answer, expected_tokens(&text, 20, VOCABULARY));
@@ -262,7 +262,7 @@ async fn other_requests_do_not_wait_for_the_encoder() {
     tokens(handle.submit(request(&text, 20)).unwrap()).await;
     gate.go.send(()).unwrap();
     assert_eq!(tokens(waiting).await, expected(&first));
-    // No request needs the second image.
+    // The second image is not encoded, because no request needs it anymore.
     gate.pass(&[3]);
     assert_eq!(tokens(second).await, expected(&with_images(2, &[3], 9)));
     assert_eq!(encoder.encoded(), [digest(1), digest(3)]);
@@ -477,7 +477,7 @@ async fn requests_that_end_leave_the_other_images_of_a_run() {
     for (stream, image) in streams.into_iter().zip([1, 2, 5]) {
         assert_eq!(tokens(stream).await, expected(&with_image(image)));
     }
-    // The output of image 4 is stored, and that of image 3 is not.
+    // The output of image 4 is cached, and that of image 3 is not.
     ask(&handle, with_image(4)).await;
     let last = handle.submit(with_image(3)).unwrap();
     gate.pass(&[3]);

@@ -58,7 +58,7 @@ async fn a_prompt_has_the_log_probabilities_of_its_generation() {
 
 #[tokio::test]
 async fn scores_are_complete_after_preemptions() {
-    // Only two of the longest sequences fit, so sequences are preempted.
+    // Only two of the longest sequences fit into the cache, so sequences are preempted.
     let (engine, reports) = Setup::new(40).start_observed();
     let handle = engine.handle();
     let mut rng = StdRng::seed_from_u64(5);

@@ -68,7 +68,7 @@ impl GuideState for SlowGuideState {
             Slowness::Time(clock, time) => clock.spend(*time),
             Slowness::Random(shared) => {
                 let _hold = shared.lock();
-                // Other requests run several steps in this time.
+                // In the meantime, the engine computes several steps of other requests.
                 for _ in 0..if self.count.is_multiple_of(5) { 100_000 } else { 0 } {
                     std::hint::spin_loop();
                 }
@@ -239,7 +239,7 @@ async fn preempted_sequences_take_no_room_in_the_queue() {
     let mut streams = Vec::new();
     for (which, prompt_tokens) in [(1, 48), (2, 8)] {
         streams.push(held(which, prompt_tokens));
-        // The sequences run, and are suspended. Then the long sequence needs their blocks.
+        // The sequences run, and are suspended. Then they are preempted, because the long sequence needs their blocks.
         for running in [4, 1] {
             while handle.load().borrow().load.running != running {
                 gate.pass();

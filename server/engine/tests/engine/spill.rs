@@ -185,7 +185,7 @@ async fn a_block_under_the_name_of_another_is_computed() {
 async fn a_block_whose_file_has_the_content_of_another_is_computed() {
     let directory = tempfile::tempdir().unwrap();
     let (engine, handle) = filled(directory.path()).await;
-    // The file has the key of its name, followed by the checksum and the content of another block.
+    // Each file retains the key that matches its name, but has the checksum and the content of another block.
     const KEY_END: usize = 40;
     let files = files(directory.path());
     let contents: Vec<_> = files.iter().map(|file| fs::read(file).unwrap()).collect();
@@ -227,7 +227,7 @@ async fn an_overdue_block_is_computed() {
     assert_eq!(ask(&handle, 0).await.cached_tokens, Some(0));
     settled(&handle).await;
     assert_eq!(handle.spill_stats().unwrap().restored(), 0);
-    // The second request does not wait, and the shutdown does not wait for the reader.
+    // Neither the second request nor the shutdown waits for the reader.
     assert_eq!(ask(&handle, 1).await.cached_tokens, Some(0));
     engine.shutdown().unwrap();
     for file in pipes {
@@ -261,7 +261,7 @@ async fn a_step_that_is_longer_than_a_restore_does_not_pause_restores() {
             replace_with_pipe(&file);
             thread::spawn(move || {
                 let mut pipe = fs::File::options().write(true).open(file).unwrap();
-                // Both calls fail after the end of the test.
+                // These calls fail if the test has ended or the reader has closed the file.
                 let _ = opened.send(());
                 let _ = pipe.write_all(&content);
             })
@@ -356,7 +356,7 @@ async fn the_size_limit_is_not_exceeded() {
         }
         settled(&handle).await;
         until(&handle, |spill| spill.queued() == 0).await;
-        // The last removal may not have been completed.
+        // The last removal may not have been completed yet.
         until(&handle, |spill| bytes(directory.path()) == spill.bytes()).await;
         engine.shutdown().unwrap();
         assert_eq!(

@@ -18,7 +18,7 @@ fn one_of_many(which: u32, rng: &mut StdRng) -> Request {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn dropping_half_of_200_streams_does_not_affect_the_others() {
     let mut rng = StdRng::seed_from_u64(1);
-    // Only two of the longest sequences fit, so sequences are preempted.
+    // Only two of the longest sequences fit into the cache, so sequences are preempted.
     let engine = Setup::new(40).start();
     let handle = engine.handle();
     let mut tasks = JoinSet::new();
@@ -46,7 +46,7 @@ async fn dropping_half_of_200_streams_does_not_affect_the_others() {
 
 #[tokio::test]
 async fn streams_dropped_at_any_step_release_their_blocks() {
-    // Steps are gated, so that streams are dropped while they wait, prefill and decode.
+    // The test releases each step, so that streams are dropped while their requests wait, prefill and decode.
     for seed in 0..20 {
         let mut rng = StdRng::seed_from_u64(seed);
         let (engine, gate) = Setup::new(60).start_gated();
@@ -114,7 +114,7 @@ async fn an_aborted_sequence_is_not_in_the_next_step_and_does_not_affect_its_sib
         gate.pass();
     }
     assert_eq!(gate.arrive().sequences.len(), 3, "all sequences have forked");
-    // The blocked step computes one token of the aborted sequence, which is discarded.
+    // The blocked step computes another token of the aborted sequence. This token is discarded.
     stream.abort(1);
     stream.abort(1);
     gate.pass();

@@ -42,8 +42,8 @@ async fn a_long_prompt_delays_decoding_streams_by_no_more_than_a_chunk() {
 
     let reports: Vec<StepReport> = before.into_iter().chain(reports).collect();
     let chunks: Vec<_> = reports.iter().filter(|report| report.prefill_tokens > 100).collect();
-    // Attention costs nothing in this simulation, but one or two steps may be smaller until the step-time model has
-    // measured its cost.
+    // Attention costs nothing in this simulation, but the first steps may be smaller, until the step-time model has
+    // measured the cost of attention.
     let least = 4096_u32.div_ceil(chunk - 8);
     assert!(
         (least..least + 2).contains(&(chunks.len() as u32)),
@@ -87,7 +87,7 @@ async fn a_long_prompt_delays_decoding_streams_by_no_more_than_max_itl() {
 
     let chunks: Vec<_> =
         reports.into_iter().filter(|report| report.prefill_tokens > 0 && report.num_sequences > 8).collect();
-    // The first steps measure the costs, with small chunks.
+    // The first steps have small chunks, because the costs have not been measured yet.
     let (first, others) = chunks.split_at(24);
     assert!(first.iter().all(|report| report.step_time < max_itl.mul_f32(1.05)), "{first:?}");
     let (last, others) = others.split_last().unwrap();

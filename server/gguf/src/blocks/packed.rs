@@ -186,8 +186,8 @@ const QUANTS_OF_E2M1: [u8; 16] = [12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9,
 
 /// The layout is `e, qs[16]`. The scale is a power of two, and `e` is its exponent plus 127.
 fn mxfp4(block: &[u8], unpacked: &mut UnpackedBlock<'_>) {
-    // Quants represent twice the numbers, so the scale is half of the scale in the file. For the exponents 0 and 1, the
-    // half is subnormal.
+    // The quants represent doubled numbers, so the scale is half of the scale in the file. For the exponents 0 and 1,
+    // this half is subnormal.
     unpacked.scale[0] = match block[0] {
         exponent @ 0..=1 => f32::from_bits(0x0020_0000 << exponent),
         exponent => f32::from_bits(u32::from(exponent - 1) << 23),

@@ -22,7 +22,7 @@ fn a_literal_matches_itself_with_its_special_tokens() {
     check(&Form::literal("yes, \"ä\"\n"), &["yes, \"ä\"\n"], &["", "yes", "yes, \"ä\"\nx", "no"]);
     let marked = Form::literal("a<|channel|>b<think>");
     check(&marked, &["a<|channel|>b<think>"], &["a<|channel|>b"]);
-    // The bytes of the text of a special token are not the token.
+    // The bytes that spell a special token do not match this token.
     let guide = compile(&Form::literal("<think>"));
     assert_eq!(fit(&guide, "<thin"), Fit::NotAfter(0));
 }
@@ -131,7 +131,7 @@ fn a_lark_grammar_is_followed() {
                 column: NAME | \"count(\" column \")\"\nNAME: /[a-z]+/";
     let text = "SELECT a, count(count(b)) FROM t";
     check(&grammar(lark), &[text], &["SELECT ", "SELECT a FROM ", "SELECT count(a FROM t"]);
-    // The same holds within another form, and for a second use.
+    // The grammar is also followed if it is part of another form, and if it is used twice.
     let one = grammar(lark);
     let twice =
         Form::Sequence(vec![Form::literal("<"), one.clone(), Form::literal(">;<"), one, Form::literal(">")]);

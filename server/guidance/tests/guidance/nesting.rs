@@ -78,7 +78,7 @@ fn forms_that_would_exhaust_the_stack_are_rejected() {
         json!({"type": "object", "required": names}),
         json!({"type": "object", "properties": properties(limits::PROPERTIES_MAX), "required": ["other"]}),
         json!({"enum": [properties(limits::PROPERTIES_MAX + 1)]}),
-        // The keywords are also counted where only a reference leads to them.
+        // Keywords that can be reached only through a reference are counted too.
         json!({"$ref": "#/other", "other": {"properties": properties(limits::PROPERTIES_MAX + 1)}}),
     ] {
         assert!(rejection(&json_form(schema)).contains("properties"));

@@ -20,7 +20,7 @@ fn reasoning_may_precede_the_form() {
         assert_eq!(fit(&guide, text), Fit::NotAfter(at), "{text}");
     }
     assert_eq!(fit(&guide, "<think>no end"), Fit::Begun);
-    // The text contains no special token other than the mark.
+    // No special token other than the mark is allowed in the reasoning.
     assert_eq!(fit(&guide, "<think>x<end>"), Fit::NotAfter(8));
     assert_eq!(fit(&guide, "<think>x<|end|>"), Fit::NotAfter(8));
 }
@@ -39,7 +39,7 @@ fn a_mark_spelled_by_several_tokens_ends_the_text() {
         assert_eq!(fit(&guide, text), Fit::Whole, "{text}");
     }
     assert_eq!(fit(&guide, "\nDone:x"), Fit::NotAfter(6));
-    // A token that completes the mark and continues is not allowed, unless it continues with a newline.
+    // A token that completes the mark and has further bytes is not allowed, unless these bytes are a newline.
     let guide = object().after(COMPILER.preface(None, "x</think>").unwrap());
     let (_, mut state) = first(&guide);
     let vocabulary = COMPILER.vocabulary();

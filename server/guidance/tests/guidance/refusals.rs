@@ -45,7 +45,7 @@ fn an_invalid_schema_is_rejected_with_the_path_of_the_problem() {
         let (at, message) = rejection(&json_form(schema.clone()));
         assert_eq!(at, place, "{message}: {schema}");
         assert!(message.contains(problem) && !message.is_empty(), "{message}: {schema}");
-        // The same holds for a part of another form.
+        // The path is the same if the schema is a part of another form.
         let part = Form::Sequence(vec![Form::literal("x"), json_form(schema)]);
         assert_eq!(rejection(&part).0, place);
     }

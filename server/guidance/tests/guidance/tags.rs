@@ -111,7 +111,7 @@ fn an_invalid_tag_is_rejected_with_the_path_of_the_problem() {
         let error = structural_tag(tag.as_object().unwrap(), "r").unwrap_err();
         assert_eq!(error.at, place, "{}: {tag}", error.problem);
     }
-    // Some errors are found when the form is compiled.
+    // Some errors are found only when the form is compiled.
     for (tag, place) in [
         (
             json!({"type": "triggered_tags", "triggers": ["a"], "tags": [{"begin": "b", "content": {"type": "any_text"}, "end": ""}]}),

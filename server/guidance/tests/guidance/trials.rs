@@ -98,7 +98,7 @@ fn forms_that_could_be_costly_are_tried() {
         json_form(json!({"allOf": [{"multipleOf": 97}, {"multipleOf": 89}, {"multipleOf": 83}]}), "schema"),
         json_form(json!({"multipleOf": 0.01}), "schema"),
         json_form(json!({"enum": numbers}), "schema"),
-        // The keywords are also found where only a reference leads to them.
+        // Keywords that can be reached only through a reference are found too.
         json_form(json!({"$ref": "#/other", "other": with("minProperties", json!(1))}), "schema"),
         Form::Sequence(vec![Form::literal("a"), json_form(costly(), "schema")]),
         grammar(&format!("start: %json {}\n", costly())),

@@ -59,7 +59,7 @@ impl Clip {
         }
         let patch = model.count_up_to("vision_config.patch_size", TILE_EDGE_MAX)?;
         let patches = (crop.width / patch) * (crop.height / patch);
-        // CLIP has a class token in addition to the patches, and SigLIP does not. The default strategy drops the first
+        // CLIP has a class token in addition to the patches; SigLIP has none. The default strategy drops the first
         // token.
         let has_class_token = model.optional_str("vision_config.model_type")? == Some("clip_vision_model");
         let drops_first = match model.optional_str("vision_feature_select_strategy")? {

@@ -51,7 +51,7 @@ impl Qwen {
         let merge = preprocessor.at_most("merge_size", merge, 16)?;
         let frames = preprocessor.optional_count("temporal_patch_size")?.unwrap_or(2);
         let frames = preprocessor.at_most("temporal_patch_size", frames, 16)?;
-        // The fields of `size` contain areas, despite their names.
+        // `size.shortest_edge` and `size.longest_edge` contain areas in pixels, despite their names.
         let pixels = |names: [&str; 3], default: u64| -> Result<u64, LoadError> {
             Ok(preprocessor.first_count(&names)?.map_or(default, u64::from))
         };
