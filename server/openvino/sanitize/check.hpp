@@ -21,7 +21,7 @@ inline const char* name_of(ovfleet::Isa isa) {
     return names[size_t(isa)];
 }
 
-// A generator of numbers that depend only on the seed (SplitMix64).
+// A pseudorandom number generator (SplitMix64), whose numbers depend only on the seed.
 class Random {
 public:
     explicit Random(uint64_t seed) : state_(seed) {}
@@ -33,14 +33,14 @@ public:
         return value ^ value >> 31;
     }
     size_t below(size_t end) { return size_t(next() % end); }
-    // A number from -1 to 1 that bf16 and f16 can represent.
+    // A number from -1 to 1 that bf16 and f16 represent exactly.
     float number() { return float(below(257)) / 128.0f - 1.0f; }
 
 private:
     uint64_t state_;
 };
 
-// Memory of an exact size, so that AddressSanitizer detects an access beyond it.
+// An array that is allocated with its exact size, so that AddressSanitizer detects any access beyond its end.
 template <typename T>
 class Exact {
 public:
@@ -81,7 +81,7 @@ inline uint16_t to_bf16(float value) {
         std::exit(1);                      \
     } while (false)
 
-// Each check returns its number of cases, and exits the process at the first failure.
+// Each check returns its number of cases, and ends the process at the first failure.
 size_t check_attention();
 size_t check_projections();
 size_t check_experts();

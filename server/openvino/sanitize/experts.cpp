@@ -1,6 +1,6 @@
 // Runs the experts of a layer under sanitizers, and compares their results with a computation in f64. The cases cover various
-// numbers of experts and rows, sizes, and weight formats. They run with every instruction set of this machine. The AMX kernels
-// also run on the software model of the tiles, on any machine.
+// numbers of experts and rows, sizes, and weight formats. They run with every instruction set that this machine supports. The
+// AMX kernels also run on the software model of the tiles, on any machine.
 #include <algorithm>
 #include <numeric>
 
@@ -20,8 +20,8 @@ struct Bounded {
     std::vector<double> values, off;
 };
 
-// How the kernels round the numbers of a row: to integers, relative to the largest of 32 numbers, or, like the weights, to
-// bf16.
+// How the kernels round the numbers of a row: either to integers, with one scale for 32 consecutive numbers, or, like the
+// weights, to bf16.
 struct RowRounding {
     Rounding rounding;
     double most_quant;
@@ -35,7 +35,7 @@ struct RowRounding {
     }
 };
 
-// The products of a row with `rows` rows of a weight, plus a bias unless it is null.
+// The dot products of `row` with `rows` rows of a weight, starting at its row `first`, plus `bias` unless it is null.
 Bounded product(const RandomWeight& weight, size_t first, size_t rows, const float* bias, const Bounded& row,
                 const RowRounding& rounding) {
     const size_t K = row.values.size();
@@ -122,7 +122,7 @@ void check_case(const TestedKernels& tested, size_t i) {
     const size_t from_bytes = is_bf16 ? 2 : 4, to_bytes = gives_bf16 ? 2 : 4;
     Exact<uint8_t> src(M * K * from_bytes), dst(M * K * to_bytes), alone(K * to_bytes);
     std::vector<double> numbers(M * K);
-    // In about half of the cases, one row contains an infinite number, which must not change the other rows.
+    // In about half of the cases, one row contains an infinite number, which must not affect the results of the other rows.
     const size_t not_finite = random.below(2 * M);
     for (size_t k = 0; k < numbers.size(); ++k) {
         const float value = k == not_finite * K + 5 ? INFINITY : random.number() * 4;
@@ -140,7 +140,7 @@ void check_case(const TestedKernels& tested, size_t i) {
                                      : reinterpret_cast<const float*>(dst.data())[at]);
         };
         if (row == not_finite) {
-            // The clamped activation makes infinite numbers finite.
+            // The clamped activation can turn infinite numbers into finite ones, so its results are not checked.
             for (size_t column = 0; column < K && gate_up.epilogue == Epilogue::swiglu; ++column)
                 if (std::isfinite(found(column)))
                     FAIL("%s, case %zu: a row with an infinite number has a finite result", tested.name, i);

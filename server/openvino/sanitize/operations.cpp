@@ -35,7 +35,7 @@ public:
     void on_adapter(const std::string&, ov::ValueAccessor<std::vector<int64_t>>& value) override { value.set(stages); }
 };
 
-// Returns a valid value, or with a probability of 1 / `rarely` a hostile one.
+// Returns `valid` or, with a probability of 1 / `rarely`, a hostile value.
 int64_t mostly(Random& random, int64_t valid, size_t rarely) {
     constexpr int64_t hostile[] = {0, -1, 1, 3, 17, 31, 33, 1 << 16, (1 << 16) + 1, INT32_MAX, INT64_MAX, INT64_MIN};
     return random.below(rarely) > 0 ? valid : hostile[random.below(12)];
@@ -51,7 +51,7 @@ ov::Tensor tensor(Random& random, ov::element::Type type, size_t count, size_t r
     return made;
 }
 
-// Creates and evaluates an operation, and returns whether it was accepted.
+// Creates and evaluates an operation, and returns whether the operation accepted its attributes and inputs.
 bool is_accepted(const ov::BaseOpExtension& extension, Attributes& attributes, ov::TensorVector inputs,
                  const std::vector<ov::element::Type>& types) {
     try {
@@ -249,7 +249,7 @@ bool check_experts_operation(Random& random, const ov::BaseOpExtension& extensio
     attributes.flags["to_bf16"] = to_bf16;
     ov::TensorVector inputs{tensor(random, is_bf16 ? ov::element::bf16 : ov::element::f32, M * gate_up.K, rarely, gate_up.K),
                             tensor(random, ov::element::u8, memory_bytes(experts), rarely)};
-    // Any bytes are valid weights. The weights of the router can also produce logits that are not finite.
+    // Any bytes are valid weights. Random weights of the router can also produce logits that are not finite.
     auto* bytes = static_cast<uint8_t*>(inputs[MEMORY].data());
     for (size_t at = 0; at < inputs[MEMORY].get_byte_size(); ++at) bytes[at] = uint8_t(random.below(256));
     if (random.below(rarely) == 0) inputs.pop_back();
@@ -275,7 +275,7 @@ size_t check_operations(double seconds) {
         accepted[1] += check_projection_operation(random, *projection);
         accepted[2] += check_experts_operation(random, *experts);
     }
-    // Both outcomes must be frequent, so that the checks and the kernels are tested.
+    // Both acceptance and rejection must be frequent, so that the kernels and the checks are tested.
     for (const size_t count : accepted)
         if (count < cases / 20 || count > cases - cases / 20)
             FAIL("%zu of %zu operations were accepted; from 5%% to 95%% are expected", count, cases);

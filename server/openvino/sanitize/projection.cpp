@@ -1,6 +1,6 @@
 // Runs the projection kernels under sanitizers, and compares their results with a product in f64. The cases cover one and two
 // terms, and various bit widths, group sizes, matrix sizes, numbers of rows, epilogues, norms and adapters. They run with every
-// instruction set of this machine. The AMX kernels also run on the software model of the tiles, on any machine.
+// instruction set that this machine supports. The AMX kernels also run on the software model of the tiles, on any machine.
 #include "projection.hpp"
 
 #include <algorithm>
@@ -62,7 +62,7 @@ Case with_large_sizes(size_t i) {
             epilogue_of(i / 3)};
 }
 
-// The magnitude above which a number of a row is certainly an outlier.
+// The magnitude above which an element of a row is certainly an outlier.
 double outlier_limit(const std::vector<double>& row) {
     double squares = 0;
     for (const double number : row) squares += number * number;
@@ -117,8 +117,8 @@ void check_case(const TestedKernels& tested, Case test) {
         residual(epilogue == Epilogue::residual ? M * columns * 4 : 0);
     std::vector<double> numbers(M * K);
     for (size_t k = 0; k < numbers.size(); ++k) {
-        // One of every 32 numbers has the largest possible magnitude, so that quantization is exact. In bf16, only the first
-        // term is not 0. Outliers of neighboring rows are in different columns.
+        // One of every 32 numbers has the magnitude of the largest quant, so that quantization is exact. If the source is bf16
+        // and has two terms, the second terms are 0. Outliers of neighboring rows are in different columns.
         const size_t range = is_bf16 ? 127 : size_t(most_quant), row = k / K, column = k % K;
         const float step = most_quant / float(range);
         float value = step * (k % 32 == 7 ? float(range) : float(random.below(2 * range + 1)) - float(range));
@@ -159,10 +159,9 @@ void check_case(const TestedKernels& tested, Case test) {
                 for (size_t one = k / 32 * 32; one < k / 32 * 32 + 32; ++one)
                     if (std::abs(x[one]) <= limit) most = std::max(most, std::abs(x[one]));
                 const double size = std::abs(x[k] * weight_at);
-                // Without a norm, quantization is exact, as is rounding to bf16 if a quant has one term or the source is in
-                // bf16.
+                // Without a norm, quantization is exact. Rounding to bf16 is also exact if the source has one term or is bf16.
                 const bool is_exact = !has_norm && (tested.rounding == Rounding::to_integers || terms == 1 || is_bf16);
-                // Per-channel weights are not rounded.
+                // The AMX kernels do not round per-channel weights.
                 const double roundings = (is_exact ? 0 : 1.01) + (matmul.per_channel ? 0 : 1);
                 if (tested.rounding == Rounding::to_bf16) off += size * roundings / 256;
                 else if (!is_exact && std::abs(x[k]) <= limit) off += std::abs(weight_at) * most / double(2 * most_quant);
@@ -195,7 +194,7 @@ void check_case(const TestedKernels& tested, Case test) {
                 off = off * 1.1 * (std::abs(up) + off_up) + std::abs(gate) * off_up + 1e-30;
                 expected = gate * up;
             } else if (is_activation(epilogue)) {
-                // The slopes of the activations are below 1.2, and the error of erf is up to 1.5e-7.
+                // The slopes of the activations are below 1.2, and the kernels approximate erf with an error of up to 1.5e-7.
                 off = off * 1.2 + std::abs(expected) * 1e-6;
                 expected = activated(epilogue, expected);
             }
@@ -212,8 +211,9 @@ void check_case(const TestedKernels& tested, Case test) {
     }
 }
 
-// Computes rows of zeros, of subnormal numbers, and with numbers that are not finite, between ordinary rows of various
-// magnitudes. No row may change another, and the outputs of rows with numbers that are not finite must not be finite either.
+// Computes a row of zeros, a row of subnormal numbers, and rows with a number that is not finite, between ordinary rows of
+// various magnitudes. No row may affect the outputs of another, and the outputs of a row with a number that is not finite must
+// not be finite either.
 void check_special_rows(const TestedKernels& tested, size_t i) {
     Random random(i);
     constexpr size_t N = 34, M = 13;

@@ -12,7 +12,8 @@ struct RandomWeight {
             bits == 4 ? (is_signed ? ov::element::i4 : ov::element::u4) : (is_signed ? ov::element::i8 : ov::element::u8);
         std::vector<float> scales(N * groups), zeros(N * groups);
         for (auto& scale : scales) scale = float(random.below(15) + 1) / 16.0f;
-        // Per-channel zero points have the type and the range of the quants. Some signed weights have none.
+        // Per-channel zero points have the type and the range of the quants. Some signed per-channel weights have no zero
+        // points.
         const bool is_per_channel = groups == 1, has_zeros = !is_per_channel || !is_signed || random.below(2) == 0;
         const size_t quants_count = size_t(1) << bits, half_count = is_signed ? quants_count / 2 : 0;
         for (auto& zero : zeros)
@@ -36,7 +37,7 @@ struct RandomWeight {
             std::make_shared<ov::op::v0::Constant>(quants), has_zeros ? zeros_constant : nullptr, floats(scales), N, K, group};
     }
 
-    // A weight in the format MXFP4.
+    // A weight in the MXFP4 format.
     static RandomWeight in_e2m1(Random& random, size_t N, size_t K) {
         RandomWeight made(random, N, K, 32, 4, false);
         std::vector<float> scales(N * K / 32);
@@ -55,13 +56,13 @@ struct RandomWeight {
         return made;
     }
 
-    // A weight in the format Q6_K.
+    // A weight in the Q6_K format.
     static RandomWeight with_super_scales(Random& random, size_t N, size_t K) {
         RandomWeight made(random, N, K, 16, 8, true);
         auto* quants = static_cast<int8_t*>(const_cast<void*>(made.weight.quants->get_data_ptr()));
         std::vector<float> scales(N * K / 16);
         for (size_t i = 0; i < scales.size(); ++i) {
-            // The super-scale has the 11 significant bits of f16.
+            // The super-scale has at most 11 significant bits, so f16 represents it exactly.
             if (i % 16 == 0) scales[i] = float(1 + random.below(2047)) / 65536.0f;
             else scales[i] = scales[i - 1];
         }
@@ -81,7 +82,7 @@ struct RandomWeight {
 
 // The way in which kernels round the source and the weights.
 enum class Rounding {
-    // Rounds the source to 8 or 15 bits, relative to the largest of 32 numbers, except for outliers.
+    // Rounds the source to 8 or 15 bits, with one scale for 32 consecutive numbers, except for outliers.
     to_integers,
     // Rounds the source and the weights to bf16.
     to_bf16,

@@ -1,4 +1,4 @@
-// The native attention of image encoders as an operation of a graph: which operations it replaces, and how it divides their
+// The native attention of image encoders as an operation of a graph: which operations it replaces, and how it divides the
 // tokens into sequences.
 #include "encoder_op.hpp"
 
@@ -37,8 +37,8 @@ Layer layer_of(Isa isa, size_t heads, size_t head_size, float scale) {
     return layer;
 }
 
-// The inputs are queries, keys and values: [tokens, heads, head size], or [tiles, tokens, heads, head size] if only the tokens
-// of the same tile attend to each other. The output has the same shape.
+// The inputs are queries, keys and values: [tokens, heads, head size], or [tiles, tokens, heads, head size] if only tokens of
+// the same tile attend to each other. The output has the same shape.
 class EncoderAttention : public op::Op {
 public:
     OPENVINO_OP("EncoderAttention", "ovfleet");
@@ -115,13 +115,13 @@ float number_or(const Value& value, float fallback) {
     return constant && ov::shape_size(constant->get_shape()) == 1 ? constant->cast_vector<float>()[0] : fallback;
 }
 
-// Returns the scale of the scores, or 0 if it is not a constant.
+// Returns the scale of the scores, or 0 if it is not a constant with one element.
 float scale_of(const Attention& attention, size_t head_size) {
     if (attention.get_input_size() > SCALE) return number_or(attention.input_value(SCALE), 0);
     return 1 / std::sqrt(float(head_size));
 }
 
-// Whether the native attention computes the same results as an operation.
+// Whether the native attention can replace an operation.
 bool is_supported(const Attention& attention, Isa isa) {
     const auto& shape = attention.get_input_partial_shape(QUERY);
     if (attention.get_causal() || shape.rank().is_dynamic() || (shape.size() != 3 && shape.size() != 4)) return false;
@@ -131,7 +131,7 @@ bool is_supported(const Attention& attention, Isa isa) {
         if (one != shape || attention.get_input_element_type(input) != ov::element::f32) return false;
     }
     if (shape[heads].is_dynamic() || shape[head_size].is_dynamic()) return false;
-    // The input after the scale contains sinks, which this operation does not pass to the kernels.
+    // The input after the scale contains sinks, which `EncoderAttention` does not pass to the kernels.
     if (attention.get_input_size() > SCALE + 1) return false;
     // A floating-point mask that consists of a single 0 changes no score. A boolean mask that consists of a single false would
     // exclude all keys.
@@ -156,8 +156,8 @@ void replace_with_native(Attention& attention, Isa isa) {
     attention.output(0).replace(output->output(0));
 }
 
-// The plugin computes attention in blocks of queries only if the inputs have four dimensions. Otherwise it needs memory for all
-// pairs of tokens.
+// The plugin computes attention in blocks of queries only if the inputs have four dimensions. Otherwise, it needs memory for
+// the scores of all pairs of tokens.
 void add_dimension(Attention& attention) {
     const auto axis = integer_constant({0});
     const auto unsqueezed = [&](Input input) {

@@ -7,11 +7,11 @@
 
 namespace ovfleet {
 
-// Replaces each attention operation without a mask, in which all tokens attend to each other, with the native attention, which
-// multiplies in bf16 with the instruction sets `avx512_bf16` and `amx`, and in f32 with all others. Any other attention
-// operation without a mask whose inputs have three dimensions gets a fourth one, so that the plugin computes it in blocks of
-// queries. Precondition: queries and keys of equal shapes belong to the same tokens. Returns the number of replaced operations:
-// 0 if `isa` is `plugin`.
+// Replaces the attention operations that the native attention supports, which are neither masked nor causal. The native
+// attention multiplies in bf16 with the instruction sets `avx512_bf16` and `amx`, and in f32 with all others. If any other
+// attention operation is not causal, has no mask, and has inputs with three dimensions, a fourth dimension is added to the
+// inputs, so that the plugin computes it in blocks of queries. Precondition: queries and keys of equal shapes belong to the
+// same tokens. Returns the number of replaced operations: 0 if `isa` is `plugin`.
 size_t replace_encoder_attention(ov::Model& model, Isa isa);
 
 }  // namespace ovfleet

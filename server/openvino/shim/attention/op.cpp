@@ -45,17 +45,18 @@ enum Input : size_t {
     SIN = VALUE,
 };
 
-// The type of the plugin's paged attention.
+// The type name of the plugin's paged attention.
 constexpr const char* PLUGIN_ATTENTION = "PagedAttentionExtension";
 
-// The name of the input to which block scores are added, `[kv_head][block]` in f32, as bytes.
+// The name of the model input for block scores: a buffer of `[kv_head][block]` in f32, passed as bytes, to which the layers
+// add.
 constexpr const char* BLOCK_SCORES_NAME = "block_scores";
 
 // Whether an attention layer applies the rotary embedding itself.
 enum class RopeFusion { separate, fused };
 
 // Whether the last input of an attention layer contains sinks: a float for each query head. The floats are stored as bytes,
-// because a plugin that computes in another precision would convert them.
+// because a plugin that computes in another precision would convert an input of floats.
 enum class Sinks { absent, present };
 
 class Attention : public op::Op {
@@ -127,7 +128,7 @@ public:
         const size_t tokens = set_activations(layer, inputs, tensors);
         outputs[0].set_shape({tokens, layer.heads * layer.value_size});
         tensors.output = outputs[0].data();
-        // The operation writes to the cache, although it is an input: the cache belongs to the runner, and no other node reads
+        // The operation writes to the cache, although the cache is an input: it belongs to the runner, and no other node reads
         // or writes it.
         tensors.key_cache = const_cast<uint8_t*>(static_cast<const uint8_t*>(inputs[KEY_CACHE].data()));
         tensors.value_cache = const_cast<uint8_t*>(static_cast<const uint8_t*>(inputs[VALUE_CACHE].data()));
@@ -197,7 +198,7 @@ private:
         check(KEY_CACHE, ov::element::u8);
         check(VALUE_CACHE, ov::element::u8);
         check(STEP, ov::element::i32);
-        // The remaining inputs are the block scores, the sinks, or both.
+        // The remaining inputs, if any, are the block scores, the sinks, or both.
         for (size_t input = BLOCK_SCORES; input < inputs.size(); ++input) check(Input(input), ov::element::u8);
         OPENVINO_ASSERT(outputs.at(0).get_element_type() == type, "the output of native attention has the type ",
                         outputs[0].get_element_type(), " instead of ", type);
@@ -223,8 +224,8 @@ int64_t size_of(const ov::Node& node, const char* name) {
     return found->second.as<int64_t>();
 }
 
-// Throws unless the numbers of heads and the head sizes of an attention layer are from 1 to `HEADS_MAX`. Other sizes are
-// divided by these numbers.
+// Throws unless the numbers of heads and the head sizes of an attention layer are from 1 to `HEADS_MAX`, because other sizes
+// are divided by them.
 void check_heads(const ov::Node& node) {
     for (const char* name : {"num_k_heads", "k_head_size", "num_v_heads", "v_head_size"}) {
         const auto size = size_of(node, name);
@@ -242,12 +243,12 @@ bool number(const ov::Node& node, size_t input, T& value) {
     return true;
 }
 
-// Returns the sinks of a layer: an empty list if the layer has none, and no value if the sinks are not a constant with
-// one element for each query head.
+// Returns the sinks of a layer: an empty list if the layer has none, and no value if the sinks are not a floating-point
+// constant with one element for each query head.
 std::optional<std::vector<float>> sinks_of(const ov::Node& node, size_t heads) {
     if (node.get_input_size() <= SINKS) return std::vector<float>{};
     auto value = node.get_input_node_shared_ptr(SINKS);
-    // The front end converts the sinks to f16. Read the constant before the conversion, which has the f32 values of the file.
+    // The front end converts the sinks to f16. Read the constant before this conversion: it has the f32 values of the file.
     while (ov::is_type<op::v0::Convert>(value) || ov::is_type<op::v1::Reshape>(value))
         value = value->get_input_node_shared_ptr(0);
     auto constant = ov::as_type_ptr<op::v0::Constant>(value);
@@ -257,7 +258,7 @@ std::optional<std::vector<float>> sinks_of(const ov::Node& node, size_t heads) {
 }
 
 // Whether a layer uses none of the plugin's features that the native attention lacks (ALiBi slopes, score aggregation,
-// rotations, masks): their inputs are empty. Scalars among these inputs only configure unused features.
+// rotations, masks), so that the inputs of these features are empty. Scalars among these inputs only configure unused features.
 bool has_no_other_features(const ov::Node& node) {
     for (size_t input = ALIBI_SLOPES; input < node.get_input_size(); ++input) {
         if (input == MAX_CONTEXT_LEN || input == SINKS) continue;

@@ -29,7 +29,7 @@ void replace_attention(ov::Model& model, const AttentionPlan& plan);
 // Throws unless the numbers of heads and the head sizes of each attention layer of a model are from 1 to `HEADS_MAX`.
 void check_attention_layers(const ov::Model& model);
 
-// The extension that lets a core read graphs with this operation.
+// The extension with which an `ov::Core` can read graphs that contain this operation.
 ov::Extension::Ptr attention_extension();
 
 }  // namespace ovfleet

@@ -1,4 +1,5 @@
-// Finds the split and the rotary embeddings before an attention layer. The native attention can compute both itself.
+// Finds the split of the merged projection and the rotary embeddings before an attention layer. The native attention can
+// compute them itself.
 #pragma once
 
 #include <optional>

@@ -13,7 +13,7 @@ using namespace ovfleet;
 // The number of new tokens whose keys and values one thread stores at a time.
 constexpr size_t STORED_TOKENS = 4 * BLOCK_TOKENS;
 
-// The number of multiplications of queries with keys below which a second thread costs more time than it saves.
+// The number of scalar multiplications of queries by keys below which a second thread costs more time than it saves.
 constexpr size_t SERIAL_PRODUCTS = 1 << 17;
 
 // The number of consecutive items that a thread takes at a time, so that it can prefetch the blocks of the next item. Threads
@@ -45,7 +45,7 @@ private:
     std::vector<T> sorted_;
 };
 
-// The new keys and values of a chunk and a KV head, which are stored before the work items run.
+// The new keys and values of a chunk of a prompt in one KV head, which are stored before the work items run.
 struct StoreItem {
     Sequence chunk;
     size_t kv_head;
@@ -54,7 +54,7 @@ struct StoreItem {
 // The work of a step. Its memory is reused in every step.
 struct Work {
     std::vector<WorkItem> items;
-    // Chunks of prompts whose new keys are read by many items.
+    // Chunks of prompts, whose new keys and values several items may read.
     std::vector<StoreItem> stored;
     size_t tokens, products, queries_max, blocks_max;
     // The number of items with a partial result.
@@ -86,9 +86,9 @@ void add_stored(const Layer& layer, const Sequence& sequence, std::vector<StoreI
     }
 }
 
-// Assigns work to the slots of the arena. If the projections divide the rows among threads, the owner of a token's
-// attention also owns the token's row in the projections. If there are several groups of threads, each group computes
-// some of the KV heads, so that the cache of these heads is on the node of the group.
+// Assigns work to the slots of the arena. If the projections divide the rows among threads, the owner of a token's attention
+// usually also owns the token's row in the projections. If there are several groups of threads, each group computes some of the
+// KV heads, so that the cache of these heads is on the node of the group.
 class Owners {
 public:
     Owners(const Layer& layer, size_t tokens)
@@ -113,7 +113,7 @@ private:
 // Divides the attention of a sequence into items.
 void add_items(const Kernels& kernels, const Layer& layer, const Sequence& sequence, Work& work) {
     const size_t group = layer.heads / layer.kv_heads, tile_tokens = std::max<size_t>(kernels.tile_queries / group, 1);
-    // Marks items that have a partial result, until its memory is allocated.
+    // Marks items that have a partial result, until memory is allocated for this result.
     static float pending;
     // Start with the last tokens: in causal attention they have the most keys, and the items that run last should be small.
     for (size_t end = sequence.count, begin; end > 0; end = begin) {
@@ -124,7 +124,7 @@ void add_items(const Kernels& kernels, const Layer& layer, const Sequence& seque
         const size_t hidden =
             layer.window && sequence.past + begin + 1 > layer.window ? sequence.past + begin + 1 - layer.window : 0;
         const size_t first = hidden / (BLOCK_TOKENS * CHUNK_BLOCKS) * CHUNK_BLOCKS;
-        // Only large decodes are divided into one item for each part, because prompts and steps with many decodes have enough
+        // Usually, only large decodes are divided into one item for each part, because prompts and steps with many decodes have enough
         // items anyway. With two features, every decode is divided: with block scores, because a tile has memory for the
         // scores of only one part; and with sparse attention, because items that are longer than a part can skip keys, although
         // a decode must attend to all keys. The latest token and the draft tokens of a sequence are not a decode here: like a

@@ -7,8 +7,8 @@
 
 namespace ovfleet {
 
-// Stores the new keys and values in the cache, and computes the outputs of all new tokens, on the threads of the
-// current arena. The order in which the attention of a token is summed depends only on the token's position.
+// Stores the new keys and values in the cache, and computes the outputs of all new tokens, on the threads of the current arena.
+// The order of the additions in the attention of a token depends only on the token's position.
 void run(const Kernels& kernels, const Layer& layer, const std::vector<Sequence>& sequences, const StepTensors& tensors);
 
 }  // namespace ovfleet

@@ -19,7 +19,7 @@ namespace ovfleet {
 // - the blocks of all sequences.
 //
 // A view parses and validates the tensor once per step. The other layers of the step receive the same content, so they only
-// compare it with the view. The view is a copy, so that the validated content cannot change.
+// compare it with the view. The view contains a copy of the tensor, so that the validated content cannot change.
 class StepView {
 public:
     // The tensor of the metadata, as an operation on the inputs of the plugin's paged attention.

@@ -28,7 +28,7 @@ void ExpertsOp::check_attributes() const {
 }
 
 void ExpertsOp::check_tensors(const ov::TensorVector& outputs, const ov::TensorVector& inputs) const {
-    // The kernels read the memory of the tensors as these types.
+    // The kernels access the memory of the tensors as these types.
     const auto check_type = [](const ov::Tensor& tensor, const char* name, const ov::element::Type& expected) {
         OPENVINO_ASSERT(tensor.get_element_type() == expected, "the ", name, " of native experts has the type ",
                         tensor.get_element_type(), " instead of ", expected);
@@ -59,7 +59,7 @@ std::shared_ptr<ov::Node> ExpertsOp::clone_with_new_inputs(const ov::OutputVecto
 
 bool ExpertsOp::visit_attributes(ov::AttributeVisitor& visitor) {
     auto& [count, used, has_biases, gate_up, down] = experts_;
-    // All other attributes follow from these.
+    // The other members of `experts_` follow from these.
     std::vector<int64_t> all{int64_t(count),
                              int64_t(used),
                              int64_t(gate_up.K),

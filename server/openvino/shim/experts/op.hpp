@@ -36,11 +36,11 @@ private:
     Experts experts_{};
     // Whether the output is bf16 instead of f32.
     bool to_bf16_ = false;
-    // The memory whose weights have been placed on the nodes of the groups of threads.
+    // The memory whose weights were placed most recently on the NUMA nodes of the groups of threads.
     mutable std::atomic<const uint8_t*> placed_{nullptr};
 };
 
-// The extension that lets a core read graphs with this operation.
+// The extension with which an `ov::Core` can read graphs that contain this operation.
 ov::Extension::Ptr extension();
 
 }  // namespace ovfleet::experts

@@ -26,13 +26,13 @@ using NodePtr = std::shared_ptr<ov::Node>;
 
 using ConstantPtr = std::shared_ptr<op::v0::Constant>;
 
-// A stack of matrices, one for each expert, and their biases, or null if they have none.
+// A stack of matrices, one for each expert, and their biases, which are null if the matrices have none.
 struct Matrix {
     GraphWeight weight;
     ConstantPtr bias;
 };
 
-// The experts of a layer as the GGUF front end builds them, after ovfleet_fix_experts.
+// The experts of a layer as the GGUF front end builds them, after `ovfleet_fix_experts` has run.
 struct Layer {
     Output src;
     // The sum of the experts' weighted results.
@@ -45,8 +45,8 @@ struct Layer {
     Matrix gate, up, down;
 };
 
-// Whether a node multiplies each row by the matrices of its experts. The headers of the runtime do not define the type of this
-// operation, so its name is compared.
+// Whether a node multiplies each row by the matrices of the row's experts. The headers of the runtime do not define the type of
+// this operation, so its name is compared.
 bool is_gather_matmul(const NodePtr& node) { return std::strcmp(node->get_type_name(), "GatherMatmul") == 0; }
 
 template <typename Op>
@@ -86,13 +86,14 @@ std::optional<Products> plain_products_of(const Output& value) {
     return Products{node, before_reshapes(node->input_value(2)), nullptr};
 }
 
-// Returns the GatherMatmul that computes a value, with its bias if it has one, or nullopt if there is none.
+// Returns the GatherMatmul that computes a value, with its bias if it has one, or nullopt if no GatherMatmul computes the
+// value.
 std::optional<Products> products_of(const Output& value) {
     const auto sum = as<op::v1::Add>(before_reshapes(value));
     if (!sum) return plain_products_of(value);
     for (size_t side : {0, 1}) {
         auto products = plain_products_of(sum->input_value(side));
-        // This value contains one row of the bias for each expert of each row of the source.
+        // For each expert of a source row, this value contains the row of the bias that belongs to the expert.
         const auto rows = before_reshapes(sum->input_value(1 - side)).get_node_shared_ptr();
         if (!products || !ov::is_type<ov::op::util::GatherBase>(rows)) continue;
         products->bias = constant_of(rows->get_input_node_shared_ptr(0));
@@ -127,8 +128,8 @@ struct Activation {
     Epilogue epilogue;
 };
 
-// Returns the inputs of a clamped SwiGLU, or nullopt unless the kernels support its constants. `gate` contains its
-// clamped gates, `scaled` is the input of its sigmoid, and `shifted` is its other factor.
+// Returns the inputs of a clamped SwiGLU, or nullopt if the kernels do not support its constants. `gate` contains its clamped
+// gates, `scaled` is the input of its sigmoid, and `shifted` is its other factor.
 std::optional<Activation> clamped_swiglu_of(const Output& gate, const Output& scaled, const Output& shifted) {
     constexpr double infinity = std::numeric_limits<float>::max(), limit = CLAMPED_SWIGLU_LIMIT;
     const auto gates = as<op::v0::Clamp>(gate);
@@ -271,7 +272,7 @@ std::optional<Layer> layer_of(const NodePtr& sum) {
     return is_router(router->get_input_node_shared_ptr(1), stack[0], stack[2]) ? std::make_optional(layer) : std::nullopt;
 }
 
-// The attributes of the operation, except for the factors of the scales, which depend on the content of the weights.
+// The attributes of the operation, except for the scale factors, which depend on the content of the weights.
 Experts form_of(const Layer& layer, const Target& target) {
     Experts experts{};
     const auto &gate = layer.gate.weight, &up = layer.up.weight, &down = layer.down.weight;

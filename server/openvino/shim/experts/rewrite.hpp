@@ -14,7 +14,7 @@ struct Support {
     // The number of layers with experts, and whether all of them are supported.
     size_t layers = 0;
     bool supports_all = true;
-    // The multiplications by the weights of the routers, which are part of the native experts.
+    // The multiplications by the weights of the supported layers' routers. The native experts include these multiplications.
     std::set<const ov::Node*> routers;
 };
 

@@ -1,5 +1,5 @@
-// Groups the rows of a step by their experts, so that the weights of an expert are read once for all of its rows, and those of
-// experts without rows are not read.
+// Groups the rows of a step by their experts, so that each read of an expert's weights serves many of its rows, and the weights
+// of experts without rows are not read.
 #include "run.hpp"
 
 #include <cmath>
@@ -43,12 +43,12 @@ struct ProductItem {
     DstRange range;
 };
 
-// Memory that is reused from step to step. Each row has `used` assignments to an expert.
+// Memory that is reused from step to step. Each row has `used` assignments, each to one expert.
 struct Workspace {
     // The logits of the router, and the weight of each assignment.
     std::vector<float> logits, weights;
-    // The numbers of the rows, the expert of each assignment, the index of each assignment among the rows of all experts, and
-    // the row of the source at each of these indices.
+    // The indices of the source rows, the expert of each assignment, the index of each assignment among the rows of all
+    // experts, and the source row at each of these indices.
     std::vector<uint32_t> numbers, chosen, places, rows;
     std::vector<size_t> ends;
     // The rows of all experts: as copied from the source, as packed for the kernels, after the first matrix of each expert,
@@ -233,7 +233,7 @@ void multiply_groups(const Kernels& kernels, const Matmul& matmul, const Matrice
     });
 }
 
-// Four floats, which every processor adds with one instruction.
+// Four floats, which every supported processor adds with one instruction.
 typedef float Four __attribute__((vector_size(16)));
 
 Four load(const float* from) {

@@ -44,7 +44,7 @@ fn accepts_a_crate_that_follows_the_rules() {
 fn finds_a_name_that_is_not_the_path() {
     let manifest = ENGINE.replace("\"server-engine\"", "\"server-text\"");
     let found = check(ROOT, "server/engine/Cargo.toml", &manifest);
-    assert!(found[0].contains("path with dashes"), "{found:?}");
+    assert!(found[0].contains("its path requires \"server-engine\""), "{found:?}");
 }
 
 #[test]

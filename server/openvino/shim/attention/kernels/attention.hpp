@@ -15,15 +15,16 @@ namespace ovfleet {
 // The precision of the KV cache. Compiled models contain these values.
 enum class Precision : int64_t { f32, bf16, f16, u8, u4 };
 
-// The number of tokens in a block. The scores of one query with the keys of a block are two vectors of 16 floats.
+// The number of tokens in a block. The scores of one query for the keys of a block fill two AVX-512 vectors of 16 floats.
 constexpr size_t BLOCK_TOKENS = 32;
-// The number of blocks between two updates of the running maximum.
+// The number of blocks in a chunk. The running maximum of the softmax is updated once for each chunk.
 constexpr size_t CHUNK_BLOCKS = 4;
 constexpr size_t CHUNK_KEYS = CHUNK_BLOCKS * BLOCK_TOKENS;
 // The number of bf16 pairs that contain the softmax weights of one query for the keys of a chunk.
 constexpr size_t CHUNK_PAIRS = CHUNK_KEYS / 2;
 // The largest number of blocks in a part. The sums of a query are computed separately for each part and then added in order.
-// Different threads can therefore compute the parts of a decode, and the same token in a prompt has the same sums.
+// Different threads can therefore compute the parts of a decode, and the sums are the same as if the token were part of a
+// prompt.
 constexpr size_t PART_BLOCKS_MAX = 32;
 // Returns the end of the part that contains a block: the index of the block after the part. The first parts are shorter, so
 // that many threads can share the decode of a short sequence. Later parts are longer, because adding a part takes time. The
@@ -35,41 +36,41 @@ static inline size_t part_end(size_t block) {
 static_assert(PART_BLOCKS_MAX / 2 % CHUNK_BLOCKS == 0);
 // Key sizes are multiples of `KEY_MULTIPLE`, and value sizes are multiples of `VALUE_MULTIPLE`.
 constexpr size_t KEY_MULTIPLE = 32, VALUE_MULTIPLE = 16;
-// The largest size of a key or a value.
+// The largest size of a key or a value, in elements.
 constexpr size_t HEAD_SIZE_MAX = 512;
 // The largest number of query heads of a layer.
 constexpr size_t HEADS_MAX = 1 << 16;
-// The number of elements of a key that share a scale and a minimum if keys are u8. All elements of a value share one scale and
+// In a u8 cache, the number of elements of a key that share a scale and a minimum. All elements of a value share one scale and
 // one minimum.
 constexpr size_t KEY_GROUP = 32;
-// If keys and values are u4: the elements of a key in a 32-bit word, the words of a key that share a scale, and the elements of
-// a value that share a scale.
+// In a u4 cache, the numbers of elements of a key in a 32-bit word, of words of a key that share a scale, and of elements of a
+// value that share a scale.
 constexpr size_t U4_KEY_WORD = 6, U4_KEY_GROUP = 4, U4_VALUE_GROUP = 16;
 
 // An attention layer. One head of a block contains
-// - keys `[key_size][token]`, then, if they are u8, `[group][scale, minimum][token]` in f32. The tokens are the innermost
-//   dimension, so that a vector contains the scores of consecutive tokens;
-// - values `[token][value_size]`, then, if they are u8, `[scale, minimum][token]` in f32.
-// If they are bf16, it contains the pairs of numbers that bf16 products multiply together: keys
-// `[key_size / 2][token][2]` and values `[token / 2][value_size][2]`.
-// If they are u4, one head of a block contains, with scales in bf16,
+// - keys `[key_size][token]`, followed by `[group][scale, minimum][token]` in f32 if the cache is u8. The tokens are the
+//   innermost dimension, so that a vector contains the scores of consecutive tokens;
+// - values `[token][value_size]`, followed by `[scale, minimum][token]` in f32 if the cache is u8.
+// In a bf16 cache, numbers are stored in the pairs that one dot product multiplies: keys `[key_size / 2][token][2]` and values
+// `[token / 2][value_size][2]`.
+// In a u4 cache, scales are bf16, and one head of a block contains
 // - 5-bit keys, in words `[element / U4_KEY_WORD][token]`, then `[word / U4_KEY_GROUP][token]` scales, then the key of the
-//   first token in f16, from which all keys are stored as differences;
+//   first token in f16; all keys are stored as differences from this key;
 // - 4-bit values, in words `[token / 8][element]`, then `[element / U4_VALUE_GROUP][token]` scales.
 struct Layer {
     size_t heads, kv_heads;
-    // The key size is a multiple of 32, and the value size a multiple of 16.
+    // The key size is a multiple of 32, and the value size is a multiple of 16.
     size_t key_size, value_size;
     // The number of zeros with which the kernels pad each query and key of a step's tensors, and the number with which
     // they pad each value.
     size_t key_padding, value_padding;
     Precision precision;
-    // The size of one head of a block in bytes.
+    // The sizes in bytes of the keys and of the values of one head of a block.
     size_t key_bytes, value_bytes;
     float scale;
-    // The number of tokens to which a token attends, including itself, or 0 if it attends to all.
+    // The maximum number of tokens to which a token attends, including itself, or 0 without a sliding window.
     size_t window;
-    // Whether a token also attends to the tokens after it in the step.
+    // Whether a token also attends to the tokens after it in its sequence.
     bool is_bidirectional;
     // Whether queries, keys, values and outputs are bf16 instead of f32.
     bool is_bf16;
@@ -133,13 +134,13 @@ struct Sequence {
 };
 
 // The tensors of a step. The queries of a token are `[head][key_size]`, without the padding, and `query_stride` is the number
-// of elements from the queries of one token to those of the next one. Keys and values have the same layout, and are those of
-// the new tokens.
+// of elements from the queries of one token to those of the next one. The keys and values, which are only those of the new
+// tokens, are laid out in the same way.
 struct StepTensors {
     const void *queries, *keys, *values;
     size_t query_stride, key_stride, value_stride;
     // The tables `[token][key_size]` of a rotary embedding that the kernels apply to queries and keys:
-    // x * cos + concat(-second half, first half) * sin. Null without a rotary embedding.
+    // x * cos + concat(-second half, first half) * sin. Null if the kernels apply no rotary embedding.
     const float *cos, *sin;
     void* output;
     uint8_t *key_cache, *value_cache;
@@ -151,15 +152,15 @@ struct StepTensors {
     const float* sinks;
 };
 
-// A unit of the work of a step: all queries of some new tokens of a sequence that share a KV head, and a range of the keys.
+// A unit of the work of a step: some new tokens of a sequence, the query heads that share one KV head, and a range of the keys.
 struct WorkItem {
     const Sequence* sequence;
     size_t kv_head;
     size_t token_begin, token_end;
-    // Whether the item first stores the new keys and values. No other item of the step reads them.
+    // Whether the item first stores the new keys and values of its KV head. In this case, no other item of the step reads them.
     bool stores;
-    // The range of the blocks of the sequence, which begins at a multiple of `CHUNK_BLOCKS`. If the result is partial, the
-    // range is within one part.
+    // The range of the sequence's blocks whose keys the item covers. It begins at a multiple of `CHUNK_BLOCKS`, and is within
+    // one part if the result is partial.
     size_t block_begin, block_end;
     // The partial result, if other items cover the rest of the keys: for each query, the largest score, the sum of the softmax
     // weights, the weighted sum of the values and, if block scores are reported, the sum of the weights of each block. Null if
@@ -176,9 +177,9 @@ static inline size_t part_stride(const Layer& layer) {
 
 // The kernels of one instruction set.
 struct Kernels {
-    // The number of queries of a work item, if a sequence has enough new tokens.
+    // The maximum number of queries of a work item, unless a single token has more.
     size_t tile_queries;
-    // The number of floats that `attend` needs as scratch memory for this number of queries and blocks.
+    // The number of floats that `attend` needs as scratch memory for these numbers of queries and blocks.
     size_t (*scratch)(const Layer& layer, size_t queries, size_t blocks);
     // Stores the keys and values of a sequence's new tokens in one head of its blocks.
     void (*store)(const Layer& layer, const Sequence& sequence, const StepTensors& tensors, size_t kv_head);
@@ -190,7 +191,7 @@ struct Kernels {
 
 // Returns the kernels for an instruction set, or null if they do not exist or this processor lacks the instruction set.
 const Kernels* attention_kernels(Isa isa);
-// For tests: the AMX kernels on the C++ model of the tiles, whose vector code is compiled for an instruction set. Null if they
+// For tests: the AMX kernels on the C++ model of the tiles, with vector code for the instruction set `vectors`. Null if they
 // are not compiled for this instruction set, or this processor lacks it.
 const Kernels* attention_tile_model(Isa vectors);
 extern const Kernels kernels_portable, kernels_tile_model_portable;

@@ -8,7 +8,7 @@ namespace {
 
 using namespace ovfleet;
 
-// The type of a cache of small integers, for which templates are specialized in u4.hpp.
+// The tag type of u4 caches, for which u4.hpp specializes templates.
 struct u4 {
     uint8_t byte;
 };
@@ -46,8 +46,8 @@ inline const float* value_scales(const Layer& layer, const uint8_t* block) {
 
 constexpr size_t BLOCK_VECTORS = BLOCK_TOKENS / LANES;
 
-// Reads a group of `KEY_GROUP` dimensions as floats, for the keys in `V` consecutive vectors of a block. In a u8 cache, the
-// dimensions of a group of a key share a scale and a minimum.
+// Reads a group of `KEY_GROUP` dimensions as floats, for the keys in `V` consecutive vectors of a block. In a u8 cache, these
+// dimensions of a key share a scale and a minimum.
 template <typename T, size_t V = BLOCK_VECTORS>
 struct KeyGroup {
     const T* at;
@@ -152,8 +152,8 @@ inline void store_number(float value, T& to) {
     convert(value, to);
 }
 
-// A number outside the range of f16 is stored as the largest finite f16 of the same sign, because an infinity would turn every
-// later score of the sequence into NaN.
+// A number outside the range of f16 is stored as the largest finite f16 of the same sign, because an infinity could turn the
+// later outputs of the sequence into NaN.
 inline void store_number(float value, f16& to) {
     constexpr float most = 65504.0f;
     convert(value > most ? most : value < -most ? -most : value, to);

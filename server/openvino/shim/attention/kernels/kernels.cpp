@@ -1,24 +1,25 @@
-// The kernels of the paged attention. This file is compiled once for each instruction set, and `OVFLEET_KERNELS` is the name
-// of its table of functions. For AMX, `OVFLEET_TILES` is the implementation of the tile registers. The algorithm is
-// FlashAttention: softmax with a running maximum, block by block (Dao et al., 2022). A tile contains the queries of all heads
-// that share a KV head.
+// The kernels of the paged attention. This file is compiled once for each instruction set, and `OVFLEET_KERNELS` is the name of
+// its table of functions. For AMX, `OVFLEET_TILES` is the implementation of the tile registers. The algorithm is
+// FlashAttention: softmax with a running maximum, block by block (Dao et al., 2022). A tile contains the queries of some
+// tokens, for all heads that share a KV head.
 //
 // The output of a query depends only on the query, its position, and the keys and values to which it attends. It does not
-// depend on the other queries of its tile, on the division into items, or on the format in which a tile reads blocks. Chunks
-// and parts begin at multiples of their length in the sequence, every sum has one order, and a key to which a query does not
-// attend adds a zero. `fused_multiply_add` rounds in the same way in every copy of a loop, because the compiler may not fuse
-// other operations (-ffp-contract=off).
+// depend on the division into items or on the format in which a tile reads blocks. Without sparse attention, which selects keys
+// for a whole tile, it does not depend on the other queries of its tile either. Chunks and parts begin at multiples of their
+// lengths in the sequence, each sum is computed in a fixed order, and a key to which a query does not attend adds a zero. All
+// copies of a loop round in the same way, because only `fused_multiply_add` fuses operations: the compiler may not
+// (-ffp-contract=off).
 //
-// The file uses only memcpy and memset of the standard library: other files could otherwise call the copies of inline
-// functions that are compiled here.
+// The only functions of the standard library that this file uses are memcpy and memset: other files could otherwise call the
+// copies of the library's inline functions that are compiled here.
 #include "products_tiles.hpp"
 #include "sparse.hpp"
 #include "u4.hpp"
 
 namespace {
 
-// The partial results of some queries over some keys: the largest score, the sum of the weights relative to it, and the sum of
-// the weighted values.
+// The partial results of some queries over some keys: for each query, the largest score, the sum of the softmax weights
+// relative to this score, and the sum of the weighted values.
 struct Sums {
     float *maxima, *totals, *values;
 };
@@ -42,8 +43,8 @@ struct Tile {
     float *block_masses, *block_maxima;
 };
 
-// How products are computed: in f32, in bf16, or in the tile registers of AMX and, with bitwise identical results, in
-// vectors.
+// How products are computed: in f32; in bf16, with the dot products of AVX-512; or in bf16, in the tile registers of AMX and,
+// with bit-identical results, in vectors.
 enum class Products { f32, bf16, tiles };
 
 #if defined(OVFLEET_TILES)
@@ -67,8 +68,8 @@ constexpr Sums Tile::* SUMS[] = {&Tile::part, &Tile::before};
 // is an estimate from a prototype.
 constexpr size_t LARGE_TILE = PRODUCTS == Products::tiles ? 8 : 16;
 
-// The number of queries of a tile, if a sequence has enough new tokens. With larger tiles, each block is converted to
-// the format of tile registers less often.
+// The maximum number of queries of a tile, unless a single token has more. It is larger with tile registers, so that each block
+// is converted to their format less often.
 constexpr size_t TILE_QUERIES = PRODUCTS == Products::tiles ? 128 : 96;
 
 // Calls `allocate` with the number of floats of each array of a tile.
@@ -94,7 +95,7 @@ inline void allocate_tile(const Layer& layer, size_t count, size_t blocks, Tile&
     tile.block_maxima = allocate(reported);
 }
 
-// Each array begins at a multiple of the vector size.
+// Rounds the length of an array up, so that the next array begins at a multiple of the vector size.
 inline size_t padded(size_t floats) { return (floats + 15) / 16 * 16; }
 
 size_t scratch(const Layer& layer, size_t queries, size_t blocks) {
@@ -151,7 +152,7 @@ inline void add_part(size_t size, float maximum, float total, const float* value
     maximum_before = now;
 }
 
-// Adds the sums of the current part of a tile to those of the parts before it, and resets them.
+// Adds a tile's sums over the current part to those over the parts before it, and resets the sums over the current part.
 void finish_part(const Layer& layer, const Tile& tile) {
     const auto& [maxima, totals, values] = tile.part;
     for (size_t query = 0; query < tile.count; ++query) {
@@ -181,8 +182,8 @@ struct BlockRef {
     const uint8_t* next;
 };
 
-// Empty hooks: `finish_query` is called after the softmax of each query, and `finish_chunk` after the values of a chunk
-// have been accumulated. Only `UnpackedBlocks` for tile registers overrides these hooks.
+// Empty hooks: `finish_query` is called after the softmax of each query, and `finish_chunk` after the last block of a chunk.
+// Only `UnpackedBlocks` for tile registers has its own hooks.
 struct OutsideTileRegisters {
     static void finish_query(size_t) {}
     static void finish_chunk(const Layer&, const Tile&, size_t) {}
@@ -199,7 +200,7 @@ inline void store_floats(const Tile& tile, size_t query, size_t key, const Block
 // Softmax weights in f32.
 struct FloatWeights : OutsideTileRegisters {
     static void prepare(const Layer&, const Tile&) {}
-    // Returns the weights of keys relative to the weight of a key with the score `maximum`.
+    // Returns the weights of keys relative to the weight of a key with the scaled score `maximum`.
     static Floats weights_of(Floats scores, float scale, float maximum) {
         return exponential(fused_multiply_add(scores, broadcast(scale), broadcast(-maximum)));
     }
@@ -329,7 +330,7 @@ private:
 
 #elif defined(__AVX512BF16__)
 
-// In bf16, pairs of dimensions or of tokens are multiplied and added by one instruction.
+// In bf16, one instruction multiplies pairs of dimensions or of tokens, and adds the products.
 struct Weights : Bf16Weights, OutsideTileRegisters {
     static void prepare(const Layer& layer, const Tile& tile) {
         convert_to_bf16(tile.queries, tile.count * layer.key_size, tile.query_pairs);
@@ -422,7 +423,7 @@ struct UnpackedBlocks : Weights {
 
 #if defined(OVFLEET_TILES)
 
-// A u4 cache is multiplied in f32.
+// The keys and values of a u4 cache are multiplied in f32.
 template <>
 struct CacheBlocks<u4> : FloatBlocks<u4> {};
 
@@ -432,7 +433,7 @@ struct CacheBlocks<u4> : FloatBlocks<u4> {};
 template <>
 struct UnpackedBlocks<u4> : CacheBlocks<u4> {};
 
-// Turns the scores of a chunk into weights, and rescales the sums of the query if its maximum has grown.
+// Turns the scores of a query for a chunk into weights, and rescales the sums of the query if its maximum has grown.
 template <typename Blocks>
 inline void online_softmax(const Layer& layer, const Tile& tile, size_t query, KeyRange visible, size_t keys) {
     float *scores = tile.scores + query * CHUNK_KEYS, *values = tile.part.values + query * layer.value_size;
@@ -443,7 +444,7 @@ inline void online_softmax(const Layer& layer, const Tile& tile, size_t query, K
     for (size_t key = LANES; key < keys; key += LANES) high = larger(high, load(scores + key));
     float now = largest(high) * layer.scale;
     if (maximum > now) now = maximum;
-    // The query attends to no key of the chunk or of the part before it.
+    // The query attends to no key of the chunk, and to none of the part's earlier keys.
     if (now == MASKED) {
         BlockWeights zeros = {};
         for (size_t key = 0; key < keys; key += BLOCK_TOKENS) Blocks::store(tile, query, key, zeros);
@@ -532,7 +533,7 @@ template <typename Blocks>
 void attend_with(const Layer& layer, const WorkItem& item, const StepTensors& tensors, const Tile& tile,
                  ChunkSelection selection, Blocks&& reader) {
     const int32_t* blocks = item.sequence->blocks;
-    // After the last block of this item, the blocks of the next item are prefetched.
+    // After the last block of this item, the first keys of the next item are prefetched.
     const auto keys_of = [&](size_t block) -> const uint8_t* {
         if (block < item.block_end) return key_block(layer, tensors, blocks[block], item.kv_head);
         const WorkItem& next = *item.next;
@@ -585,7 +586,7 @@ inline float inverse_total(const Layer& layer, const WorkItem& item, const StepT
     return factor / (total * factor + power(sink - now));
 }
 
-// Writes the output of a query. `inverse` is the inverse of the sum of the weights.
+// Writes the output of a query. `inverse` is the factor that `inverse_total` returns.
 inline void store_output(const Layer& layer, const WorkItem& item, const StepTensors& tensors, size_t query, float inverse,
                          const float* values) {
     float rotated[HEAD_SIZE_MAX];

@@ -1,4 +1,4 @@
-// The products of the attention in bf16, with the dot products of AVX-512. Only for kernels.cpp.
+// The products of the attention in bf16, computed with the dot product instructions of AVX-512. Only for kernels.cpp.
 #pragma once
 
 #include "products_f32.hpp"
@@ -44,8 +44,8 @@ inline void convert_to_bf16(const float* from, size_t count, uint32_t* to) {
     }
 }
 
-// Multiplies `R` rows of pairs, `left` [row][pair], by `V` vectors of columns of `right` [pair][column]. Adds the
-// products to the sums if `add` is set, and otherwise replaces the sums.
+// Multiplies `R` rows of pairs, `left` [row][pair], by `V` vectors of columns of `right` [pair][column]. Adds the products to
+// `sums` if `add` is set, and otherwise replaces `sums` with them.
 template <size_t R, size_t V>
 inline void multiply_bf16_tile(const uint32_t* left, size_t left_stride, size_t pairs, const uint32_t* right, size_t columns,
                                float* sums, size_t sums_stride, bool add) {

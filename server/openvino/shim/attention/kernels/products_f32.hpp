@@ -6,8 +6,8 @@
 
 namespace {
 
-// The numbers of queries and of vectors whose sums are computed together: for scores, and for weighted values. The sums, and
-// the scales and minima of 8-bit keys, fit into the registers (AVX2 has 16).
+// The numbers of queries and of vectors whose sums are computed together: for scores, and for weighted values. With AVX2 and
+// AVX-512, the sums, and the scales and minima of 8-bit keys, fit into the registers (16 and 32).
 #if defined(__AVX512F__)
 constexpr size_t SCORE_QUERIES = 8, SCORE_VECTORS = BLOCK_VECTORS, VALUE_QUERIES = 6, VALUE_VECTORS = 4;
 #elif defined(__AVX2__)
@@ -25,7 +25,8 @@ struct Prefetch {
         __builtin_prefetch(at);
         at += step;
     }
-    // Returns a prefetch for a loop that reads the same memory as an earlier loop, which has already prefetched.
+    // Returns a prefetch for a loop that reads the same memory as an earlier loop, which has already prefetched the memory that
+    // is read next.
     Prefetch without_progress() const { return {at, 0}; }
 };
 

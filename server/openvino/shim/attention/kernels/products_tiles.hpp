@@ -1,12 +1,12 @@
 // The products of the attention in bf16 in the tile registers of AMX, and in vectors with bit-identical results. Only for
 // kernels.cpp.
 //
-// A product of two tile registers adds to each sum the products of 32 numbers of a row with 32 numbers of a column: a group of
-// dimensions of a key, or the tokens of a block. The products with even indices are added one after another, each with one
-// rounding. Those with odd indices are added in the same way to a second sum. Then the two sums are added, and the result is
-// added to the previous sum. The functions for vectors add in the same order. Therefore the result of a query does not depend
-// on whether tile registers or vectors compute it, and the choice may depend on the number of queries that are computed
-// together.
+// A multiplication of two tile registers adds to each sum the products of 32 numbers of a row and 32 numbers of a column, which
+// belong to a group of dimensions of a key, or to the tokens of a block. The products with even indices are added one after
+// another, each with one rounding. Those with odd indices are added in the same way to a second sum. Then the two sums are
+// added, and the result is added to the previous sum. The functions for vectors add in the same order. Therefore the result of
+// a query does not depend on whether tile registers or vectors compute it, and this choice may depend on the number of queries
+// that are computed together.
 #pragma once
 
 #include "products_f32.hpp"
@@ -26,8 +26,8 @@ constexpr size_t REGISTER_PAIRS = TILE_ROWS * TILE_COLUMNS;
 
 #if defined(__x86_64__)
 
-// Tile registers treat subnormal numbers as zeros and round to nearest. While an object of this class exists, the vectors of
-// this thread do the same.
+// Tile registers treat subnormal numbers as zeros and round to nearest. While an object of this class exists, the vector
+// instructions of this thread do the same.
 class TileRounding {
 public:
     TileRounding() {
@@ -65,7 +65,7 @@ struct PackedRows {
     const uint32_t* at(size_t tile, size_t step) const { return data + (tile * capacity + step) * REGISTER_PAIRS; }
 };
 
-// The columns of each step, `[pair][column]`, which is the format of keys and values in a block in bf16.
+// The columns of each step, `[pair][column]`, which is the format of the keys and values of a block in a bf16 cache.
 struct Columns {
     const uint32_t* steps[CHUNK_BLOCKS > HEAD_SIZE_MAX / KEY_GROUP ? CHUNK_BLOCKS : HEAD_SIZE_MAX / KEY_GROUP];
     // The number of columns, which is a multiple of `TILE_COLUMNS`.
@@ -145,7 +145,7 @@ inline uint32_t* packed_row(uint32_t* tiles, size_t capacity, size_t row, size_t
     return tiles + ((row / TILE_ROWS * capacity + step) * TILE_ROWS + row % TILE_ROWS) * TILE_COLUMNS;
 }
 
-// Stores numbers that are exact in bf16.
+// Stores numbers as bf16, which must represent them exactly.
 inline void store_high_halves(uint32_t* to, const Floats (&numbers)[BLOCK_VECTORS]) {
 #if defined(__AVX512F__)
     static_assert(BLOCK_VECTORS == 2);
@@ -160,7 +160,7 @@ inline void store_high_halves(uint32_t* to, const Floats (&numbers)[BLOCK_VECTOR
 #endif
 }
 
-// Packs queries whose numbers are bf16. The padding rows after them are zeros.
+// Packs queries that have been rounded to bf16, followed by padding rows of zeros.
 inline void pack_queries(const Layer& layer, const float* queries, size_t count, uint32_t* to) {
     const size_t groups = layer.key_size / KEY_GROUP;
     for (size_t row = 0; row < whole_tiles(count); ++row)
@@ -172,7 +172,7 @@ inline void pack_queries(const Layer& layer, const float* queries, size_t count,
         }
 }
 
-// Converts the keys of a block to the format of a block in bf16.
+// Converts the keys of a block to the format of a bf16 cache.
 template <typename T>
 inline void pack_keys(const Layer& layer, const uint8_t* block, uint32_t* to, Prefetch prefetch) {
     for (size_t group = 0; group < layer.key_size / KEY_GROUP; ++group) {
@@ -188,7 +188,7 @@ inline void pack_keys(const Layer& layer, const uint8_t* block, uint32_t* to, Pr
     }
 }
 
-// Converts the values of a block to the format of a block in bf16.
+// Converts the values of a block to the format of a bf16 cache.
 template <typename T>
 inline void pack_values(const Layer& layer, const uint8_t* block, uint32_t* to, Prefetch prefetch) {
     for (size_t token = 0; token < BLOCK_TOKENS; token += 2, to += layer.value_size) {

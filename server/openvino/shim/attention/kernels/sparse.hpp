@@ -49,8 +49,8 @@ inline void allocate_selection(const Layer& layer, size_t queries, size_t blocks
     scratch.chunks = (uint32_t*)allocate(selects ? chunks : 0);
 }
 
-// Returns the sum of exp(score - largest score) over the keys from `from` to `to`, and stores the largest score in
-// `most`. Scores are multiplied by `scale`. Masks the scores of all other keys.
+// Returns the sum of exp(score - largest score) over the keys from `from` to `to`, and stores the largest score in `most`.
+// Scores are multiplied by `scale` first. Masks the scores of all other keys.
 inline float mass_of(float* scores, size_t from, size_t to, size_t keys, float scale, float& most) {
     for (size_t key = 0; key < from; ++key) scores[key] = MASKED;
     for (size_t key = to; key < keys; ++key) scores[key] = MASKED;

@@ -2,8 +2,8 @@
 // Only for kernels.cpp.
 //
 // Two methods keep rounding errors small (docs/decisions/0090-u4-cache.md):
-// - Queries, keys and values are rotated by a Hadamard matrix, which distributes large elements over all dimensions of a
-//   head. The matrix is orthogonal and its own inverse: scores do not change, and outputs are rotated back.
+// - Queries, keys and values are rotated by a Hadamard matrix, which distributes large elements over many dimensions of a head.
+//   The matrix is orthogonal and its own inverse: scores do not change, and outputs are rotated back.
 // - Keys are stored as differences from the first key of their block, because the keys of a head are similar. The first
 //   key is stored in f16, and its product with a query is added to all scores of the block.
 //
@@ -34,7 +34,7 @@ static_assert(PackedKeys::NUMBERS == U4_KEY_WORD && U4_VALUE_GROUP % LANES == 0)
 constexpr size_t KEY_SCALE_NUMBERS = U4_KEY_GROUP * U4_KEY_WORD, PADDED_KEY_GROUP = 32;
 static_assert(KEY_SCALE_NUMBERS <= PADDED_KEY_GROUP && PADDED_KEY_GROUP % LANES == 0);
 
-// The words and the scales of a head of a block, in the format of attention.hpp.
+// The words and the scales of a head of a block, in the format that attention.hpp describes.
 struct U4Block {
     uint32_t* words;
     bf16* scales;
@@ -51,8 +51,8 @@ inline f16* reference_key(size_t size, const U4Block& keys) {
 
 inline U4Block u4_values(size_t size, const uint8_t* block) { return {block, BLOCK_TOKENS / PackedValues::NUMBERS, size}; }
 
-// The size of the Hadamard matrix that is stored as a table of signs. An element is -1 if the indices of its row and
-// column have an odd number of set bits in common.
+// The size of the Hadamard matrix that is stored as a table of signs. An element is -1 if the indices of its row and column
+// have an odd number of set bits in common, and otherwise 1.
 constexpr size_t SIGNS = 16;
 struct HadamardSigns {
     float at[SIGNS][SIGNS];
@@ -71,8 +71,8 @@ constexpr HadamardSigns hadamard_signs() {
 
 constexpr HadamardSigns HADAMARD_SIGNS = hadamard_signs();
 
-// Multiplies each `width` consecutive elements of a head by an orthonormal Hadamard matrix, where `width` is the largest power
-// of two that divides the size of the head. A second call reverts the first one.
+// Multiplies each group of `width` consecutive elements of a head by an orthonormal Hadamard matrix, where `width` is the
+// largest power of two that divides the size of the head. A second call undoes the first one.
 inline void rotate(float* numbers, size_t size) {
     const size_t width = size & (~size + 1);
     float factor = 1;
@@ -93,8 +93,8 @@ inline void rotate(float* numbers, size_t size) {
             }
 }
 
-// Rounds numbers to multiples of a scale, which is returned: the number with the largest magnitude becomes the integer with the
-// largest magnitude, which is negative.
+// Rounds numbers to multiples of a scale, and returns the scale. Its sign is such that the number with the largest magnitude
+// becomes the integer with the largest magnitude, which is negative.
 template <size_t BITS>
 inline bf16 quantize_signed(const float* from, size_t count, int32_t* to) {
     constexpr int32_t half = 1 << (BITS - 1);
@@ -261,9 +261,9 @@ constexpr size_t U4_QUERIES = 6, U4_TOKEN_VECTORS = 2, U4_VALUE_VECTORS = 2;
 constexpr size_t U4_QUERIES = 3, U4_TOKEN_VECTORS = 2, U4_VALUE_VECTORS = 4;
 #endif
 
-// The left operand of a product: queries or weights, in rows that are `row_stride` elements apart. If the left operand
-// includes the scales of the right one, there is a left matrix for each `U4_VALUE_GROUP` columns that share a scale. These
-// matrices are `group_stride` elements apart (0 if all columns have the same left matrix).
+// The left operand of a product: queries or softmax weights, in rows that are `row_stride` elements apart. If the left operand
+// includes the scales of the right one, there is a left matrix for each group of `U4_VALUE_GROUP` columns that share a scale.
+// These matrices are `group_stride` elements apart (0 if all columns have the same left matrix).
 template <typename Products>
 struct LeftMatrix {
     const typename Products::Left* at;
@@ -314,7 +314,7 @@ inline void score_u4_tile(const U4Block& block, size_t size, const typename Prod
                 const size_t begin = row * U4_KEY_WORD;
                 const LeftMatrix<Products> left{queries + begin / Products::TOGETHER, size / Products::TOGETHER, 0};
                 const uint32_t* words = block.words + row * BLOCK_TOKENS + token;
-                // The size is even, and the last word may have two or four numbers.
+                // The key size is even, so the last word may contain only two or four numbers.
                 if (begin + U4_KEY_WORD <= size) multiply_words<Products, KEY_BITS, U4_KEY_WORD>(left, words, sum);
                 else if (begin + 4 == size) multiply_words<Products, KEY_BITS, 4>(left, words, sum);
                 else multiply_words<Products, KEY_BITS, 2>(left, words, sum);
