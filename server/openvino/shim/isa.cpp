@@ -28,7 +28,8 @@ struct Support {
 
 #if defined(__x86_64__) && defined(__linux__)
 
-// The bits of XCR0 that are set if the operating system saves these registers for each thread.
+// The bits of XCR0 that are set if the operating system saves the configuration and the content of the tile registers for each
+// thread.
 constexpr uint64_t TILE_CONFIG_STATE = 1 << 17, TILE_DATA_STATE = 1 << 18;
 
 bool has_tiles() {

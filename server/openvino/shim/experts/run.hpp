@@ -1,4 +1,5 @@
-// Computes the experts of a layer on several threads: chooses the experts of each token, and multiplies by their matrices.
+// Computes the experts of a layer on several threads: chooses the experts of each row, multiplies the row by their matrices,
+// and adds the weighted results.
 #pragma once
 
 #include "../projection/kernels/projection.hpp"
@@ -10,21 +11,20 @@ using projection::Kernels;
 using projection::Matmul;
 
 // The experts of a layer, of which the router chooses `used` for each row. An expert multiplies a row by its first matrix,
-// whose epilogue is a variant of SwiGLU, and the result by its second one.
+// whose epilogue is a variant of SwiGLU, and the result by its second matrix.
 struct Experts {
     size_t count, used;
     // Whether the router and the matrices have biases.
     bool has_biases;
-    // The matrices of one expert, without their weights.
+    // The sizes and formats of the two matrices of each expert. Their pointers to weights and biases are not set.
     Matmul gate_up, down;
 };
 
-// The largest supported numbers of experts, of experts for each row, of columns (of the source, and between the two matrices),
-// and of rows.
+// The largest supported numbers of experts, of experts for each row, of columns of a matrix, and of rows of the source.
 constexpr size_t COUNT_MAX = 1 << 12, USED_MAX = 64, COLUMNS_MAX = 1 << 20, ROWS_MAX = 1 << 24;
 
-// Returns the reason why the kernels do not support a layer, or null if they do. The attributes of a graph are checked
-// with this function before any of them is used as a size or a divisor.
+// Returns the reason why the kernels do not support a layer, or null if they do. The attributes of an operation in a graph are
+// checked with this function before any of them is used as a size or a divisor.
 const char* unsupported(const Experts& experts);
 
 // The matrix of the router has this many rows of f32: one for each expert, and padding.

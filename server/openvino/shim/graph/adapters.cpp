@@ -1,11 +1,11 @@
-// Adds LoRA adapters to a graph: at each projection, the product of the matrices of a token's adapter is added to the token's
-// output.
+// Adds LoRA adapters to a graph: at each projection, the input of each token is also multiplied by the matrices of the token's
+// adapter, and the result is added to the token's output.
 //
 //   x ─┬─ W ──────────────────────────────────────────────── + ─
 //      └─ down of all adapters ─ select the token's ranks ─ up ┘
 //
-// The adapters are concatenated along the rank, so that a step can contain tokens of any adapter and tokens without an adapter.
-// Projections that read the same input share the first product.
+// The adapters are concatenated along the rank dimension, so that a step can contain tokens of any adapter and tokens without
+// an adapter. Projections that read the same input share the product with `down`.
 //
 // If all projections will be native, no operations are added to the graph: the matrices become attributes of the
 // projections, and each native projection takes over the attribute of the projection that it replaces.
@@ -28,7 +28,7 @@ namespace op = ov::op;
 using MatMul = op::v0::MatMul;
 using NodePtr = std::shared_ptr<ov::Node>;
 
-// The name of a projection: that of its weight in the file, or otherwise that of its node.
+// Returns the name of a projection: the name of its weight in a GGUF file, or otherwise the name of its node.
 std::string name_of(const MatMul& matmul) {
     const auto& weight = matmul.get_input_node_ptr(1)->get_friendly_name();
     if (weight.rfind(ovfleet::WEIGHT_PREFIX, 0) == 0) return weight.substr(ovfleet::WEIGHT_PREFIX.size());
@@ -53,7 +53,7 @@ NodePtr matrix(const float* values, size_t rows, size_t columns) {
     return op::v0::Constant::create(ov::element::f32, {rows, columns}, std::vector<float>(values, values + rows * columns));
 }
 
-// The ranks from `begin` to `end`, which belong to one adapter.
+// Returns the part with the ranks from `begin` to `end`, which belong to one adapter.
 std::shared_ptr<ovfleet::LoraPart> part_of(const AdaptedProjection& projection, size_t begin, size_t end) {
     const auto& [matmul, lora] = projection;
     const size_t rows = matmul->get_input_shape(1)[0], columns = matmul->get_input_shape(1)[1], ranks = end - begin;
@@ -82,7 +82,7 @@ size_t attach(const AdaptedProjection& projection) {
     return attribute->parts.size();
 }
 
-// Adds the matrices as operations of the graph.
+// Adds the products with the matrices as operations of the graph.
 class GraphAdapters {
 public:
     GraphAdapters() : adapters_(ovfleet::named_parameter(ovfleet::ADAPTERS_INPUT, ov::element::i32, {-1})) {
@@ -135,8 +135,8 @@ private:
         OPENVINO_THROW("a projection has no axis of tokens");
     }
 
-    // Returns the node that computes whether each rank belongs to the adapter of a token. Groups of projections with the same
-    // `adapters` and `behind` share the node.
+    // Returns the node that computes whether each rank belongs to the adapter of each token. Groups of projections with the
+    // same `adapters` and `behind` share the node.
     NodePtr rank_mask(const std::vector<int32_t>& adapters, size_t behind) {
         auto& mask = masks_[{behind, adapters}];
         if (mask) return mask;
@@ -150,7 +150,7 @@ private:
 
     std::shared_ptr<op::v0::Parameter> adapters_;
     NodePtr zero_;
-    // The nodes by the number of axes after the axis of the tokens.
+    // The input `adapters_`, reshaped for each number of axes after the axis of the tokens.
     std::map<size_t, NodePtr> tokens_;
     std::map<std::pair<size_t, std::vector<int32_t>>, NodePtr> masks_;
 };

@@ -1,8 +1,8 @@
-// Writes and reads compiled models, so that a start does not have to compile the model.
+// Writes and reads compiled models, so that the server does not have to compile the model at each start.
 //
 // The CPU plugin can write a compiled model and read it again, except for its paged attention: the plugin does not write the
-// head sizes, which it requires for reading. This code therefore stores the head sizes in the names of the cache inputs, and
-// adds them to the attention when a model is read.
+// numbers and sizes of the heads, which it requires for reading. This code therefore stores them in the names of the key cache
+// inputs, and adds them to the attention when a model is read.
 #include <cstdio>
 #include <cstring>
 #include <fstream>
@@ -26,7 +26,7 @@ constexpr const char* paged_attention = "PagedAttentionExtension";
 constexpr const char* sizes[] = {"k_head_size", "num_k_heads", "v_head_size", "num_v_heads"};
 constexpr const char* mark = " heads ";
 
-// Reads a paged attention operation as the plugin does, and adds the head sizes.
+// Reads a paged attention operation as the plugin does, and adds the numbers and sizes of its heads.
 class PagedAttentionReader : public ov::BaseOpExtension {
 public:
     explicit PagedAttentionReader(ov::BaseOpExtension::Ptr plugin) : plugin_(std::move(plugin)) {}
@@ -51,7 +51,7 @@ private:
     ov::BaseOpExtension::Ptr plugin_;
 };
 
-// The extension with which the plugin reads paged attention. The library remains loaded, because the extension is used
+// Returns the extension with which the plugin reads paged attention. The library remains loaded, because the extension is used
 // until the process ends.
 ov::BaseOpExtension::Ptr plugin_extension() {
     const std::string library = ovfleet_library_path();

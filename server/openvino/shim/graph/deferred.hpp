@@ -1,9 +1,9 @@
 // Constants whose content is computed when it is needed, so that a weight is in memory in only one format at a time.
 //
 // A deferred constant has reserved memory, which no code can access yet, and parts that know how to compute their content.
-// Rewrites read only the shapes and types of weights, and concatenate parts instead of content. `fill` computes the content, in
-// the format that the compiled model uses: a packed weight is computed from the rows of its tensors in the model's files, which
-// are never in memory as a whole.
+// Until the content is computed, rewrites read only the shapes and types of deferred constants, and concatenate parts instead
+// of content. `fill` computes the content, in the format that the compiled model uses: a packed weight is computed from its
+// tensors in the model's files, a few rows at a time, so these tensors are never in memory as a whole.
 #pragma once
 
 #include <cstddef>
@@ -27,8 +27,8 @@ public:
     TensorSource& operator=(const TensorSource&) = delete;
     ~TensorSource() { source_.free(source_.context); }
 
-    // Reads rows of a tensor in the format of its constants in the graph. A pointer is null if its constant is not needed.
-    // Several threads may read at the same time.
+    // Reads rows of a tensor in the format of its constants in the graph. The pointer for a constant that is not needed is
+    // null. Several threads may read at the same time.
     void read(size_t tensor, size_t first, size_t count, void* quants, float* scales, void* zeros) const;
 
 private:
@@ -46,7 +46,7 @@ struct TensorRows {
 // One of the consecutive parts of a constant.
 struct DeferredPart {
     size_t bytes;
-    // Computes the content, on all threads of the calling arena.
+    // Computes the content, possibly on all threads of the calling arena.
     std::function<void(uint8_t* to)> fill;
     // The rows whose quants, scales or zero points are the content. `rows.source` is null if the content is not read from a
     // file.
@@ -55,7 +55,7 @@ struct DeferredPart {
 
 std::shared_ptr<ov::op::v0::Constant> deferred_constant(const ov::element::Type& type, const ov::Shape& shape,
                                                         std::vector<DeferredPart> parts);
-// The constant whose content is the concatenated content of other constants.
+// Returns a deferred constant whose content is the concatenated content of other constants.
 std::shared_ptr<ov::op::v0::Constant> concatenated(const ov::element::Type& type, const ov::Shape& shape,
                                                    const std::vector<std::shared_ptr<ov::op::v0::Constant>>& constants);
 
@@ -63,7 +63,7 @@ std::shared_ptr<ov::op::v0::Constant> concatenated(const ov::element::Type& type
 const std::vector<DeferredPart>* deferred_parts(const ov::op::v0::Constant& constant);
 // Computes the content of a constant, unless the content is already in memory.
 void fill(const ov::op::v0::Constant& constant);
-// Computes the content of all constants of a model.
+// Computes the content of all deferred constants of a model.
 void fill_constants(const ov::Model& model);
 
 }  // namespace ovfleet

@@ -1,4 +1,5 @@
-// Changes the mixtures of experts that the GGUF front end builds so that they work with paged attention.
+// Corrects the mixtures of experts in graphs of the GGUF front end: the weights of a token's experts, and the shapes that do
+// not work with paged attention.
 #include <cstring>
 #include <set>
 #include <vector>
@@ -13,7 +14,7 @@ namespace {
 
 namespace op = ov::op;
 
-// Whether a node is a Reshape to constant sizes that begin with `leading`, followed by one more size.
+// Whether a node is a Reshape to the constant sizes `leading`, followed by one more constant size.
 bool reshapes_to(const ov::Node& node, std::vector<int64_t> leading) {
     if (!ov::is_type<op::v1::Reshape>(&node)) return false;
     auto target = ov::as_type_ptr<op::v0::Constant>(node.get_input_node_shared_ptr(1));
@@ -25,8 +26,9 @@ bool reshapes_to(const ov::Node& node, std::vector<int64_t> leading) {
 // Whether the search, which walks from outputs to inputs, has already passed the second products of the experts.
 enum class Behind { none, second_products };
 
-// The input of the experts before `node`: the tokens, before they are reshaped for the first products of the experts. If a
-// token has one expert, its second products have an input of the same shape, so the search must first pass the second products.
+// Returns the input of the experts before `node`: the tokens, before they are reshaped for the first products of the experts.
+// If each token has only one expert, the inputs of the first and second products have the same shape, so the search must first
+// pass the second products.
 ov::Output<ov::Node> tokens_of(ov::Node* node, Behind behind, std::set<ov::Node*>& seen) {
     if (!seen.insert(node).second) return {};
     const bool experts = std::strcmp(node->get_type_name(), "GatherMatmul") == 0;

@@ -60,9 +60,9 @@ private:
     std::mutex mutex_;
 };
 
-// The front end reports on std::cerr that it rounds weights, and has no option to turn this off. The report is
-// misleading, because the weights are replaced afterward, so it is dropped while an object of this class exists. The
-// filter is never freed, because other threads may still write to it.
+// The front end reports on std::cerr that it rounds weights, and has no option to suppress this report. The report is
+// misleading, because the weights are replaced afterward, so it is dropped while an object of this class exists. The filter is
+// never freed, because other threads may still write to it.
 class WithoutNotices {
 public:
     WithoutNotices() : lock_(mutex()), original_(std::cerr.rdbuf()) {

@@ -1,6 +1,7 @@
 // Resolves conditions on the length of the longest sequence of a step. Models with LongRoPE choose the divisors of their rotary
 // frequencies by such a condition: max(position_ids) + 1 > original length. In a paged model, `position_ids` contains the new
-// positions of all sequences, so the keys of a sequence would depend on the other sequences and on the chunks of the prompt.
+// positions of all sequences, so the keys of a sequence would depend on the other sequences and on the division of the prompt
+// into chunks.
 #include <algorithm>
 #include <cstdint>
 #include <memory>
@@ -26,8 +27,8 @@ using NodeSet = std::unordered_set<const ov::Node*>;
 // The largest number of elements of a value from which a condition is computed.
 constexpr size_t condition_elements_max = 16;
 
-// The largest number of operations that compute a condition, where an operation counts once for each of its users. This
-// limit bounds the time and the depth of the recursion for graphs in which every operation doubles the number.
+// The largest number of operations that compute a condition, where an operation counts each time that the recursion reaches it.
+// This limit bounds the depth of the recursion, and its time for graphs in which every operation reads the one before it twice.
 constexpr size_t condition_nodes_max = 1000;
 
 bool is_input(const ov::Output<ov::Node>& value, const char* name) {
@@ -60,7 +61,8 @@ ConstantPtr last_position(const ov::Output<ov::Node>& value, int64_t max_model_l
     return op::v0::Constant::create(value.get_element_type(), shape, std::vector<int64_t>{max_model_len - 1});
 }
 
-// Returns the size of a static dimension that is read from the shape of a tensor, or null for any other value.
+// If `value` is the size of a static dimension, which the graph reads from the shape of a tensor, returns this size. Otherwise,
+// returns null.
 ConstantPtr static_size(const ov::Output<ov::Node>& value) {
     auto gather = ov::as_type_ptr<op::util::GatherBase>(value.get_node_shared_ptr());
     auto sizes = gather ? ov::as_type_ptr<op::util::ShapeOfBase>(gather->get_input_node_shared_ptr(0)) : nullptr;
@@ -74,8 +76,9 @@ ConstantPtr static_size(const ov::Output<ov::Node>& value) {
                                     std::vector<int64_t>{shape[axis].get_length()});
 }
 
-// Returns what `value` is in a step with the longest possible sequence, or null if `value` also depends on other inputs
-// or is computed from more than `remaining` operations. Subtracts the number of these operations from `remaining`.
+// Returns what `value` is in a step with the longest possible sequence. Returns null if this is unknown, for example because
+// `value` also depends on other inputs or is computed from more than `remaining` operations. Subtracts the number of these
+// operations from `remaining`.
 ConstantPtr value_for(const ov::Output<ov::Node>& value, int64_t max_model_len, size_t& remaining) {
     if (remaining == 0) return nullptr;
     --remaining;

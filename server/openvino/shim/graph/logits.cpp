@@ -1,5 +1,5 @@
-// Limits the vocabulary projection, and the operations after the last attention layer, to the tokens whose logits are needed.
-// For all other tokens, the graph ends with the last attention layer.
+// Limits the vocabulary projection and, if possible, all operations after the last attention to the tokens whose logits are
+// needed. For all other tokens, the graph then ends with the last attention.
 #include <algorithm>
 #include <map>
 #include <set>
@@ -74,7 +74,7 @@ bool is_rowwise(const ov::Node& node) {
     if (along_columns.count(type)) return is_along_columns(node);
     if (type == "MatMul") return ovfleet::is_weight(node.get_input_node_shared_ptr(1));
     if (type != "Reshape" && type != "Unsqueeze") return false;
-    // The new shape must not fix the number of rows.
+    // The sizes or axes must be constant, and a Reshape must preserve the last axis.
     auto target = ov::as_type_ptr<op::v0::Constant>(node.get_input_node_shared_ptr(1));
     if (!target) return false;
     if (type == "Unsqueeze") return true;
@@ -86,7 +86,7 @@ bool is_rowwise(const ov::Node& node) {
 }
 
 // Selects rows before the operations that follow the last attention layer. Returns false, without changes, if that is
-// impossible, for example because one of them may not be row-wise.
+// impossible, for example because one of these operations may not be row-wise.
 bool select_behind_attention(ov::Model& model, const NodePtr& projection, const NodePtr& indices) {
     const auto ordered = model.get_ordered_ops();
     std::set<ov::Node*> from_inputs, behind;
@@ -108,7 +108,7 @@ bool select_behind_attention(ov::Model& model, const NodePtr& projection, const 
     std::vector<ov::Input<ov::Node>> inputs;
     for (const auto& node : ordered) {
         if (!behind.count(node.get())) continue;
-        // The operations after the logits depend only on the logits.
+        // The operations after the vocabulary projection depend only on its output.
         if (node == projection) break;
         if (!is_rowwise(*node)) return false;
         for (auto& input : node->inputs()) {

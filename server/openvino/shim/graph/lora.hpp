@@ -41,7 +41,7 @@ inline void set_lora(ov::Node& node, const std::shared_ptr<Lora>& lora) {
     node.get_rt_info()[Lora::get_type_info_static()] = lora;
 }
 
-// The number of parts that are attached to a model, which is used to detect lost parts.
+// Returns the number of parts that have been attached to the projections of a model, which is used to detect lost parts.
 inline size_t lora_parts(const ov::Model& model) {
     return model.has_rt_info("ovfleet", "lora_parts") ? size_t(model.get_rt_info<int64_t>("ovfleet", "lora_parts")) : 0;
 }

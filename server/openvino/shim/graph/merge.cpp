@@ -55,7 +55,7 @@ bool same_form(const NodePtr& a, const NodePtr& b) {
         const auto fills_bytes = [&](const NodePtr& node) { return num_elements(node) * type.bitwidth() % 8 == 0; };
         return fills_bytes(a) && fills_bytes(b);
     }
-    // The target shapes may differ, because `merged_weight` creates a new one.
+    // The target shapes may differ, because `merged_weight` creates a new target shape.
     if (ov::is_type<op::v1::Reshape>(a)) return same_form(a->get_input_node_shared_ptr(0), b->get_input_node_shared_ptr(0));
     if (!has_rows(a) || !has_rows(b)) return false;
     for (size_t i = 0; i < a->get_input_size(); ++i)
@@ -128,7 +128,8 @@ extern "C" int ovfleet_merge_projections(ov_model_t* model, size_t* merged) {
             if (auto matmul = ov::as_type_ptr<op::v0::MatMul>(node))
                 if (ovfleet::is_projection(matmul)) readers[matmul->input_value(0)].push_back(matmul);
         for (auto& [input, matmuls] : readers) {
-            // Merge the projections with the same form as the first one. The others are merged in further iterations.
+            // Merge the projections whose weights have the same form as that of the first projection. Further iterations
+            // process the remaining projections.
             while (matmuls.size() > 1) {
                 std::vector<std::shared_ptr<op::v0::MatMul>> alike = {matmuls[0]}, rest;
                 const auto first = matmuls[0]->get_input_node_shared_ptr(1);

@@ -39,7 +39,8 @@ constexpr const char* LOGITS_INDICES = "logits_indices";
 // order of this input.
 void select_logits(ov::Model& model);
 
-// Stores the head sizes of a paged model in the names of its cache inputs, because a compiled model keeps these names.
+// Stores the numbers and sizes of the heads of a paged model in the names of its key cache inputs, because a compiled model
+// keeps these names.
 void name_heads(const ov::Model& model);
 
 // Runs `body`, and converts an exception to a return code.

@@ -1,6 +1,5 @@
-// Computes the patches of an image encoder with one matrix multiplication. Qwen's encoders apply a convolution to each
-// patch, whose kernel is as large as the patch. The plugin computes such convolutions one patch at a time, which is
-// much slower.
+// Computes the patches of an image encoder with one matrix multiplication. Qwen's encoders apply to each patch a convolution
+// whose kernel is as large as the patch. The plugin computes such convolutions one patch at a time, which is much slower.
 #include <algorithm>
 #include <memory>
 
@@ -14,7 +13,7 @@ namespace {
 namespace op = ov::op;
 using Convolution = op::v1::Convolution;
 
-// Whether the kernel of a convolution is applied once to each element of the batch, and covers all of it.
+// Whether the kernel of a convolution is as large as an element of the batch, so that it is applied to each element once.
 bool covers_input(const Convolution& convolution) {
     const auto& input = convolution.get_input_partial_shape(0);
     const auto& kernel = convolution.get_input_partial_shape(1);

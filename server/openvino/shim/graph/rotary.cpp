@@ -1,7 +1,7 @@
-// Rewrites rotary embeddings. Models of the llama family rotate adjacent pairs (x0, x1), (x2, x3) …; their graph is a chain of
-// Reshape, Split and Concat that no plugin fuses, which is slow, and inaccurate in bf16. Rotating halves (x0, xd/2), (x1,
-// xd/2+1) … is equivalent if the rows of the projection before it are permuted: attention scores do not change if q and k are
-// permuted in the same way.
+// Rewrites rotary embeddings. GGUF models of the llama family rotate adjacent pairs (x0, x1), (x2, x3) …. In the graph, this
+// rotation is a chain of Reshape, Split and Concat, which no plugin fuses: it is slow, and inaccurate in bf16. Rotating halves
+// (x0, xd/2), (x1, xd/2+1) … is equivalent if the rows of the projection before the rotation are permuted: attention scores do
+// not change if q and k are permuted in the same way.
 #include <cmath>
 #include <map>
 #include <set>
@@ -23,7 +23,7 @@ using NodePtr = std::shared_ptr<ov::Node>;
 
 using ovfleet::as;
 
-// Matches Reshape(Broadcast(Unsqueeze(table))), with a table of half a head.
+// Matches Reshape(Broadcast(Unsqueeze(table))), with a table whose rows have half the size of a head.
 bool pairwise_table(const ov::Output<ov::Node>& value, ov::Output<ov::Node>& table) {
     auto reshape = as<op::v1::Reshape>(value);
     if (!reshape) return false;
@@ -58,8 +58,8 @@ bool rotated_pairs(const ov::Output<ov::Node>& value, ov::Output<ov::Node>& x) {
     return true;
 }
 
-// Returns the name in the file of the projection whose output is x, or an empty string if other operations are in
-// between.
+// Returns the name that the weight of a projection has in the file, if x is the reshaped output of the projection, or otherwise
+// an empty string.
 std::string projection(const ov::Output<ov::Node>& x) {
     auto reshape = as<op::v1::Reshape>(x);
     auto matmul = reshape ? as<op::v0::MatMul>(reshape->input_value(0)) : nullptr;
@@ -97,7 +97,7 @@ struct HalfRotation {
     size_t head_size;
 };
 
-// Writes x * cos + rotated * sin with tables for whole heads, which several rotations share.
+// Replaces a rotation with x * cos + rotated * sin. Rotations with the same tables share the tables for whole heads, `doubled`.
 void rewrite(const HalfRotation& rotation, std::map<ov::Output<ov::Node>, NodePtr>& doubled) {
     const auto twice = [&](const ov::Output<ov::Node>& table) {
         auto& concat = doubled[table];
@@ -105,7 +105,7 @@ void rewrite(const HalfRotation& rotation, std::map<ov::Output<ov::Node>, NodePt
         return concat;
     };
     const int64_t half = rotation.head_size / 2;
-    // The axis is 3 instead of -1, because the fusion of plugins matches only this value.
+    // The axis is 3 instead of -1, because the plugins' fusion matches only this value.
     auto axis = op::v0::Constant::create(ov::element::i64, {}, {3});
     auto halves = std::make_shared<op::v1::VariadicSplit>(rotation.x, axis, integer_constant({half, half}));
     auto minus = op::v0::Constant::create(ov::element::f32, {1, 1, 1, 1}, {-1.0f});
@@ -117,7 +117,7 @@ void rewrite(const HalfRotation& rotation, std::map<ov::Output<ov::Node>, NodePt
     ov::replace_node(rotation.node, sum);
 }
 
-// Matches the product of an output of `split` with a table.
+// Matches the product of an output of `split` (of any split, if it is null) and a table.
 bool is_half_product(const ov::Output<ov::Node>& value, NodePtr& split, size_t& half, ov::Output<ov::Node>& table) {
     auto product = as<op::v1::Multiply>(value);
     auto halves = product ? as<op::v1::VariadicSplit>(product->input_value(0)) : nullptr;
@@ -158,8 +158,8 @@ bool match(const NodePtr& node, HalfRotation& found) {
     return true;
 }
 
-// Returns the projection that computes x, perhaps followed by additions and scalings, or null if other operations are
-// in between.
+// Returns the projection that computes x, perhaps followed by reshapes, additions and multiplications, or null if other
+// operations are in between.
 std::shared_ptr<op::v0::MatMul> origin(ov::Output<ov::Node> x) {
     for (int steps = 0; steps < 16; ++steps) {
         if (auto matmul = as<op::v0::MatMul>(x)) return matmul;
@@ -175,7 +175,8 @@ std::shared_ptr<op::v0::MatMul> origin(ov::Output<ov::Node> x) {
     return nullptr;
 }
 
-// Whether each rotated q has a rotated k of the same head size, so that both can be permuted.
+// Whether the rotated projections are pairs of a q and a k with the same head size, so that both can be permuted in the same
+// way.
 bool are_permutable(const std::vector<PairRotation>& rotations) {
     std::map<std::string, size_t> sizes;
     for (const auto& one : rotations)
@@ -206,7 +207,7 @@ std::shared_ptr<op::v0::Constant> frequencies(const ov::Output<ov::Node>& angle,
     return nullptr;
 }
 
-// Whether the frequencies of a table decrease as those of a rotary embedding with this base do, regardless of their scale.
+// Whether the first two frequencies of a table have the same ratio as those of a rotary embedding with this base.
 bool is_of_base(const op::v0::Constant& table, double base, size_t count) {
     const auto values = table.cast_vector<double>();
     const double step = std::pow(base, -1.0 / double(count));

@@ -7,13 +7,13 @@
 
 namespace ovfleet {
 
-// The projections whose output a rotary embedding rotates by adjacent pairs, with their head sizes. `unknown` receives the
-// number of embeddings whose projection was not found.
+// Returns the projections whose output a rotary embedding rotates in adjacent pairs, with their head sizes. `unknown` receives
+// the number of these embeddings whose projection was not found.
 std::map<const ov::Node*, size_t> paired_projections(const ov::Model& model, size_t& unknown);
 
-// Rewrites rotary embeddings that rotate each half of a head separately to embeddings that rotate whole heads. Plugins fuse
-// both forms, but when they export a compiled model, they omit the size of the cos and sin tables, which only the first form
-// needs.
+// Rewrites rotary embeddings that compute the two halves of a head separately into embeddings that compute whole heads. Plugins
+// fuse both forms, but when they export a compiled model, they omit the size of the cos and sin tables, which only the first
+// form needs.
 void rotate_whole_heads(const ov::Model& model);
 
 }  // namespace ovfleet

@@ -36,13 +36,13 @@ ov::element::Type element(uint32_t type) {
     OPENVINO_THROW("unknown element type ", type);
 }
 
-// The constants of a weight.
+// What a constant of a weight contains.
 enum class Content { quants, scales, zeros };
 
 // The number of rows of a tensor that are read at once. It is even, so that each read of u4 elements begins at a byte boundary.
 constexpr size_t ROWS_AT_ONCE = 64;
 
-// A constant of a weight, which is read from the file when it is needed.
+// Returns a constant of a weight, which is read from the file when it is needed.
 std::shared_ptr<ov::Node> constant(const ovfleet::TensorRows& rows, Content content, ov::element::Type type,
                                    const ov::Shape& shape) {
     const size_t bits = ov::shape_size(shape) * type.bitwidth(), row_bits = rows.count ? bits / rows.count : 0;
@@ -58,8 +58,9 @@ std::shared_ptr<ov::Node> constant(const ovfleet::TensorRows& rows, Content cont
     return ovfleet::deferred_constant(type, shape, {{(bits + 7) / 8, fill, rows}});
 }
 
-// Builds the operations Constant, Convert, Subtract, Multiply and Reshape: in this form, plugins keep weights compressed.
-// `flat` is the shape of the weight in the graph: a matrix, or a stack of matrices.
+// Builds a weight in the form in which plugins keep it compressed: a Constant and a Convert, followed for weights with groups
+// by Subtract (if they have zero points), Multiply and Reshape. `flat` is the shape of the weight in the graph: a matrix, or a
+// stack of matrices.
 std::shared_ptr<ov::Node> decompressed(const std::shared_ptr<const ovfleet::TensorSource>& source, const ovfleet_weight& weight,
                                        const ov::Shape& flat) {
     namespace op = ov::op;

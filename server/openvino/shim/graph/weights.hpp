@@ -14,8 +14,8 @@ inline std::shared_ptr<ov::op::v0::Constant> constant_of(std::shared_ptr<ov::Nod
     return ov::as_type_ptr<ov::op::v0::Constant>(node);
 }
 
-// The largest number of nodes of a weight, in which a node counts as often as it is read. A compressed weight has about ten.
-// Without the limit, a chain of operations that read their input twice would take exponential time.
+// The largest number of nodes of a weight, where a node counts each time that the recursion reaches it. A compressed weight has
+// about ten. Without the limit, the check would take exponential time for a chain of operations that read their input twice.
 constexpr size_t WEIGHT_NODES_MAX = 64;
 
 inline bool is_weight(const std::shared_ptr<ov::Node>& node, size_t& nodes_left) {
@@ -31,7 +31,7 @@ inline bool is_weight(const std::shared_ptr<ov::Node>& node, size_t& nodes_left)
     return true;
 }
 
-// Whether a node consists only of constants and of operations that plugins fold into a compressed weight.
+// Whether a node is computed only from constants, with operations that plugins fold into a compressed weight.
 inline bool is_weight(const std::shared_ptr<ov::Node>& node) {
     size_t nodes_left = WEIGHT_NODES_MAX;
     return is_weight(node, nodes_left);

@@ -1,5 +1,5 @@
-// Computes the attention of Qwen's image encoder without masks of all pairs of patches: within windows, or over the whole
-// image.
+// Rewrites the attention of Qwen's image encoders so that it needs no masks with an element for each pair of patches: patches
+// attend to each other within windows, or in the whole image.
 #include <vector>
 
 #include <openvino/op/ops.hpp>

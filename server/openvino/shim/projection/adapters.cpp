@@ -39,17 +39,17 @@ private:
     std::vector<uint8_t> bytes_;
 };
 
-// Returns the part that changes a row of the weights, or null if no part does.
+// Returns the part that applies to a row of the weights, or null if no part does.
 const RankedPart* part_at(const std::vector<RankedPart>& all, size_t row) {
     for (const auto& one : all)
         if (row >= one.part->first && row < one.part->first + one.part->rows) return &one;
     return nullptr;
 }
 
-// Packs the part of an adapter's `up` matrix that belongs to one half of a block of columns.
+// Packs the rows of an adapter's `up` matrices that belong to one half of a block of columns.
 UpBlock pack_up_block(const Matmul& matmul, const std::vector<RankedPart>& all, size_t block, size_t half, Memory& memory) {
     constexpr size_t width = N_BLOCK / 2;
-    // The part that changes each column, and the row in this part.
+    // The part that applies to each column, and the row of the column in this part.
     const RankedPart* parts[width];
     size_t rows[width], first = SIZE_MAX, last = 0;
     for (size_t i = 0; i < width; ++i) {

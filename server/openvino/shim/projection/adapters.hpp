@@ -8,15 +8,15 @@
 
 namespace ovfleet::projection {
 
-// Packs the adapters of a matrix, and returns the memory that contains them. Sets `matmul.adapter_count`; the other
-// members of `matmul` must already be set. `norm` contains the factors of the source's norm, or is null.
+// Packs the adapters of a matrix, and returns the memory that contains them. Sets `matmul.adapter_count`; the sizes and the
+// epilogue of `matmul` must already be set. `norm` contains the factors of the source's norm, or is null.
 std::vector<uint8_t> pack_adapters(const std::vector<std::shared_ptr<LoraPart>>& parts, const float* norm, Matmul& matmul);
 
 // The products of `down` with the rows of a step that have adapters, divided into items that threads take one at a time.
 class AdapterProducts {
 public:
-    // `numbers` contains the number of the adapter of each row, or is null if no row has an adapter. The padding of the last
-    // tile gets the adapter of the last row.
+    // `numbers` contains, for each row, the number that identifies its adapter, or is null if no row has an adapter. The
+    // padding of the last tile gets the adapter of the last row.
     void plan(const Matmul& matmul, size_t M, size_t padded, const int32_t* numbers);
 
     size_t items() const { return items_.size(); }

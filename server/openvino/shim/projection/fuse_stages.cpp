@@ -14,7 +14,8 @@ namespace {
 using Output = ov::Output<ov::Node>;
 using Chain = std::vector<std::shared_ptr<Projection>>;
 
-// Returns the last residual of a chain, or an empty value if no stage adds one.
+// Returns the last residual of a chain: the destination of the last stage that adds a residual, or an empty value if no stage
+// does.
 Output residual_of(const Chain& chain) {
     for (auto one = chain.rbegin(); one != chain.rend(); ++one)
         if ((*one)->ends_with_residual()) return (*one)->output(0);

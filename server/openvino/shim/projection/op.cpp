@@ -11,8 +11,8 @@ namespace {
 
 // The number of attributes of a stage.
 constexpr size_t STAGE_NUMBERS = 13;
-// The largest numbers of stages of an operation, of adapters of a stage, and of the adapters' bytes. They are far above those
-// of any model, and far too small to cause overflows.
+// The largest numbers of stages of an operation, of adapters of a stage, and of bytes of these adapters. These limits are far
+// above the numbers in any model, and far too small to cause overflows.
 constexpr size_t STAGES_MAX = 64, ADAPTERS_MAX = 1 << 16, ADAPTER_BYTES_MAX = size_t(1) << 40;
 
 FloatData floats(const ov::Tensor& tensor) {
@@ -57,7 +57,7 @@ void Projection::check_attributes() const {
 }
 
 void Projection::check_tensors(const ov::TensorVector& outputs, const ov::TensorVector& inputs) const {
-    // The kernels read the memory of the tensors as these types. A plugin that computes in f16 would pass f16 tensors.
+    // The kernels access the memory of the tensors as the expected types. A plugin that computes in f16 would pass f16 tensors.
     const auto check_type = [](const ov::Tensor& tensor, const char* name, const ov::element::Type& expected) {
         OPENVINO_ASSERT(tensor.get_element_type() == expected, "the ", name, " of a native projection has the type ",
                         tensor.get_element_type(), " instead of ", expected);
@@ -96,7 +96,7 @@ void Projection::check_adapters(const uint8_t* memory) const {
         const auto& matmul = stage.matmul;
         const size_t bytes = stage.adapter_bytes;
         const uint8_t* begin = memory + adapters_at(stage);
-        // Whether `count` items of a size are within the memory of the adapters, and aligned.
+        // Whether `count` items of `size` bytes at the position `at` are within the memory of the adapters, and aligned.
         const auto is_within = [&](uint64_t at, uint64_t count, uint64_t size, uint64_t aligned) {
             return at % aligned == 0 && at <= bytes && count <= (bytes - at) / size;
         };

@@ -1,10 +1,11 @@
 // The kernels of the projections for AMX. This file is compiled once for the tile registers of the processor and, for tests,
-// once for each set of vectors with the model of the tiles in plain C++: `OVFLEET_TILES` is the implementation in tiles.hpp,
-// and `OVFLEET_KERNELS` the name of the table of functions.
+// also for the model of these registers in plain C++, with portable or AVX-512 vector code: `OVFLEET_TILES` is the
+// implementation in tiles.hpp, and `OVFLEET_KERNELS` is the name of the table of functions.
 //
 // Weights are dequantized in parts of a block of columns, into memory that remains in the cache of the processor. Rows and
-// weights are rounded to bf16, and their products are summed in f32, in an order that depends only on K: the result of a row
-// depends neither on the other rows of the step nor on the division of the work.
+// weights are rounded to bf16, except that weights with per-channel scales are multiplied as integers, which are exact in bf16.
+// The products are summed in f32, in an order that depends only on K: the result of a row depends neither on the other rows nor
+// on the division of the work.
 //
 // The file uses only memcpy and memset of the standard library, because other files could otherwise call the copies of
 // inline functions that are compiled here.
@@ -23,14 +24,15 @@ using namespace ovfleet::projection;
 
 // The largest number of rows of a tile of the source: the rows of two tile registers.
 constexpr size_t M_TILE_MAX = 2 * TILE_ROWS;
-// The number of columns of the source in a step, which is one product of two tile registers; and the sizes in bytes of a step
-// of a row, and of a step of the weights of a block of columns.
+// In this file, a step is a part of K: the columns of the source that one product of two tile registers multiplies. The
+// constants are the number of these columns, and the sizes in bytes of a row and of the weights of a block of columns in a
+// step.
 constexpr size_t K_STEP = 32, STEP_ROW_BYTES = TILE_ROW_BYTES, STEP_BYTES = 2 * TILE_ROWS * TILE_ROW_BYTES;
-// The number of steps whose weights are dequantized at a time. If all rows fit into two tiles, the kernels dequantize a few
-// steps, which remain in the first-level cache. Otherwise, they dequantize as many as fit into the second-level cache together
-// with the rows.
+// The number of steps whose weights are dequantized at a time if a range has several tiles. With two tiles, the kernels
+// dequantize the weights of a few steps, which remain in the first-level cache. With more tiles, they dequantize as many as fit
+// into the second-level cache together with the rows.
 constexpr size_t STEPS_FEW = 8, STEPS_MANY = 64, FEW_TILES = 2;
-// The number of tiles whose sums are stored between parts of the weights.
+// The number of tiles whose sums are stored while the weights of the next steps are dequantized.
 constexpr size_t STORED_TILES = 8;
 // The stride of the rows of sums, in bytes.
 constexpr size_t SUM_BYTES = N_BLOCK * sizeof(float);
@@ -75,7 +77,7 @@ template <size_t BITS>
 inline Floats quants_at(Words lanes, int position) {
     const Words shifted = lanes >> position;
 #if defined(__AVX512F__)
-    // The permutation reads only the low 4 bits.
+    // The permutation reads only the low 4 bits of each lane.
     if constexpr (BITS == 4) {
         const Floats table = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
         return (Floats)_mm512_permutexvar_ps((__m512i)shifted, (__m512)table);
@@ -107,7 +109,7 @@ inline Floats differences_at(Words lanes, int position, Floats offset) {
     if constexpr (BITS == 8) return (Floats)((lanes >> position & 255) | 0x4b000000) - offset;
     else return quants_at<BITS>(lanes, position) - offset;
 }
-// `differences_at` inserts quants of 8 bits into the lowest bits of the float 2^23, which adds 2^23 to them.
+// With 8 bits, the offset includes 2^23, because `differences_at` inserts the quants into the lowest bits of the float 2^23.
 template <size_t BITS>
 inline Floats offset_of(Floats zero) {
     return BITS == 8 ? zero + 8388608.0f : zero;
@@ -125,7 +127,7 @@ inline void dequantize_group(const uint8_t* group, size_t first, uint8_t* to, Pr
         for (size_t lane = 0; lane < TILE_ROWS; lane += LANES) {
             const size_t column = half * TILE_ROWS + lane;
             const Floats scale = load((const f16*)group + column), zero = load((const f16*)group + N_BLOCK + column);
-            // These products are exact in f32, so that a weight is rounded once.
+            // These products are exact in f32, so they add no rounding error.
             const Floats offset = PER_CHANNEL ? offset_of<BITS>(zero) : -(zero * scale);
             const uint8_t* quants = group + N_BLOCK * 2 * sizeof(f16) + N_BLOCK * first * stored_bits(BITS) / 8 + column * 4;
             uint8_t* rows = to + half * half_bytes + lane * 4;
@@ -167,7 +169,7 @@ inline void dequantize_six_bits(const Matmul& matmul, const uint8_t* block, size
                 scale = load((const f16*)group + column), zero = load((const f16*)group + N_BLOCK + column);
                 quants = group + N_BLOCK * 2 * sizeof(f16) + i * SIX_BIT_BYTES;
             }
-            // These products are exact in f32, so that a weight is rounded once.
+            // These products are exact in f32, so they add no rounding error.
             const Floats offset = -(zero * scale);
             for (size_t at = 0; at < 4; ++at) {
                 prefetch.next();
@@ -183,7 +185,7 @@ inline void dequantize_six_bits(const Matmul& matmul, const uint8_t* block, size
     }
 }
 
-// Returns the configuration for tiles of the source with `m_tile` rows.
+// Returns the configuration of the tile registers for tiles of the source with `m_tile` rows.
 inline TileConfig config_for(size_t m_tile) {
     TileConfig config;
     const size_t first = least(m_tile, TILE_ROWS), second = m_tile - first;
@@ -194,7 +196,7 @@ inline TileConfig config_for(size_t m_tile) {
     return config;
 }
 
-// The number of vectors of quants that are loaded for a step. With each load, a part of the next block is prefetched.
+// The number of vectors of quants that are read in a step. For each of them, a part of the next block is prefetched.
 template <size_t BITS>
 constexpr size_t LOADS_PER_STEP = N_BLOCK / LANES * K_STEP / (BITS == SIX_BITS ? 4 : 32 / stored_bits(BITS));
 
@@ -214,7 +216,7 @@ inline void dequantize(const Matmul& matmul, const uint8_t* block, size_t step, 
     }
 }
 
-// The initial values of the sums of a tile.
+// The memory of the sums of a tile, and whether the sums begin with 0 or with the stored values.
 struct Sums {
     enum Begin { zero, stored } begin;
     float* at;
@@ -235,7 +237,7 @@ inline void begin_sums(TileRegisters& registers, const Sums& sums) {
     }
 }
 
-// Adds the products of a step of a tile with dequantized weights.
+// Adds the products of the rows of a tile and the dequantized weights of one step.
 template <size_t REGISTERS>
 inline void multiply_step(TileRegisters& registers, const uint8_t* rows, const uint8_t* weights) {
     auto& tiles = registers.tiles;
@@ -259,7 +261,7 @@ inline void store_sums(TileRegisters& registers, float* sums) {
     if constexpr (REGISTERS == 2) tiles.store<SUMS_10>(second, SUM_BYTES), tiles.store<SUMS_11>(second + TILE_ROWS, SUM_BYTES);
 }
 
-// Adds the products of a tile with the weights of several steps, which have already been dequantized.
+// Adds the products of the rows of a tile and the weights of several steps, which have already been dequantized.
 template <size_t REGISTERS>
 inline void multiply_steps(TileRegisters& registers, const uint8_t* rows, size_t m_tile, const uint8_t* weights, size_t steps,
                            const Sums& sums) {
@@ -287,7 +289,7 @@ inline void finish_rows(const Matmul& matmul, const float* sums, size_t block, s
         if (lora) add_adapters<R>(matmul, block, pair, lora + row, total);
         for (size_t r = 0; r < R; ++r) add_bias(matmul, block, pair, total[r]);
         if (is_activation(matmul.epilogue)) {
-            // A copy, so that the sums of other matrices remain in registers.
+            // Use a copy, so that the sums remain in registers if the matrix has no activation.
             Floats activations[R][2];
             std::memcpy(activations, total, sizeof(total));
             activate(matmul.epilogue, activations[0], R * 2);
@@ -391,8 +393,8 @@ void multiply(const Matmul& matmul, const PackedSrc& src, const DstRange& range,
 }
 
 // Below 128 rows per thread, it takes longer to dequantize all weights in each thread than to read rows that other threads have
-// packed. A megabyte of rows fits into the second-level cache together with weights. A block of columns is dequantized for at
-// least 64 rows.
+// packed. A megabyte of rows fits into the second-level cache together with the dequantized weights. A block of columns is
+// dequantized for at least two tiles (64 rows) if a thread has that many.
 constexpr Division DIVISION = {rows_per_tile, PACKED_ROWS, 128, 512 << 10, 2};
 
 }  // namespace

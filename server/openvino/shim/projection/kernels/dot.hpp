@@ -75,7 +75,7 @@ inline void store_pairs(int8_t* to, Ints quants) {
 #endif
 }
 
-// Without a definition for an instruction set, quants are always multiplied as 16-bit numbers.
+// Instruction sets without a definition of this class always multiply quants as 16-bit numbers.
 template <size_t BITS>
 struct DotSum;
 

@@ -9,7 +9,7 @@ constexpr bool has_pairs(size_t, size_t) { return false; }
 template <size_t BITS>
 struct DotSum {
     Ints sums;
-    // In a loop, GCC would reserve a register for a vector of zeros, and there are too few registers.
+    // In a loop, GCC would otherwise reserve a register for a vector of zeros, which leaves too few registers for the sums.
     DotSum() { asm volatile("vpxor %0, %0, %0" : "=x"(sums)); }
     inline void add(Fours weights, int32_t four) {
         sums = (Ints)_mm256_dpbusd_avx_epi32((__m256i)sums, (__m256i)weights, _mm256_set1_epi32(four));

@@ -8,8 +8,8 @@ namespace {
 
 using namespace ovfleet::projection;
 
-// The number of pairs of vectors of a block of columns. In each pair, one vector covers some of the first 16 columns, and the
-// other one some of the last 16.
+// The number of pairs of vectors of a block of columns. In each pair, one vector covers `LANES` of the first 16 columns, and
+// the other covers `LANES` of the last 16.
 constexpr size_t PAIRS = N_BLOCK / 2 / LANES;
 
 template <typename T>
@@ -30,13 +30,14 @@ inline void store_up_to(bf16* to, Floats values, size_t count) {
     for (size_t i = 0; i < count; ++i) convert(values[i], to[i]);
 }
 
-// Computes sigmoid(x) with a relative error of up to 3e-6.
+// Computes sigmoid(x) for x > -87, with a relative error of up to 3e-6. For smaller x, the result is about 2^-126.
 inline Floats sigmoid(Floats x) {
     const Floats exponent = x * -LOG2_E, most = broadcast(126.0f);
     return inverse(1.0f + power_of_two(exponent < most ? exponent : most));
 }
 
-// Computes erf(x) with an error of up to 1.5e-7: Abramowitz and Stegun, "Handbook of Mathematical Functions", 7.1.26.
+// Approximates erf(x) with formula 7.1.26 of Abramowitz and Stegun, "Handbook of Mathematical Functions", whose absolute error
+// is at most 1.5e-7 before rounding.
 inline Floats error_function(Floats x) {
     const Floats size = x < 0 ? -x : x, t = 1.0f / (1.0f + 0.3275911f * size);
     Floats sum = 1.061405429f * t - 1.453152027f;
@@ -118,16 +119,16 @@ inline void store_row_as(const Matmul& matmul, const Floats (&sums)[2], size_t b
     }
 }
 
-// Applies an epilogue other than an activation to the sums of a row, and stores them. The bias and an activation must
-// already have been applied. The type of the destination is not a template parameter of the kernels, because each
-// kernel would then be compiled twice.
+// Applies an epilogue other than an activation to the sums of a row, which include the bias, and stores the results. Callers
+// apply activations themselves. The type of the destination is not a template parameter of the kernels, because each kernel
+// would then be compiled twice.
 inline void store_row(const Matmul& matmul, const Floats (&sums)[2], size_t block, size_t pair, size_t row, FloatData residual,
                       FloatData dst) {
     if (dst.is_bf16) store_row_as(matmul, sums, block, pair, row, (const bf16*)residual.data, (bf16*)dst.data);
     else store_row_as(matmul, sums, block, pair, row, (const float*)residual.data, (float*)dst.data);
 }
 
-// Applies the bias and an epilogue other than an activation to the sums of a row, and stores them.
+// Adds the bias to the sums of a row, applies an epilogue other than an activation, and stores the results.
 inline void store_dst(const Matmul& matmul, const Floats (&sums)[2], size_t block, size_t pair, size_t row, FloatData residual,
                       FloatData dst) {
     Floats total[2] = {sums[0], sums[1]};

@@ -1,11 +1,11 @@
 // The kernels of the projections. This file is compiled once for each instruction set, and `OVFLEET_KERNELS` is the name of its
 // table of functions.
 //
-// Products of integers are summed exactly within 16 or 32 weights, and then scaled in f32: the result of a row depends
-// only on the row, not on the other rows of the step. Each group of 32 numbers of a row is quantized with a scale that follows
-// from the largest of them: to 15 bits, which are multiplied as one number or as two 8-bit terms, or to 8 bits as in
-// llama.cpp's Q8_0. With 8 bits, outliers are multiplied in f32, as in LLM.int8() (Dettmers et al., 2022,
-// https://arxiv.org/abs/2208.07339), so that they do not determine the scale of the other numbers.
+// Products of integers are summed exactly over 16 or 32 weights, and the sums are then scaled in f32: the result of a row does
+// not depend on the other rows of the step. Each group of 32 numbers of a row is quantized with a scale that follows from their
+// largest magnitude: to 15 bits, which are multiplied as one number or as two 8-bit terms, or to 8 bits as in llama.cpp's Q8_0.
+// With 8 bits, outliers are multiplied in f32, so that they do not determine the scale of the other numbers. LLM.int8()
+// (Dettmers et al., 2022, https://arxiv.org/abs/2208.07339) multiplies outliers separately in f16.
 //
 // The file uses only memcpy and memset of the standard library, because other files could otherwise call the copies of
 // inline functions that are compiled here.
@@ -23,7 +23,8 @@ namespace {
 
 using namespace ovfleet::projection;
 
-// The size in bytes of four weights that occupy 8 bits, or of eight weights that occupy 4 bits, for each of 16 columns.
+// The size in bytes of four weights that occupy 8 bits each, or of eight weights that occupy 4 bits each, in each of 16
+// columns.
 constexpr size_t FOUR_BYTES = 64;
 template <size_t BITS>
 constexpr size_t FOURS_PER_LOAD = 8 / stored_bits(BITS);
@@ -60,8 +61,8 @@ inline SrcTile tile_of(const Matmul& matmul, const QuantizedSrc& src, size_t til
             {src.outliers.counts[tile], src.outliers.columns + outliers, src.outliers.values + outliers * src.m_tile}};
 }
 
-// The scales, the zero points and the quants of one group of weights, for a pair of vectors of columns: vector 0 covers some
-// of the first 16 columns of a block, and vector 1 some of the last 16.
+// The scales, the zero points and the quants of one group of weights, for a pair of vectors of columns: vector 0 covers `LANES`
+// of the first 16 columns of a block, and vector 1 covers `LANES` of the last 16.
 template <size_t BITS, size_t GROUP>
 struct GroupWeights {
     const f16* halves;
@@ -108,7 +109,7 @@ __attribute__((always_inline)) inline Words four_at(const uint8_t* quants, size_
 // two 16-bit numbers in each lane.
 template <size_t BITS>
 __attribute__((always_inline)) inline Words pair_at(const uint8_t* quants, size_t i, size_t odd) {
-    // Shifting a 16-bit number to the right discards its lowest bits, so the second and the fourth quant need no mask.
+    // Shifting a 16-bit number to the right discards its lowest bits, so quants in its highest bits need no mask.
     typedef uint16_t Pairs __attribute__((vector_size(LANES * 4)));
     if constexpr (BITS == 4) {
         const size_t shift = i % 2 * 4 + odd * 8;
@@ -147,7 +148,7 @@ inline void add_term(const uint8_t* weights, const int8_t* quants, DotSum<BITS> 
     }
 }
 
-// Like `add_term`, for 6-bit weights and all terms together, so that the weights are unpacked only once.
+// Like `add_term`, but for 6-bit weights and with all terms together, so that the weights are unpacked only once.
 template <size_t R, size_t TERMS, size_t GROUP>
 inline void add_six_bits(const uint8_t* weights, const int8_t* quants, DotSum<SIX_BITS> (&sum)[R][2]) {
 #pragma GCC unroll 2
@@ -166,7 +167,7 @@ inline void add_six_bits(const uint8_t* weights, const int8_t* quants, DotSum<SI
     }
 }
 
-// Like `add_term`, for 16-bit quants of the source.
+// Like `add_term`, but for 16-bit quants of the source.
 template <size_t R, size_t BITS, size_t GROUP>
 inline void add_pairs(const uint8_t* weights, const int8_t* quants, PairSum (&sum)[R][2]) {
     // Without unrolling, the sums would be stored after each iteration.
@@ -209,7 +210,7 @@ inline void multiply_group(const uint8_t* weights, const int8_t* quants, Ints (&
 }
 
 // Adds the products of the outliers of a tile. They are added after the products of the quants, in the order of their columns,
-// so that a row does not depend on the other rows.
+// so that the result of a row does not depend on the other rows.
 template <size_t R, size_t BITS, size_t GROUP>
 inline void add_outliers(const Matmul& matmul, const uint8_t* block, size_t pair, const TileOutliers& outliers,
                          Floats (&total)[R][2]) {
@@ -253,9 +254,8 @@ inline void multiply_wide_group(const uint8_t* weights, const int8_t* quants, co
     }
 }
 
-// Computes the sums of a tile of `R` rows and a pair of vectors of a block of columns. With `IS_PART`, the function
-// continues these sums with a part of K, and `src` begins at the first column of the part. Outliers are added after the
-// last group.
+// Computes the sums for a tile of `R` rows and a pair of vectors of a block of columns. With `IS_PART`, the function continues
+// these sums with a part of K, and `src` begins at the first column of the part. Outliers are added after the last group.
 template <size_t R, size_t TERMS, size_t BITS, size_t GROUP, bool IS_PART = false>
 inline void multiply_tile(const Matmul& matmul, const uint8_t* block, size_t pair, const SrcTile& src, Prefetch<3>& prefetch,
                           Floats (&total)[R][2], GroupRange part = {}) {
@@ -282,7 +282,7 @@ inline void multiply_tile(const Matmul& matmul, const uint8_t* block, size_t pai
         const Floats scale[2] = {weights.scale(0), weights.scale(1)}, zero[2] = {weights.zero(0), weights.zero(1)};
         for (size_t r = 0; r < R; ++r)
             for (size_t v = 0; v < 2; ++v) total[r][v] += (as_floats(sum[r][v]) - zero[v] * sums[r]) * (scale[v] * scales[r]);
-        // Two groups of 16 share the scale of the source.
+        // Two groups of 16 weights share a scale of the source.
         const bool is_half = GROUP < SRC_GROUP && group % 2 == 0;
         const size_t half = (SRC_GROUP - GROUP) * quant_bytes(BITS, TERMS);
         quants += is_half ? half : R * row_bytes(BITS, TERMS) - half;
@@ -331,7 +331,7 @@ void multiply_terms(const Matmul& matmul, const QuantizedSrc& src, const DstRang
     multiply(matmul, src, range, residual, dst);
 }
 
-// Computes tiles of at most `R` rows.
+// Multiplies tiles of at most `R` rows.
 template <size_t R>
 void multiply_rows(const Matmul& matmul, const QuantizedSrc& src, const DstRange& range, FloatData residual, FloatData dst) {
     if constexpr (R > 1)
@@ -340,7 +340,7 @@ void multiply_rows(const Matmul& matmul, const QuantizedSrc& src, const DstRange
     multiply(matmul, src, range, residual, dst);
 }
 
-// Continues the sums of a row with a part of K of a block.
+// Continues the sums of a row and a block of columns with a part of K.
 template <size_t TERMS, size_t BITS, size_t GROUP>
 void continue_row(const Matmul& matmul, const QuantizedSrc& src, const KPart& part, float* sums) {
     const GroupRange groups{part.begin / GROUP, part.end / GROUP};
@@ -373,8 +373,8 @@ void continue_terms(const Matmul& matmul, const QuantizedSrc& src, const KPart& 
     continue_sums(matmul, src, part, sums);
 }
 
-// Returns the number of rows of a tile that minimizes the cost, which is the number of rows including the padding, plus one
-// row for each tile, because reading a block of weights costs as much as a row.
+// Returns the number of rows per tile that minimizes the cost: the total number of rows, including the padding, plus one for
+// each tile, because reading a block of weights costs as much as computing a row.
 size_t rows_per_tile(size_t M) {
     size_t best = M < M_TILE_MAX ? M : M_TILE_MAX;
     const auto cost = [&](size_t rows) { return (M + rows - 1) / rows * (rows + 1); };
@@ -434,7 +434,7 @@ void multiply_k_part(const Matmul& matmul, const PackedSrc& src, const KPart& pa
     (matmul.terms == 1 ? continue_terms<1> : continue_terms<2>)(matmul, quantized(matmul, src), part, sums);
 }
 
-// Finishes the sums of a row like `multiply_as`.
+// Finishes the sums of a row as `multiply` does.
 void finish(const Matmul& matmul, const PackedSrc& src, size_t block, const float* sums, FloatData residual, FloatData dst) {
     for (size_t pair = 0; pair < PAIRS; ++pair, sums += LANES) {
         Floats total[1][2] = {{load(sums), load(sums + N_BLOCK / 2)}};
@@ -466,7 +466,7 @@ template <typename T>
 struct SrcRow {
     const T* numbers;
     const float* norm;
-    // If the source has a norm, the numbers are multiplied by this factor.
+    // If the source has a norm, the numbers are multiplied by this factor and by `norm`.
     float factor;
     // Numbers whose magnitude exceeds this limit are outliers.
     float limit;
@@ -539,13 +539,14 @@ struct QuantizedGroup {
     float *scale, *sums;
 };
 
-// Quantizes a group of numbers of a row in a tile of `m_tile` rows, starting at a column. `top` is their largest magnitude.
+// Quantizes a group of numbers of a row in a tile of `m_tile` rows. The group starts at `column`, and `top` is the largest
+// magnitude of its numbers.
 inline void quantize_group(const Matmul& matmul, const Floats (&values)[GROUP_VECTORS], float top, size_t m_tile, size_t column,
                            const QuantizedGroup& to) {
     const float most_quant = matmul.terms == 1 ? 127 : 127 << TERM_BITS, inverse = top > 0 ? most_quant / top : 0;
     *to.scale = top / most_quant * matmul.scale_factor;
     float* sums = to.sums;
-    // The sum is unsigned, because NaN is quantized to numbers whose signed sums overflow.
+    // The sum is unsigned, because NaN is quantized to numbers whose signed sums could overflow.
     Words sum{};
     for (size_t v = 0; v < GROUP_VECTORS; ++v) {
         // The addition rounds to the nearest integer, which is then in the low bits.

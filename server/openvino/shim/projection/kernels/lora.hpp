@@ -29,7 +29,8 @@ inline void add_up(const Matmul& matmul, size_t block, size_t pair, const LoraDo
     }
 }
 
-// Adds the products for all rows of a tile. The function is not inlined, so that projections without adapters are not slower.
+// Adds the products of the adapters of `R` rows. The function is not inlined, so that it does not slow down projections without
+// adapters.
 template <size_t R>
 __attribute__((noinline)) void add_adapters(const Matmul& matmul, size_t block, size_t pair, const LoraDown* lora,
                                             Floats (*total)[2]) {
@@ -40,8 +41,8 @@ __attribute__((noinline)) void add_adapters(const Matmul& matmul, size_t block, 
         if (lora[r].adapter) add_up<1>(matmul, block, pair, lora + r, total + r);
 }
 
-// Multiplies `R` rows, each scaled by its factor, by `count` ranks of an adapter, as many ranks at a time as have room
-// for their sums in the registers.
+// Multiplies `R` rows, each scaled by its factor, by `count` ranks of an adapter. The registers, which contain the sums, limit
+// the number of ranks at a time.
 template <size_t R, typename T>
 void lora_down_tile(const Matmul& matmul, const float* down, size_t count, const T* const* rows, const float* factors,
                     float* const* to) {

@@ -8,8 +8,8 @@ namespace {
 using namespace ovfleet::projection;
 
 // Prefetches the next block of weights while the current block is read, because the processor does not predict these reads in
-// time. Reads are spread evenly over the calls of `next`: a processor has buffers for only a few of them. `LOCALITY` is that of
-// `__builtin_prefetch`: 3 for the first-level cache, and 2 for the second-level cache.
+// time. Reads are spread evenly over the calls of `next`: a processor has buffers for only a few reads at a time. `LOCALITY` is
+// that of `__builtin_prefetch`: 3 for the first-level cache, and 2 for the second-level cache.
 template <int LOCALITY>
 class Prefetch {
 public:

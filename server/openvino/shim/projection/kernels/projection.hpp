@@ -1,7 +1,7 @@
 // The interface of the projection kernels: multiplication of a source by a matrix of integer weights.
 //
-// The source has M rows of K columns, the weights have N rows of K columns, and the destination has M rows of N columns. Each
-// row of the source belongs to a token.
+// The source has M rows of K columns, the weights have N rows of K columns, and the destination has M rows of N columns (N / 2
+// with a gated epilogue). Each row of the source belongs to a token or, in an image encoder, to a patch.
 //
 // This header does not use OpenVINO. The kernels are compiled once for each instruction set, so every function in this header
 // is `static`: the linker could otherwise keep the body of an `inline` function that was compiled for AVX-512, and a processor
@@ -18,12 +18,12 @@ namespace ovfleet::projection {
 // The number of consecutive elements of a row of the source that are quantized with one scale.
 constexpr size_t SRC_GROUP = 32;
 // With one term, the elements of the source are quantized to 8 bits, except for outliers. With two terms, all elements are
-// quantized to 15 bits. Some instruction sets multiply these quants as one number, and others as two 8-bit terms: the quant is
-// `(first << TERM_BITS) + second`, and the second term is from -64 to 63.
+// quantized to 15 bits. Some instruction sets multiply each of these quants as one number, and others as two 8-bit terms: the
+// quant is `(first << TERM_BITS) + second`, and the second term is from -64 to 63.
 constexpr int TERM_BITS = 7;
 constexpr size_t TERMS_MAX = 2;
-// An element of the source is an outlier if its magnitude exceeds the root mean square of its row multiplied by this
-// factor. A row of K columns has at most `K / OUTLIER_RATIO^2` outliers.
+// An element of the source is an outlier if its magnitude is more than this factor times the root mean square of its row. A row
+// of K columns has at most `K / OUTLIER_RATIO^2` outliers.
 constexpr size_t OUTLIER_RATIO = 4;
 // The number of columns of the destination that are computed together. The weights are packed in blocks of this size.
 constexpr size_t N_BLOCK = 32;
@@ -39,8 +39,8 @@ enum class Epilogue : int64_t {
     // Before that, the elements of the first half are clamped to at most the limit, and those of the second half to at most
     // the limit in magnitude.
     clamped_swiglu,
-    // GELU with erf, GELU with tanh, x * sigmoid(x), and x * sigmoid(QUICK_GELU_ALPHA * x). The destination must be f32,
-    // except that AMX kernels also store bf16.
+    // GELU with erf, GELU with tanh, x * sigmoid(x), and x * sigmoid(QUICK_GELU_ALPHA * x). The destination must be f32, except
+    // that the AMX kernels can also store bf16.
     gelu,
     gelu_tanh,
     silu,
@@ -54,14 +54,15 @@ static inline bool is_gated(Epilogue epilogue) { return epilogue == Epilogue::sw
 // Whether an epilogue applies a function to each element.
 static inline bool is_activation(Epilogue epilogue) { return epilogue >= Epilogue::gelu; }
 
-// An adapter, which adds up * (down * src) to the product for the rows of its tokens.
+// An adapter, which adds up * (down * src) to the product in the rows of its tokens.
 struct LoraAdapter {
-    // The number by which tokens refer to the adapter.
+    // The number that identifies the adapter.
     int64_t number;
     // The total rank of the adapter's parts, rounded up to a multiple of `RANK_BLOCK`.
     uint64_t ranks;
-    // The positions of the adapter's matrices, in bytes from the first adapter: `down` is `[ranks][K]` of f32, multiplied by
-    // the norm; `up_blocks` are two `UpBlock` for each block of columns, which contain the position of `up`.
+    // The positions of the adapter's matrices, in bytes from the first adapter: at `down`, a matrix `[ranks][K]` of f32,
+    // multiplied by the norm; at `up_blocks`, two `UpBlock`s for each block of columns, which contain the positions of the `up`
+    // matrices.
     uint64_t down, up_blocks;
 };
 
@@ -70,7 +71,7 @@ struct UpBlock {
     uint64_t first, last, up;
 };
 
-// The number of ranks that are computed at a time.
+// The largest number of ranks that are computed at a time. The ranks of an adapter are padded to a multiple of this number.
 constexpr size_t RANK_BLOCK = 4;
 
 // The number of bits of the quants of MXFP4. A quant is twice the number that it represents, plus 12. In memory, it is a code
@@ -82,7 +83,7 @@ static inline uint8_t quant_of_e2m1(size_t code) {
     return quants[code & 15];
 }
 
-// The number of bits of the quants of Q6_K, Q5_K, Q5_0, Q5_1 and Q3_K.
+// The number of bits in which quants of Q6_K, Q5_K, Q5_0, Q5_1 and Q3_K are stored.
 constexpr size_t SIX_BITS = 6;
 // Quants of 6 bits in groups of 16 are those of Q6_K and Q3_K, whose zero point is always `SUPER_ZERO`. The scale of a group
 // is the product of its quantized scale, an integer from -128 to 127, and a super-scale in f16, which `SUPER_BLOCK`
@@ -99,20 +100,20 @@ static constexpr size_t stored_bits(size_t bits) { return bits == E2M1_BITS ? 4 
 // A matrix `[N][K]` of weights (quant - zero) * scale * scale_factor with an epilogue. `group` consecutive weights of a row
 // share a zero point and a scale.
 //
-// In memory, the matrix consists of blocks of 32 columns of the destination, the last of which is padded with zeros. With
-// SwiGLU, a block has 16 columns of the first half, and then the columns of the second half by which they are multiplied. For
-// each group, a block has 32 scales and 32 zero points in f16, and then the quants: four consecutive weights of each of 16
-// columns, then those of the other 16 columns, and so on. Quants of 4 bits share bytes: the first four weights are in the low
-// halves, and the next four in the high halves. Quants of 5 bits share bytes in the same way: memory contains their codes in
-// E2M1.
+// In memory, the matrix consists of blocks of 32 columns of the destination, the last of which is padded with zeros. With a
+// gated epilogue, a block has 16 columns of the first half, and then the columns of the second half by which they are
+// multiplied. For each group, a block has 32 scales and 32 zero points in f16, and then the quants: four consecutive weights of
+// each of 16 columns, then those of the other 16 columns, and so on. Quants of 4 bits share bytes: the first four weights are
+// in the low halves, and the next four in the high halves. Quants of 5 bits share bytes in the same way: memory contains their
+// codes in E2M1.
 //
-// Quants of 6 bits are stored as 16 consecutive weights of a column in three groups of four bytes. The low six bits of these
-// bytes are the first twelve quants. Their high two bits are the last four quants: the first four bytes contain the lowest two
-// bits of each of them, the next four bytes the middle two, and the last four bytes the highest two.
+// With quants of 6 bits, 16 consecutive weights of a column are stored in three groups of four bytes. The low six bits of these
+// bytes are the first twelve quants. The high two bits of the bytes are the last four quants: the first four bytes contain the
+// lowest two bits of each of these quants, the next four bytes the middle two, and the last four bytes the highest two.
 //
 // With super-scales, scales are exactly those of the file, and zero points are not stored. A block begins with 32 super-scales
-// for each 256 weights. They are followed by two groups at a time, so that the quants of each group begin at a cache line: 32
-// quantized scales of each group, and then the quants of each group.
+// for each 256 weights of a row. The groups follow in pairs, so that the quants of each group begin at a cache line: 32
+// quantized scales for each of the two groups, and then the quants of each group.
 struct Matmul {
     // The numbers of columns and rows. K is a multiple of 32.
     size_t K, N;
@@ -153,26 +154,26 @@ static inline size_t group_bytes(const Matmul& matmul) {
     const size_t scale_bytes = has_super_scales(matmul) ? sizeof(int8_t) : 2 * sizeof(uint16_t);
     return N_BLOCK * scale_bytes + N_BLOCK * matmul.group * stored_bits(matmul.bits) / 8;
 }
-// The size of the super-scales of a block of columns with K weights each.
+// The size in bytes of the super-scales of a block of columns with K weights each.
 static constexpr size_t super_scale_bytes(size_t K) { return K / SUPER_BLOCK * N_BLOCK * sizeof(uint16_t); }
 static inline size_t n_block_bytes(const Matmul& matmul) {
     return (has_super_scales(matmul) ? super_scale_bytes(matmul.K) : 0) + num_groups(matmul) * group_bytes(matmul);
 }
 
-// The size of a block of columns with 16 quants of 6 bits each.
+// The size in bytes of 16 quants of 6 bits for each column of a block.
 constexpr size_t SIX_BIT_BYTES = N_BLOCK * 16 * SIX_BITS / 8;
-// The positions of the quantized scales and of the quants of a group, relative to the end of the super-scales.
+// The positions in bytes of the quantized scales and of the quants of a group, relative to the end of the super-scales.
 constexpr size_t SUPER_PAIR_BYTES = 2 * (N_BLOCK + SIX_BIT_BYTES);
 static constexpr size_t quantized_scales_at(size_t group) { return group / 2 * SUPER_PAIR_BYTES + group % 2 * N_BLOCK; }
 static constexpr size_t super_quants_at(size_t group) {
     return group / 2 * SUPER_PAIR_BYTES + 2 * N_BLOCK + group % 2 * SIX_BIT_BYTES;
 }
 
-// The largest sizes of a matrix.
+// The largest supported numbers of columns and rows of a matrix.
 constexpr size_t K_MAX = 1 << 24, N_MAX = 1 << 28;
 
-// Returns the reason why the kernels do not support a matrix, or null if they do. The attributes of a graph are checked
-// with this function before any of them is used as a size or a divisor.
+// Returns the reason why the kernels do not support a matrix, or null if they do. The attributes of an operation in a graph are
+// checked with this function before any of them is used as a size or a divisor.
 static inline const char* unsupported(const Matmul& matmul) {
     if (matmul.K == 0 || matmul.K > K_MAX || matmul.K % SRC_GROUP != 0) return "K must be a multiple of 32, up to 2^24";
     if (matmul.N == 0 || matmul.N > N_MAX) return "N must be from 1 to 2^28";
@@ -193,7 +194,7 @@ static inline const char* unsupported(const Matmul& matmul) {
     return nullptr;
 }
 
-// The object at a position relative to the first adapter.
+// Returns the object at a position in bytes relative to the first adapter.
 template <typename T>
 static inline const T* behind_adapters(const Matmul& matmul, uint64_t bytes) {
     return reinterpret_cast<const T*>(reinterpret_cast<const uint8_t*>(matmul.adapters) + bytes);
@@ -214,8 +215,8 @@ struct PackedSrc {
     const LoraDown* lora;
 };
 
-// The columns of each tile in which one of its rows has an outlier, in ascending order. For each tile: the number of these
-// columns, memory for `outliers_per_row_max` columns for each row, and memory for the values of the rows in these
+// The columns of each tile in which at least one of its rows has an outlier, in ascending order. For each tile: the number of
+// these columns, memory for `outliers_per_row_max` columns for each row, and memory for the values of the rows in these
 // columns. Each value is multiplied by the scale factor of the weights, and is 0 where the row has no outlier.
 struct Outliers {
     uint32_t *counts, *columns;
@@ -226,7 +227,7 @@ struct Outliers {
 // `quants` contains, for each tile and group of 32 columns, the quants of the rows: the first terms of all rows and then their
 // second terms, or 16-bit numbers. The quants of outliers are 0. `scales` contains, for each tile and group of 32 columns, the
 // scale of each row, multiplied by the scale factor of the weights. `sums` contains, for each tile and group of weights, the
-// sum of the quants of each row. For wide groups, each quant is multiplied by its scale before it is added.
+// sum of the quants of each row. For wide groups, the quants of each 32 columns are multiplied by their scale in this sum.
 struct QuantizedSrc {
     size_t M, m_tile;
     int8_t* quants;
@@ -267,15 +268,15 @@ struct KPart {
 
 // How the work of the kernels is divided.
 struct Division {
-    // The number of rows of a tile, for M rows.
+    // Returns the number of rows of a tile, for M rows.
     size_t (*rows_per_tile)(size_t M);
     // The number of rows that are packed at a time. A tile consists of parts of this size, the last of which may be smaller.
     size_t packed_rows;
-    // From this number of rows per thread on, each thread multiplies a part of the rows by all weights. With fewer rows, each
-    // thread multiplies all rows by a part of the weights.
+    // From this number of rows per thread on, each thread multiplies a part of the rows by all weights of its group of threads.
+    // With fewer rows, each thread multiplies all rows by a part of these weights.
     size_t rows_per_owner;
-    // The part of the source that remains in the cache of a processor while blocks of weights are read: a number of
-    // elements, and a minimum number of tiles.
+    // The part of the source that remains in the cache of a processor while blocks of weights are read: as many tiles as fit
+    // into this number of elements, but at least a minimum number of tiles.
     size_t cached_elements, cached_tiles_min;
 };
 
@@ -286,7 +287,7 @@ struct Kernels {
     size_t (*src_bytes)(const Matmul& matmul, size_t rows);
     // Packs a part of a tile.
     void (*pack_src)(const Matmul& matmul, FloatData src, size_t tile, size_t part, const PackedSrc& to);
-    // Computes a part of the destination. `residual` has the shape of the destination.
+    // Computes a part of the destination. `residual` has the shape and the type of the destination.
     void (*multiply)(const Matmul& matmul, const PackedSrc& src, const DstRange& range, FloatData residual, FloatData dst);
     // Adds the products of the only row and a part of a block to `N_BLOCK` sums, which are 0 before the first part. Computing
     // all parts in order produces the same bits as computing all columns at once. Null if the kernels can only multiply all
@@ -302,8 +303,8 @@ struct Kernels {
 
 // Returns the kernels for an instruction set, or null if they do not exist or this processor lacks the instruction set.
 const Kernels* projection_kernels(Isa isa);
-// For tests: the AMX kernels on the C++ model of the tiles, whose vector code is compiled for an instruction set. Null if they
-// are not compiled for this instruction set, or this processor lacks it.
+// For tests: returns the AMX kernels that use the C++ model of the tile registers and vectors of an instruction set, or null if
+// they are not compiled for this instruction set or this processor lacks it.
 const Kernels* tile_model_kernels(Isa vectors);
 extern const Kernels kernels_portable, kernels_tile_model_portable;
 #if defined(__x86_64__)

@@ -8,7 +8,7 @@ namespace {
 
 using namespace ovfleet::projection;
 
-// The size in bytes of four bytes for each of the 32 columns of a block.
+// The size in bytes of one group of four bytes for each of the 32 columns of a block.
 constexpr size_t SIX_BIT_FOUR_BYTES = N_BLOCK * 4;
 
 // Returns the quants `4 * i` to `4 * i + 3` of 16 weights for each column of a vector, as the four bytes of a lane. `quants`
