@@ -1,7 +1,7 @@
 // The interface of the projection kernels: multiplication of a source by a matrix of integer weights.
 //
-// The source has M rows of K columns, the weights have N rows of K columns, and the destination has M rows of N columns. Each
-// row of the source belongs to a token.
+// The source has M rows of K columns, the weights have N rows of K columns, and the destination has M rows of N columns, or of
+// N / 2 columns with SwiGLU. Each row of the source belongs to a token.
 //
 // This header does not use OpenVINO. The kernels are compiled once for each instruction set, so every function in this header
 // is `static`: the linker could otherwise keep the body of an `inline` function that was compiled for AVX-512, and a processor
