@@ -14,8 +14,8 @@
 //     tiles.multiply<0, 1, 2>();
 //     tiles.store<0>(sums, 64);
 //
-// Each file of kernels that uses tiles is compiled once for each implementation. `OVFLEET_TILES` is defined as the name of the
-// implementation, which the kernels use through `TileRegisters`.
+// Each file of kernels that uses tiles is compiled separately for each implementation. `OVFLEET_TILES` is defined as the name
+// of the implementation, which the kernels use through `TileRegisters`.
 #pragma once
 
 #include <cstddef>
