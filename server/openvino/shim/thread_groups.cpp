@@ -17,11 +17,11 @@ namespace {
 struct Group {
     // If empty, the threads of the group are not bound.
     std::vector<uint32_t> processors;
-    // If -1, memory is not placed on a node.
+    // If negative, memory is not placed on a node.
     int node;
 };
 
-// Null if there is one group. Groups are never freed, because a thread may be reading them.
+// Null if there is only one group. Groups are never freed, because a thread may still be reading them.
 std::atomic<const std::vector<Group>*> all_groups{nullptr};
 
 // Returns a group, or null if there is only one group, or if the number of groups has been reduced since the caller
@@ -31,7 +31,7 @@ const Group* group_at(size_t group) {
     return groups && group < groups->size() ? &(*groups)[group] : nullptr;
 }
 
-// The largest number of nodes that a Linux kernel supports.
+// The largest number of NUMA nodes that a Linux kernel supports.
 constexpr size_t NODES_MAX = 1024, WORD_BITS = 8 * sizeof(unsigned long);
 
 }  // namespace
@@ -58,7 +58,7 @@ void bind_to_group(size_t number) {
 void place_on_group(const void* memory, size_t bytes, size_t number) {
     const Group* group = group_at(number);
     if (!group || group->node < 0 || size_t(group->node) >= NODES_MAX) return;
-    // Only whole pages can be moved. Pages that two groups share stay where they are.
+    // Only whole pages can be moved. Pages that also contain other data stay where they are.
     const size_t page = size_t(sysconf(_SC_PAGESIZE)), begin = (uintptr_t(memory) + page - 1) / page * page;
     const size_t end = (uintptr_t(memory) + bytes) / page * page;
     if (begin >= end) return;

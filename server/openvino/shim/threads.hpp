@@ -67,8 +67,8 @@ struct Groups {
     size_t first_block(size_t slot, size_t blocks) const { return slot * blocks / threads; }
 };
 
-// From this number of tokens per thread on, each thread owns a part of the tokens, for which it reads all weights. With fewer
-// tokens, reading all weights in each thread would cost more than reading the results of other threads.
+// The default number of tokens per thread from which on each thread owns a part of the tokens, for which it reads all weights.
+// With fewer tokens, reading all weights in each thread would cost more than reading the results of other threads.
 constexpr size_t TOKENS_PER_OWNER = 8;
 
 // Returns the number of threads that each own a part of the tokens of a step, or 1 if all threads share the tokens.
@@ -120,19 +120,19 @@ void for_each_owned(size_t owners, const Begin& begin_of, size_t grain, Threadin
         tbb::static_partitioner());
 }
 
-// Calls `body` for each index like `for_each_owned`, without its owner.
+// Calls `body` with each index, like `for_each_owned`, but without the owner of the index.
 template <typename Begin, typename Body>
 void parallel_for_owned(size_t owners, const Begin& begin_of, size_t grain, Threading threading, const Body& body) {
     for_each_owned(owners, begin_of, grain, threading, [&](size_t index, size_t) { body(index); });
 }
 
-// Calls `body` for each index below `count`, without owners.
+// Calls `body` with each index below `count`, `grain` indices at a time, without owners.
 template <typename Body>
 void parallel_for(size_t count, size_t grain, const Body& body) {
     parallel_for_owned(1, [&](size_t owner) { return owner * count; }, grain, Threading::parallel, body);
 }
 
-// Calls `body` for each index below `count`, `grain` indices at a time, and binds no thread to its group. Loops that load a
+// Calls `body` with each index below `count`, `grain` indices at a time, and binds no thread to its group. Loops that load a
 // model use this function, because the thread that runs them also starts other threads, which would inherit its binding.
 template <typename Body>
 void parallel_for_unbound(size_t count, size_t grain, const Body& body) {

@@ -1,6 +1,6 @@
 // The eight tile registers of AMX, as one interface with two implementations: `HardwareTiles` executes the instructions of the
-// processor, and `ModelTiles` computes the same bits in plain C++ on any processor. Kernels are templates over the
-// implementation, or are compiled once for each. Only for kernels, which are compiled once for each instruction set.
+// processor, and `ModelTiles` computes the same bits in plain C++ on any processor. Only kernels include this header, because
+// its functions are compiled once for each instruction set.
 //
 // A tile has up to 16 rows of up to 64 bytes. Multiplying two tiles adds the dot product of row `m` of A and column `n` of B to
 // the f32 sum in row `m` and column `n`. A row of A has up to 32 bf16 numbers. B has one row for each pair of them: row `k` of
@@ -14,8 +14,8 @@
 //     tiles.multiply<0, 1, 2>();
 //     tiles.store<0>(sums, 64);
 //
-// A file of kernels is compiled with `OVFLEET_TILES` defined as one of the implementations, which it uses through
-// `TileRegisters`.
+// Each file of kernels that uses tiles is compiled separately for each implementation. `OVFLEET_TILES` is defined as the name
+// of the implementation, which the kernels use through `TileRegisters`.
 #pragma once
 
 #include <cstddef>
@@ -26,8 +26,8 @@ namespace {
 
 constexpr size_t TILE_COUNT = 8, TILE_ROWS = 16, TILE_ROW_BYTES = 64;
 
-// The operand of LDTILECFG. It is loaded for each call of a kernel, because other libraries use other configurations on the
-// same threads. Products of fewer than 16 rows take less time if the tiles are configured with fewer rows.
+// The operand of LDTILECFG. It is loaded in each call of a kernel, because other libraries use other configurations on the same
+// threads. Products of fewer than 16 rows take less time if the tiles are configured with fewer rows.
 struct alignas(64) TileConfig {
     uint8_t palette = 1, start_row = 0, reserved[14] = {};
     uint16_t row_bytes[16] = {};
@@ -43,10 +43,10 @@ static_assert(sizeof(TileConfig) == 64);
 
 #if defined(__x86_64__)
 
-// The AMX instructions. They fault unless `has_isa(Isa::amx)` has returned true. This function also requests permission from
-// the operating system. The class uses inline assembly, because the intrinsics of GCC 12 have no memory clobber: the compiler
-// may move a store after the load of a tile from the same memory. At least one tile should be stored every half microsecond: a
-// store that follows a longer pause takes 300 ns.
+// The AMX instructions. They fault unless `has_isa(Isa::amx)`, which also requests permission from the operating system, has
+// returned true. The class uses inline assembly, because the intrinsics of GCC 12 have no memory clobber: the compiler may move
+// a store after the load of a tile from the same memory. At least one tile should be stored every half microsecond: a store
+// that follows a longer pause takes 300 ns.
 class HardwareTiles {
 public:
     explicit inline HardwareTiles(const TileConfig& config) { asm volatile("ldtilecfg %0" : : "m"(config)); }
@@ -77,8 +77,8 @@ public:
 
 #endif
 
-// A model of the instructions in plain C++, for tests. It traps where the processor faults: on tiles that are not configured
-// and on shapes that do not match.
+// A model of the instructions in plain C++, for tests. It traps where the processor faults: on invalid configurations, on tiles
+// that are not configured, and on shapes that do not match.
 class ModelTiles {
 public:
     explicit inline ModelTiles(const TileConfig& config) : config_(config) {
@@ -149,9 +149,9 @@ private:
         std::memcpy(&value, &bits, sizeof(value));
         return double(normal(value));
     }
-    // Multiplication and addition are fused: a product of two bf16 is exact in f64, and its sum with an f32 is inexact in f64
-    // only if it is not near the midpoint between two f32. Rounding the sum to f32 therefore produces the bits of a single
-    // rounding.
+    // Multiplication and addition are fused: the product of two bf16 numbers is exact in f64, and the sum of this product and
+    // an f32 number is inexact in f64 only if the sum is not near the midpoint between two f32 numbers. Rounding the sum to f32
+    // therefore produces the bits of a single rounding.
     static inline void add_products(float (&sums)[TILE_ROWS], double a, const double (&b)[TILE_ROWS]) {
         for (size_t column = 0; column < TILE_ROWS; ++column)
             sums[column] = normal(float(a * b[column] + double(sums[column])));
@@ -166,8 +166,8 @@ private:
 // The tile registers of a product of 2 x 2 tiles: those of the sums, of the rows and of the columns.
 constexpr int SUMS_00 = 0, SUMS_01 = 1, SUMS_10 = 2, SUMS_11 = 3, ROWS_0 = 4, ROWS_1 = 5, COLUMNS_0 = 6, COLUMNS_1 = 7;
 
-// The tile registers, and a buffer for stores whose only purpose is to be frequent: a store takes 300 ns if the previous one
-// was more than half a microsecond earlier.
+// The tile registers, and a buffer for stores that only shorten the time between two stores: a store takes 300 ns if the
+// previous one was more than half a microsecond earlier.
 struct TileRegisters {
     explicit inline TileRegisters(const TileConfig& config) : tiles(config) {}
     inline void keep_storing() { tiles.store<SUMS_00>(unused, TILE_ROW_BYTES); }

@@ -1,5 +1,5 @@
-// Vectors of floats in the registers of the instruction set. Only for kernels, which are compiled once for each instruction
-// set.
+// Vectors of floats in the registers of the instruction set. Only kernels include this header, because its functions are
+// compiled once for each instruction set.
 #pragma once
 
 #include <cstddef>
@@ -191,17 +191,17 @@ inline Floats broadcast(float value) {
 #endif
 }
 
-// Rounds to bf16: to nearest, and ties away from zero, which takes fewer instructions than ties to even. The NaN that
-// arithmetic produces remains NaN.
+// Rounds to bf16, to nearest with ties away from zero, which takes fewer instructions than ties to even. The NaN that
+// arithmetic operations produce remains NaN.
 inline Floats rounded_to_bf16(Floats values) { return (Floats)(((Words)values + 0x8000) & 0xffff0000); }
 
-// Rounds two vectors to bf16 in the same way, and interleaves them: each 32-bit lane has the number of `first` in its low half
+// Rounds two vectors to bf16 in the same way, and interleaves them: each 32-bit lane has the element of `first` in its low half
 // and that of `second` in its high half.
 inline Words bf16_pairs(Floats first, Floats second) {
     return ((Words)first + 0x8000) >> 16 | (((Words)second + 0x8000) & 0xffff0000);
 }
 
-// Interleaves two vectors in the same way, without rounding. Their numbers must be exact in bf16.
+// Interleaves two vectors in the same way, without rounding. bf16 must be able to represent their elements exactly.
 inline Words exact_bf16_pairs(Floats first, Floats second) { return (Words)first >> 16 | ((Words)second & 0xffff0000); }
 
 inline Floats larger(Floats a, Floats b) { return a > b ? a : b; }

@@ -47,7 +47,7 @@ impl Config {
             plugin_config: Vec::new(),
             activation_precision: ActivationPrecision::Auto,
             kv_cache_bytes: None,
-            // A cache for this many tokens exceeds any memory, and its size in bytes fits in a u64.
+            // A cache for this many tokens exceeds the memory of any machine, and its size in bytes fits in a u64.
             kv_cache_tokens_max: u64::from(u32::MAX),
             cache_dir: None,
             max_model_len: None,

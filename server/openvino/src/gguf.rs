@@ -150,7 +150,7 @@ fn replace_weights<'a>(
             return Err(Error::runtime("write a weight", &lacks).into());
         }
         // A missing node is not an error if the front end has read the weight, because the graph may use it under
-        // another name. The front end may have rounded experts, however, so they must be replaced.
+        // another name. However, the front end may have rounded quantized experts, so these must be replaced.
         let is_rounded = entry.shape.len() == 3 && entry.kind.is_quantized();
         if is_rounded || input == GraphInput::Vectors {
             return Err(ReadError::NoNode(entry));

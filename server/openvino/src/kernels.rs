@@ -128,7 +128,8 @@ pub(crate) enum ProductPrecision {
 impl ProductPrecision {
     fn new(isa: Isa, activation_precision: ActivationPrecision) -> Self {
         match (isa, activation_precision) {
-            // With AMX, 8-bit integers would not be faster: scaling each group of them costs more than their products.
+            // With AMX, 8-bit integers would not be faster: scaling the products of a group takes longer than computing
+            // them.
             (Isa::Amx, _) => Self::Bf16,
             (_, ActivationPrecision::Auto) => Self::Int16,
             (_, ActivationPrecision::Int8) => Self::Int8,
@@ -353,7 +354,7 @@ pub(crate) fn plan_kernels(
     let are_all_projections_native = projections.is_some() && graph.native_projections;
     let is_bf16 = device.inference_precision == "bf16";
     // If the plugin computed in f16, it would pass f16 activations to the native kernels, which read f32 and bf16.
-    // Therefore, if f16 is configured, a graph whose kernels are all native is compiled in f32, and any other graph
+    // Therefore, if f16 is configured, a graph whose kernels can all be native is compiled in f32, and any other graph
     // uses no native kernels.
     let is_f16 = device.inference_precision == "f16";
     let float = |is_bf16: bool| if is_bf16 { Precision::Bf16 } else { Precision::F32 };

@@ -414,7 +414,8 @@ fn num_blocks(config: &Config, models: &[&LoadedModel]) -> Result<u32, Error> {
     let block_bytes: u64 = models.iter().map(|model| model.ports.block_bytes).sum();
     let block_tokens = models.first().map_or(1, |model| model.ports.block_tokens);
     let derived = || {
-        // Half of the available memory (1 GiB if it is unknown), but not more than `kv_cache_tokens_max` tokens need.
+        // Half of the available memory, or 1 GiB if the available memory is unknown, but not more than
+        // `kv_cache_tokens_max` tokens need.
         const UNKNOWN: u64 = 1 << 30;
         let free = memory::available_bytes().map_or(UNKNOWN, |free| free / 2);
         free.min(config.kv_cache_tokens_max.div_ceil(u64::from(block_tokens)) * block_bytes)

@@ -106,8 +106,8 @@ fn on_processors<T>(count: usize, groups: &[&[u32]], body: impl FnMut() -> T) ->
         node: -1,
     };
     let groups: Vec<RawThreadGroup> = groups.iter().map(raw).collect();
-    // SAFETY: the processors of the groups live until the call returns. The context has the type that the function
-    // expects, and lives as long.
+    // SAFETY: the processors of the groups and the context live until the last call returns, and the context has the
+    // type that the function expects.
     let was_run = unsafe {
         ovfleet_set_thread_groups(groups.as_ptr(), groups.len());
         let was_run = ovfleet_test_on_threads(count, function, (&raw mut context).cast());

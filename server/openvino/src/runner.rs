@@ -97,13 +97,13 @@ impl OpenVinoRunner {
         count: usize,
         logits_indices: impl Iterator<Item = i64>,
     ) -> Result<(), Error> {
-        // The output is the memory of the request, which must not be referenced while the request runs.
+        // The output refers to memory of the request, which must not be referenced while the request runs.
         self.output = None;
         for copy in &batch.copies {
             self.kv_cache.copy(*copy)?;
         }
         self.inputs.fill(batch, images)?;
-        // A model computes at least one row of logits. If none is needed, request that of the last token.
+        // The model computes at least one row of logits. If no row is needed, request the row of the last token.
         match count {
             0 => self.inputs.request_logits(1, std::iter::once(batch.tokens.len() as i64 - 1))?,
             _ => self.inputs.request_logits(count, logits_indices)?,

@@ -216,9 +216,9 @@ pub(crate) fn add_adapters(
     };
     let raw: Vec<_> = loras.iter().zip(&names).map(raw).collect();
     let in_native_projections = c_int::from(method == AdapterMethod::NativeProjections);
-    // SAFETY: the pointers in `raw` belong to `names` and to vectors. The lengths of the vectors have just been checked
-    // against the ranks, rows and columns of the projection, which the shim finds by the same name. The shim copies the
-    // data before it returns.
+    // SAFETY: the pointers in `raw` point into `names` and into the vectors of `loras`. The lengths of these vectors
+    // have just been checked against the ranks, rows and columns of the projection, which the shim finds by the same
+    // name. The shim copies the data before it returns.
     let code = unsafe {
         ffi::ovfleet_add_adapters(
             model.as_mut_ptr(),

@@ -172,7 +172,7 @@ fn chunks_mixed_batches_and_copied_blocks_do_not_change_the_answer() {
     assert_eq!(sequences[0].tokens[QUESTION.len()..][..7], ANSWER);
     assert_eq!(sequences[2].tokens[QUESTION.len()..], ANSWER);
 
-    // Sequence 3 has the same prompt, with copies of the blocks of sequence 0.
+    // Sequence 3 has the same prompt, and uses copies of the blocks of sequence 0.
     let mut copied = Stepper::new(3, &QUESTION);
     copied.blocks = 24..26;
     let mut batch = Batch::default();
@@ -199,8 +199,8 @@ fn expect_same_logits_beside_others(config: &Config) {
         // This processor has no native projections.
         return;
     }
-    // Returns the logits of the last token of a prompt. Its last two tokens are computed together with other sequences,
-    // which begin in the first step and decode in the second.
+    // Returns the logits of the last token of a prompt. The prompt's last two tokens are computed in two steps,
+    // together with other sequences, which compute their prompts in the first of these steps and decode in the second.
     let mut logits = |others: u64| {
         let prompt = |id: u64| &QUESTION[..QUESTION.len() - 3 * id as usize];
         let mut sequences: Vec<Stepper> = (0..=others).map(|id| Stepper::new(id, prompt(id))).collect();

@@ -294,7 +294,7 @@ async fn a_body_with_too_many_values_is_rejected_before_it_is_parsed() {
         let tools =
             |count| format!("{{\"model\": \"test-model\", \"tools\": [{}{{}}]}}", "{\"\":0},".repeat(count));
         // Cut off a body, so that parsing it would cause a different error.
-        let cut = tools(110_000).trim_end_matches(']').to_owned();
+        let cut = tools(110_000).trim_end_matches("]}").to_owned();
         for body in [tools(110_000), cut] {
             let rejected = server.post(path, body).await;
             let error = &rejected.json()["error"];

@@ -124,8 +124,8 @@ void add_items(const Kernels& kernels, const Layer& layer, const Sequence& seque
         const size_t hidden =
             layer.window && sequence.past + begin + 1 > layer.window ? sequence.past + begin + 1 - layer.window : 0;
         const size_t first = hidden / (BLOCK_TOKENS * CHUNK_BLOCKS) * CHUNK_BLOCKS;
-        // Usually, only large decodes are divided into one item for each part, because prompts and steps with many decodes have enough
-        // items anyway. With two features, every decode is divided: with block scores, because a tile has memory for the
+        // Usually, only large decodes are divided into one item for each part, because prompts and steps with many decodes have
+        // enough items anyway. With two features, every decode is divided: with block scores, because a tile has memory for the
         // scores of only one part; and with sparse attention, because items that are longer than a part can skip keys, although
         // a decode must attend to all keys. The latest token and the draft tokens of a sequence are not a decode here: like a
         // prompt, they can skip keys.

@@ -13,13 +13,13 @@
 namespace ovfleet::projection {
 
 // The inputs are the source, the memory of the matrices, the residual if a stage adds one, and, if a stage has adapters, the
-// number of the adapter of each row. The plugin needs time for each custom operation and each of its inputs, so consecutive
-// projections are one operation.
+// adapter number of each row. The plugin has an overhead for each custom operation and for each of its inputs, so consecutive
+// projections are fused into one operation.
 enum Input : size_t { SRC, MEMORY, RESIDUAL };
 
-// One of the projections of an operation. Its source is the destination of the previous stage; the source of the first
-// stage is the source of the operation. The residual is the input of the operation, or the sum of an earlier stage that
-// adds the residual.
+// One of the projections of an operation. Its source is the destination of the previous stage; the source of the first stage is
+// the source of the operation. A stage that adds a residual adds the sum of the last earlier stage that does so, or, if there
+// is none, the input `RESIDUAL`.
 struct Stage {
     Matmul matmul;
     bool has_norm, has_bias;
@@ -27,7 +27,7 @@ struct Stage {
 };
 
 // The memory of a stage contains its norm, its bias, its weights and its adapters, in this order. These functions return the
-// positions of the last three in bytes, and the size of the memory.
+// positions of the bias, the weights and the adapters, and the size of the memory, in bytes.
 inline size_t bias_at(const Stage& stage) { return stage.has_norm ? (stage.matmul.K * sizeof(float) + 63) / 64 * 64 : 0; }
 inline size_t weights_at(const Stage& stage) {
     return bias_at(stage) + (stage.has_bias ? num_n_blocks(stage.matmul) * N_BLOCK * sizeof(float) : 0);
@@ -37,7 +37,7 @@ inline size_t adapters_at(const Stage& stage) {
 }
 inline size_t memory_bytes(const Stage& stage) { return adapters_at(stage) + stage.adapter_bytes; }
 
-// The type of the destination, and whether the residual is an output.
+// Whether the destination of the last stage is bf16 instead of f32, and whether the residual is an output.
 struct Outputs {
     bool to_bf16 = false, gives_residual = false;
 };
@@ -65,22 +65,22 @@ public:
     bool evaluate(ov::TensorVector& outputs, const ov::TensorVector& inputs) const override;
 
 private:
-    // These functions throw unless the kernels support the attributes, the tensors and the adapters in memory, because a file
-    // may contain any values.
+    // These functions throw unless the kernels support the attributes, the tensors and the adapters in memory, because a
+    // compiled model in a file may contain any values.
     void check_attributes() const;
     void check_tensors(const ov::TensorVector& outputs, const ov::TensorVector& inputs) const;
     void check_adapters(const uint8_t* memory) const;
     // Calls `visit` with each numeric attribute of each stage.
     template <typename Visit>
     void each_number(Visit visit);
-    // Returns the number of columns of the residual, or 0 if no stage adds one.
+    // Returns the number of columns of the residual, or 0 if no stage adds a residual.
     size_t residual_columns() const;
 
     Isa isa_ = Isa::plugin;
     std::vector<Stage> stages_;
     bool to_bf16_ = false, gives_residual_ = false;
-    // The memory whose adapters have been checked, and whose weights have been placed. This memory is a constant of the
-    // graph, so preparing it once is enough.
+    // The address of the memory whose adapters have been checked, and whose weights have been placed on their NUMA nodes. This
+    // memory is a constant of the graph, so preparing it once is enough.
     mutable std::atomic<const uint8_t*> prepared_{nullptr};
 };
 

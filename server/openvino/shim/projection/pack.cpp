@@ -27,8 +27,8 @@ bool is_integers(const Constant& constant) {
 
 bool is_e2m1(const Constant& constant) { return constant.get_element_type() == ov::element::f4e2m1; }
 
-// Returns the rows of the model's files that a constant contains, or an empty list if it contains anything else, or is
-// in memory.
+// Returns the rows of the model's files that a constant contains, or an empty list if the constant is in memory or contains
+// anything else.
 std::vector<TensorRows> rows_in_files(const Constant& constant) {
     std::vector<TensorRows> rows;
     const auto* parts = deferred_parts(constant);
@@ -39,7 +39,7 @@ std::vector<TensorRows> rows_in_files(const Constant& constant) {
     return rows;
 }
 
-// The number of rows whose scales are read at once.
+// The number of rows that a thread reads or checks at a time.
 constexpr size_t ROWS_AT_ONCE = 64;
 
 constexpr size_t GROUPS_PER_SUPER_BLOCK = SUPER_BLOCK / SUPER_GROUP;
@@ -50,7 +50,7 @@ struct SuperScales {
     int8_t quantized[GROUPS_PER_SUPER_BLOCK];
 };
 
-// Splits the scales of 256 weights into a super-scale and quantized scales. Returns false if that is impossible.
+// Splits the scales of 256 weights into a super-scale and quantized scales. Returns false if no such split is exact.
 bool split_scales(const float* scales, SuperScales& to) {
     float largest = 0;
     for (size_t i = 0; i < GROUPS_PER_SUPER_BLOCK; ++i) {
@@ -75,8 +75,7 @@ bool split_scales(const float* scales, SuperScales& to) {
     return false;
 }
 
-// Whether the rows in the model's files that a constant contains all have a property; no value if the constant has other
-// content.
+// Whether all rows that `rows_in_files` returns for a constant have a property, or no value if it returns none.
 std::optional<bool> all_rows_in_files(const Constant& constant, bool TensorRows::* property) {
     const auto rows = rows_in_files(constant);
     if (rows.empty()) return {};
@@ -94,7 +93,7 @@ bool all_rows_fit(size_t rows, const Fits& fits) {
 }
 
 // Whether the quants of a weight fit into 6 bits. For a weight in memory, this function checks its content, because a graph
-// that was read from the cache does not contain the types of the file.
+// that was read from the cache does not contain the tensor types of the GGUF file.
 bool quants_fit_six_bits(const GraphWeight& weight) {
     const auto type = weight.quants->get_element_type();
     if (type != ov::element::i8 && type != ov::element::u8) return false;
@@ -108,7 +107,8 @@ bool quants_fit_six_bits(const GraphWeight& weight) {
     });
 }
 
-// Whether the scales of a weight are products of super-scales and integers, and all zero points are 0.
+// Whether a weight has signed 8-bit quants in groups of 16 without zero points, and its scales are products of super-scales and
+// integers.
 bool scales_are_super_scaled(const GraphWeight& weight) {
     if (weight.quants->get_element_type() != ov::element::i8 || weight.zeros) return false;
     if (weight.group != SUPER_GROUP || weight.K % SUPER_BLOCK != 0 || size_of(*weight.scales) == 1) return false;
@@ -171,14 +171,14 @@ std::optional<GraphWeight> weight_of(const std::shared_ptr<ov::Node>& node) {
     weight.quants = constant_of(at);
     if (!weight.quants || !weight.scales || !(is_integers(*weight.quants) || is_e2m1(*weight.quants))) return {};
     const auto whole = node->get_output_shape(0), parts = weight.quants->get_shape();
-    // A matrix or a stack of matrices, whose rows may be divided into groups.
+    // The weight is a matrix or a stack of matrices. The rows may be divided into groups.
     if (whole.size() < 2 || whole.size() > 3 || parts.size() < whole.size() || parts.size() > whole.size() + 1) return {};
     if (!std::equal(whole.begin(), whole.end() - 1, parts.begin())) return {};
     weight.K = whole.back();
     weight.N = ov::shape_size(whole) / std::max<size_t>(weight.K, 1);
     weight.group = parts.back();
     if (weight.group == 0 || size_of(*weight.quants) != weight.N * weight.K) return {};
-    // Scales and zero points belong to groups of a row, and not to columns.
+    // Each scale and zero point must belong to a group of a row, and not to a column. A single one applies to all groups.
     auto of_groups = parts;
     of_groups.back() = 1;
     for (const auto& each : {weight.scales, weight.zeros}) {
@@ -209,7 +209,7 @@ void describe_form(const std::vector<const GraphWeight*>& weights, Matmul& matmu
         matmul.group = std::min(matmul.group, weight->group);
         in_e2m1 += is_e2m1(*weight->quants) ? 1 : 0;
     }
-    // If other weights of the matrix are integers, all quants have 8 bits.
+    // If only some of the weights are in E2M1, all quants of the matrix have 8 bits.
     if (in_e2m1 > 0) matmul.bits = in_e2m1 == weights.size() ? E2M1_BITS : 8;
     const auto all = [&](bool (*holds)(const GraphWeight&)) {
         return std::all_of(weights.begin(), weights.end(), [&](const GraphWeight* weight) { return holds(*weight); });
@@ -248,7 +248,7 @@ uint32_t WeightRows::four_quants(size_t row, size_t four, size_t bits) const {
         quants = (halves | uint32_t(halves) << 8) & 0x00ff00ff;
         quants = (quants | quants << 4) & 0x0f0f0f0f;
     }
-    // Signed quants become quants plus 32, modulo 64.
+    // Add 32 to signed quants, modulo 64.
     if (bits == SIX_BITS) return (quants ^ (flipped_ ? 0x20202020 : 0)) & 0x3f3f3f3f;
     if (!is_e2m1_) return quants ^ flipped_;
     if (bits == E2M1_BITS) return quants;
@@ -379,8 +379,8 @@ void pack_row(const WeightRows& rows, size_t row, size_t weight_group, const Mat
         const size_t group = column / weight_group;
         halves[in_block] = ov::float16(rows.scale(row, group) / matmul.scale_factor);
         halves[N_BLOCK + in_block] = ov::float16(rows.zero(row, group, matmul.bits));
-        // Four consecutive weights of each of the first 16 columns precede those of the other columns. With 4 bits, two
-        // such groups of four weights share bytes.
+        // A block contains four consecutive weights of each of its columns, then the next four of each column, and so on. With
+        // 4 bits, eight consecutive weights of a column share four bytes.
         uint8_t* four = at + N_BLOCK * 2 * sizeof(uint16_t) + in_block * 4;
         if (matmul.bits == SIX_BITS) {
             for (size_t i = 0; i < matmul.group; i += 16, four += SIX_BIT_BYTES)
@@ -402,7 +402,7 @@ void pack_row_with_super_scales(const WeightRows& rows, size_t row, const Matmul
         float scales[GROUPS_PER_SUPER_BLOCK];
         SuperScales split;
         for (size_t i = 0; i < GROUPS_PER_SUPER_BLOCK; ++i) scales[i] = rows.scale(row, first + i);
-        // Only numbers that are not finite cannot be split. The products with these weights are not finite either.
+        // Scales that cannot be split are not finite, so the products with these weights are not finite either.
         if (!split_scales(scales, split)) {
             split.super_scale = std::numeric_limits<ov::float16>::quiet_NaN();
             std::fill_n(split.quantized, GROUPS_PER_SUPER_BLOCK, int8_t(1));

@@ -12,8 +12,8 @@
 
 namespace ovfleet::projection {
 
-// A weight `[N][K]` of integers with zero points and scales, or of numbers in E2M1 with scales. The rows of a stack of matrices
-// follow each other.
+// A weight `[N][K]` of integers with scales and, optionally, zero points, or of numbers in E2M1 with scales. For a stack of
+// matrices, N is the number of rows of all matrices.
 struct GraphWeight {
     std::shared_ptr<ov::op::v0::Constant> quants, zeros, scales;
     size_t N, K;
@@ -21,7 +21,7 @@ struct GraphWeight {
     size_t group;
 };
 
-// Returns the weight that a node and its inputs represent, or no value if they have another structure.
+// Returns the weight that a node and its inputs represent, or no value if their structure is not supported.
 std::optional<GraphWeight> weight_of(const std::shared_ptr<ov::Node>& node);
 
 // Returns the row of the weights at a position in a block of columns, or no value for the padding of the last block.
@@ -32,10 +32,10 @@ inline std::optional<size_t> weight_row(const Matmul& matmul, size_t block, size
     return column + in_block / block_columns * dst_columns(matmul);
 }
 
-// Sets the members of a matrix that are determined by its weight.
+// Sets the members of `matmul` that are determined by its weight.
 void describe(const GraphWeight& weight, Matmul& matmul);
-// Sets the members of a matrix that consists of the rows of several weights with the same number of columns, except N and the
-// members that depend on the content of the weights.
+// Sets the same members for a matrix that consists of the rows of one or more weights with the same number of columns, except
+// for N, and sets the scale factor to 1.
 void describe_form(const std::vector<const GraphWeight*>& weights, Matmul& matmul);
 // Sets the scale factor of a matrix that `describe_form` has described, unless it has super-scales, which need none.
 void set_scale_factor(const std::vector<const GraphWeight*>& weights, Matmul& matmul);
@@ -45,8 +45,9 @@ void pack(const GraphWeight& weight, const Matmul& matmul, uint8_t* to);
 // Rows of a weight in memory.
 class WeightRows {
 public:
-    // Returns the quants `4 * four` to `4 * four + 3` of a row as unsigned bytes, the first one in the lowest byte. For a
-    // matrix with quants of `E2M1_BITS`, they are codes; for one with quants of `SIX_BITS`, they are integers below 64.
+    // Returns the quants `4 * four` to `4 * four + 3` of a row as unsigned bytes, the first one in the lowest byte. `bits` is
+    // the number of bits of the matrix's quants: with `E2M1_BITS`, the bytes are codes; with `SIX_BITS`, they are integers
+    // below 64.
     uint32_t four_quants(size_t row, size_t four, size_t bits) const;
     float scale(size_t row, size_t group) const {
         return scales_[row * scales_per_row_ + (scales_per_row_ ? group : 0)] * step_;
@@ -63,8 +64,8 @@ private:
     const uint8_t* quants_ = nullptr;
     const float *scales_ = nullptr, *zeros_ = nullptr;
     size_t bits_ = 0, quant_bytes_per_row_ = 0, scales_per_row_ = 0, zeros_per_row_ = 0;
-    // The offset that is added to zero points: half of the range of signed quants, or the quant of 0 in E2M1; and a mask of the
-    // bits that this addition flips in four signed quants.
+    // The offset that is added to zero points: half the number of values of signed quants, the quant of 0 in E2M1, or 0 for
+    // unsigned quants. The mask contains the bits that adding the offset flips in four signed quants.
     float offset_ = 0;
     uint32_t flipped_ = 0;
     // The difference between the weights of two consecutive quants, in units of the scale: 0.5 in E2M1, otherwise 1.
@@ -93,7 +94,7 @@ private:
     size_t groups_, bits_;
     // The rows in the files of the model, or an empty list if the weight is in memory.
     std::vector<TensorRows> file_rows_;
-    // The zero points and the scales: one for each group, or a single one for all groups.
+    // The zero points and the scales of a weight in memory: one for each group, or a single one for all groups.
     std::vector<float> zeros_, scales_;
 };
 
@@ -103,7 +104,7 @@ struct WeightPart {
     size_t first, count;
 };
 
-// Writes the bias of a matrix, which has a number for each row of the weights, in the order in which the kernels add it.
+// Writes a bias, which has one element for each row of the weights, in the order in which the kernels add it.
 void pack_bias(const Matmul& matmul, const float* bias, float* to);
 // Writes the blocks of columns of a matrix that consists of `parts`.
 void pack(const std::vector<WeightPart>& parts, const Matmul& matmul, uint8_t* to);

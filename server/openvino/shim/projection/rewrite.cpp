@@ -30,7 +30,7 @@ bool is_number(const NodePtr& node, float number) {
     return constant && ov::shape_size(constant->get_shape()) == 1 && constant->cast_vector<float>()[0] == number;
 }
 
-// Returns the only reader of a value, or null if the value has several readers.
+// Returns the only reader of a value, or null if the value does not have exactly one reader.
 NodePtr only_reader(const Output& value) {
     const auto readers = value.get_target_inputs();
     return readers.size() == 1 ? readers.begin()->get_node()->shared_from_this() : nullptr;
@@ -90,7 +90,8 @@ std::optional<Norm> norm_of(const Output& value, size_t size) {
     return {};
 }
 
-// Returns the node that computes swish(first half) * second half of a product, or null if no node does.
+// Returns the node that computes swish(first half) * second half of a product, or null if no node does, or if other nodes read
+// the product or an intermediate value.
 NodePtr swiglu_of(const Output& product, size_t N) {
     auto split = ov::as_type_ptr<op::v1::VariadicSplit>(only_reader(product));
     if (!split || split->get_output_size() != 2 || N % 2 != 0) return nullptr;
@@ -111,7 +112,7 @@ NodePtr swiglu_of(const Output& product, size_t N) {
     return swish->input_value(direct) == first && sigmoid && sigmoid->input_value(0) == first ? gated : nullptr;
 }
 
-// The node that adds a constant to each row of a product, or null if no node does, and the constant.
+// The node that adds a constant to each row of a product, and this constant. `sum` is null if no node does so.
 struct Bias {
     NodePtr sum;
     std::vector<float> numbers;
@@ -134,7 +135,7 @@ Epilogue activation_of(const NodePtr& node) {
     return is_number(node->get_input_node_shared_ptr(1), QUICK_GELU_ALPHA) ? Epilogue::quick_gelu : Epilogue::none;
 }
 
-// Whether a value is the output of the model, perhaps reshaped or converted.
+// Whether a value is an output of the model, perhaps reshaped or converted.
 bool is_result(const Output& value) {
     auto reader = only_reader(value);
     while (reader && (ov::is_type<op::v1::Reshape>(reader) || ov::is_type<op::v0::Convert>(reader)))
@@ -142,20 +143,20 @@ bool is_result(const Output& value) {
     return reader && ov::is_type<op::v0::Result>(reader);
 }
 
-// Returns a value in bf16. If it has been converted from bf16, this is the value before the conversion.
+// Returns a value in bf16. If the value was converted from bf16, returns the value before this conversion.
 Output as_bf16(const Output& value) {
     auto convert = ov::as_type_ptr<op::v0::Convert>(value.get_node_shared_ptr());
     if (convert && convert->get_input_element_type(0) == ov::element::bf16) return convert->input_value(0);
     return std::make_shared<op::v0::Convert>(value, ov::element::bf16)->output(0);
 }
 
-// The weight of a multiplication that a native projection can replace.
+// Returns the weight of a multiplication, or no value if no native projection can replace the multiplication.
 std::optional<GraphWeight> native_weight(const std::shared_ptr<op::v0::MatMul>& matmul) {
     if (!ovfleet::is_projection(matmul) || matmul->get_output_element_type(0) != ov::element::f32) return {};
     return weight_of(matmul->get_input_node_shared_ptr(1));
 }
 
-// A multiplication, and whether it has only the rows of the tokens whose logits are computed.
+// A multiplication, and whether its input has only the rows of the tokens whose logits are computed.
 struct Candidate {
     std::shared_ptr<op::v0::MatMul> matmul;
     bool is_behind_selection;
@@ -243,7 +244,8 @@ void replace(const Candidate& candidate, const GraphWeight& weight, const Target
     const size_t bytes = memory_bytes(stage);
     const auto memory = ovfleet::deferred_constant(ov::element::u8, {bytes}, {{bytes, fill, {}}});
 
-    // Values between native projections remain f32; all other values have the precision of the operations around them.
+    // With bf16 activations, a projection reads and writes bf16, except for residuals that native projections compute and
+    // results of the model, which remain f32.
     if (is_bf16 && !std::dynamic_pointer_cast<Projection>(src.get_node_shared_ptr())) src = as_bf16(src);
     const bool to_bf16 = is_bf16 && matmul.epilogue != Epilogue::residual && !is_result(end);
     ov::OutputVector inputs{src, memory};
@@ -255,8 +257,8 @@ void replace(const Candidate& candidate, const GraphWeight& weight, const Target
     end.replace(native->output(0));
 }
 
-// Lets each projection with an activation store its destination in bf16 if only other projections on AMX read it. These
-// projections would round an f32 destination in the same way, but would have to read twice as many bytes.
+// Lets each AMX projection whose epilogue is an activation store its destination in bf16 if only AMX projections read the
+// destination. They would round an f32 destination in the same way, but would have to read twice as many bytes.
 void store_activations_in_bf16(ov::Model& model) {
     const auto is_on_amx = [](const ov::Node* node) {
         const auto* projection = dynamic_cast<const Projection*>(node);

@@ -12,15 +12,16 @@ namespace {
 
 // The approximate number of multiplications that a thread computes at a time.
 constexpr size_t GRAIN_PRODUCTS = 1 << 20;
-// The number of elements above which several threads pack the source faster than one thread; and the number of an adapter's
-// products that take as long as packing one element.
+// The number of elements from which on several threads pack the source faster than one thread; and the number of
+// multiplications for adapters that take as long as packing one element.
 constexpr size_t PARALLEL_ELEMENTS = 1 << 14, PRODUCTS_PER_ELEMENT = 2;
-// The minimum number of parts of the weights for each thread, so that a late thread delays the others less.
+// The minimum number of parts into which the weights are divided for each thread, if there are enough blocks. With small parts,
+// a late thread delays the others less.
 constexpr size_t PARTS_PER_THREAD_MIN = 8;
 // The cost of storing sums after one part of K and loading them for the next one, mostly on another processor, expressed as
 // the number of columns that take as long to multiply; and the largest number of parts.
 constexpr size_t K_PART_COST = 256, K_PARTS_MAX = 4;
-// The number of times that a thread checks whether a part has ended before it yields to other threads.
+// After this number of checks whether a part has ended, a waiting thread begins to yield to other threads.
 constexpr size_t SPINS = 1000;
 
 // The operands of a product.
@@ -45,8 +46,8 @@ size_t num_k_parts(const Kernels& kernels, const Matmul& matmul, size_t threads)
     return best;
 }
 
-// Multiplies one row by each block in parts of K, which different threads compute. A part continues the sums of the part
-// before it, so the order of the sums is the same as without parts.
+// Multiplies one row by each block in several parts of K, which different threads may compute. A part continues the sums of the
+// part before it, so the order of the additions is the same as without parts.
 void multiply_in_parts(const Product& product, size_t parts) {
     struct alignas(ALIGNMENT) Block {
         float sums[N_BLOCK];
@@ -82,8 +83,8 @@ void multiply_in_groups(const Product& product, const Groups& groups, bool owns_
     const Matmul& matmul = product.matmul;
     const size_t n_blocks = num_n_blocks(matmul), tiles = num_tiles(product.packed), threads = groups.threads;
     const auto first_block = [&](size_t slot) { return groups.first_block(slot, n_blocks); };
-    // An owner has an item for each part of its tiles and each of its blocks. All owners have the same number of items, so
-    // some items may be empty.
+    // An owner has an item for each combination of a part of its tiles and one of its blocks. All owners have the same number
+    // of items, so some items may be empty.
     const size_t threads_min = threads / groups.count, threads_max = div_up(threads, groups.count);
     const size_t owner_tiles = owns_rows ? div_up(tiles, threads_min) : tiles, part_tiles = std::min(tiles_max, owner_tiles);
     const size_t owner_blocks = (owns_rows ? n_blocks * threads_max : n_blocks) / threads + 1;

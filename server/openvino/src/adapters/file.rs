@@ -148,7 +148,7 @@ struct TensorName<'a> {
 impl<'a> TensorName<'a> {
     fn parse(name: &'a str) -> Option<Self> {
         let name = name.strip_suffix(".weight")?;
-        // PEFT omits the name of the adapter; other programs write PEFT's default name.
+        // PEFT omits the adapter's name from the names of tensors; other programs include PEFT's default name.
         let name = name.strip_suffix(".default").unwrap_or(name);
         match name.rsplit_once('.')? {
             (path, "lora_A") => Some(Self { path, is_down: true }),

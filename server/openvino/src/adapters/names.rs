@@ -31,7 +31,7 @@ const PROJECTIONS: [(&str, &str); 7] = [
 pub(super) fn of_tensor(tensor: &str, tensors: &BTreeSet<&str>) -> Option<String> {
     let (layer, part) = tensor.strip_prefix("blk.")?.strip_suffix(".weight")?.split_once('.')?;
     let (_, module) = PROJECTIONS.iter().find(|(known, _)| *known == part)?;
-    // Without a gate matrix, this matrix contains the gate and up projections, in this order.
+    // If the layer has no gate matrix, `ffn_up` contains the gate and up projections, in this order.
     let is_fused = part == "ffn_up" && !tensors.contains(format!("blk.{layer}.ffn_gate.weight").as_str());
     let module = if is_fused { "mlp.gate_up_proj" } else { module };
     Some(format!("layers.{layer}.{module}"))

@@ -76,8 +76,7 @@ impl PeftConfig {
             Value::Object(values) => !values.is_empty(),
             _ => true,
         };
-        // These methods change the base model before the training, in a way that `adapter_config.json` does not
-        // describe.
+        // These methods change the base model before training, in a way that `adapter_config.json` does not describe.
         let init = self.init_lora_weights.as_str().unwrap_or_default().to_ascii_lowercase();
         let changes_base = ["pissa", "olora", "corda", "loftq"].iter().any(|kind| init.starts_with(kind));
         let bias = self.bias.as_deref().unwrap_or("none");

@@ -42,7 +42,8 @@ impl GraphFile {
     /// Writes the file for `model`, without the content of tensors that are replaced later.
     pub(super) fn write(model: &GgufFile, is_replaced: impl Fn(&TensorEntry) -> bool) -> Result<Self, Error> {
         let space = |tensor: &TensorEntry| tensor.bytes.next_multiple_of(ALIGNMENT);
-        // The front end copies the parts of fused tensors, so these tensors keep their type, which is smaller than f32.
+        // The front end copies the parts of fused tensors, so these tensors keep their type, which usually takes less
+        // memory than f32.
         let hole_kind = |tensor: &TensorEntry| {
             if tensor.name.contains(FUSED) { tensor.kind } else { TensorType::F32 }
         };

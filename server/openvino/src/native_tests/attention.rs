@@ -149,7 +149,8 @@ impl Layer {
         // The initial content of the cache is NaN, so that reading keys or values that were not written changes the
         // output.
         let cache = |bytes: usize| vec![0xff; BLOCKS * kv_heads * BLOCK_TOKENS * bytes];
-        // The blocks are in random order, and there are enough of them that the longest sequence is divided into parts.
+        // The blocks are in random order, and there are enough of them that the longest sequence can be divided into
+        // parts.
         let mut free: Vec<i32> = (0..BLOCKS as i32).collect();
         let mut take = |count: usize| -> Vec<i32> {
             (0..count).map(|_| free.swap_remove(random.below(free.len()))).collect()
@@ -249,7 +250,7 @@ impl Layer {
         let output = activations.decode(&output);
         let mut worst: f64 = 0.0;
         for (index, sequence) in indices.into_iter().zip(&raw_sequences) {
-            // Check only some tokens of long prompts, because the plain computation is slow.
+            // Check only some of the tokens of a prompt, because the plain computation is slow.
             for token in (0..sequence.count).filter(|token| sequence.count - token < 4 || token % 41 == 0) {
                 for head in 0..heads {
                     let at = ((sequence.begin + token) * heads + head) * size;
@@ -304,7 +305,8 @@ impl Layer {
         let (mut found, mut past, mut steps) = (Vec::new(), 0, 0);
         while past < tokens {
             let count = chunk(past).min(tokens - past);
-            // The other sequence has a new token in each step, which precedes those of the first sequence.
+            // The other sequence, if present, has one new token in each step. This token precedes the new tokens of the
+            // first sequence.
             let other = usize::from(others == OtherSequences::Present);
             let of_step = |all: &[f32], per_token: usize| -> Vec<f32> {
                 let range = |begin: usize, count: usize| &all[begin * per_token..][..count * per_token];
@@ -476,7 +478,7 @@ fn tolerance(variant: KernelVariant, kv_cache: Precision, activations: FloatType
         // The values of the test have few bits, so these types store them without rounding.
         Precision::F32 | Precision::Bf16 | Precision::F16 => 2e-5,
         Precision::U8 => 0.05,
-        // A single value is off by half of its scale in each rotated dimension.
+        // The error of a single value can be half of its scale in each rotated dimension.
         Precision::U4 => 0.8,
     };
     let is_bf16 = variant.multiplies_in_bf16() || activations == FloatType::Bf16;

@@ -109,8 +109,8 @@ fn native_projections_of_an_image_encoder_have_the_results_of_the_plugin() {
 
 #[test]
 fn convolutions_of_patches_become_products_of_matrices() {
-    // The kernel of the first convolution covers its input, that of the second one is applied twice, the third one
-    // pads, and the last one has no outputs.
+    // The kernel of the first convolution covers the whole input, that of the second one is applied at two positions,
+    // the third convolution pads its input, and the last one has no output channels.
     let cases = [("2,5,4,4", "0,0", 1), ("2,5,2,4", "0,0", 0), ("2,5,4,4", "1,1", 0), ("0,5,4,4", "0,0", 0)];
     for (kernel, padding, expected) in cases {
         let directory = tempfile::tempdir().unwrap();

@@ -169,7 +169,7 @@ impl Graph {
     }
 
     fn project(&mut self, rows: usize) -> usize {
-        // The limit for which the outputs have the magnitude of the inputs.
+        // With this limit, the outputs have about the same magnitude as the inputs.
         let weights = self.weights(HIDDEN, HIDDEN, (3.0 / HIDDEN as f32).sqrt());
         self.add("MatMul", PRODUCT, &[rows, weights])
     }
@@ -398,7 +398,8 @@ fn a_condition_with_an_unknown_form_or_without_a_context_length_is_rejected() {
         let error = rejection(condition, None);
         assert!(error.contains("no context length; set --max-model-len"), "{error}");
     }
-    // The first condition is true from position 24 on, so its value varies even with lengths up to the constant.
+    // `Unknown` is already true from position 24 on, so its value also varies among sequences of at most `ORIGINAL`
+    // tokens.
     for condition in [Condition::Unknown, Condition::Doubled] {
         for max_model_len in [None, Some(ORIGINAL), Some(ORIGINAL + 1)] {
             let error = rejection(condition, max_model_len);

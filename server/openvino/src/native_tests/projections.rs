@@ -283,7 +283,7 @@ impl Projection {
             false => random.below(64) as f32 / 4.0,
         };
         let zeros = (0..groups).map(|_| zero()).collect();
-        // In files, scales are f16, and may be very small.
+        // The smallest of these steps produces scales that f16 cannot represent without the scale factor.
         let step = random.pick(&[1.0, 0.001_953_125, 1.0 / 1_073_741_824.0]);
         Self {
             k,
@@ -307,7 +307,7 @@ impl Projection {
     fn with_super_scales(random: &mut Random, k: usize, n: usize) -> Self {
         assert!(k.is_multiple_of(256));
         let scales = (0..n * k / 256).flat_map(|_| {
-            // A number in f16, which may be subnormal or zero, and 16 integers.
+            // The scales are products of 16 integers and a super-scale in f16, which may be subnormal or zero.
             let step = random.pick(&[1.0 / 1024.0, 1.0 / 524_288.0, 1.0 / 16_777_216.0]);
             let factor = (random.below(2048) as f32 - 100.0) * step;
             (0..16).map(|_| (random.below(256) as f32 - 128.0) * factor).collect::<Vec<f32>>()
@@ -352,12 +352,14 @@ impl Projection {
     /// A source of `m` rows. Quantization changes its numbers little, and not at all without a norm.
     fn source(&self, random: &mut Random, m: usize) -> Vec<f32> {
         let max = self.quant_max();
-        // With bf16, use only multiples of 1/127 of the largest number, which bf16 represents exactly.
+        // With bf16, use only multiples of 1/127 of the largest number, because bf16 represents these multiples
+        // exactly.
         let step = if self.activations == FloatType::Bf16 { max / 127.0 } else { 1.0 };
         let values = (2.0 * max / step) as usize + 1;
         let mut src: Vec<f32> = (0..m * self.k).map(|_| random.below(values) as f32 * step - max).collect();
         for group in src.chunks_mut(SRC_GROUP) {
-            // Each group contains the largest number, which determines its scale, and may contain an outlier.
+            // Each group contains the largest number, which determines the scale of the group, and may contain an
+            // outlier.
             let at = random.below(SRC_GROUP);
             group[at] = max;
             if self.terms == 1 && random.below(2) == 0 {
@@ -461,8 +463,8 @@ impl Projection {
             None => f64::from(row[at]),
         };
         let numbers: Vec<f64> = (0..self.k).map(number).collect();
-        // Outliers are not quantized. Other numbers are off by at most half a step. The largest of the 32 numbers of a
-        // group is `quant_max` steps. Quantization is exact without a norm.
+        // Outliers are not quantized. Other numbers are off by at most half a step. The largest of these other numbers
+        // in a group of 32 is `quant_max` steps. Without a norm, quantization is exact.
         let steps = 2.0 * f64::from(self.quant_max());
         let is_quantized = |number: f64| self.terms > 1 || number.abs() <= outlier_limit(&numbers);
         let rounding_of = |group: &[f64]| {
@@ -602,7 +604,7 @@ fn six_bits_compute_the_same_bits_as_eight() {
                 scales.fill_with(|| (random.below(256) as f32 - 128.0) * factor);
             }
             if seed % 2 == 0 {
-                // Without super-scales, groups have zero points and 32 weights.
+                // Without super-scales, each group has 32 weights and a zero point.
                 projection.group = 32;
                 projection.scales.truncate(n * k / 32);
                 projection.zeros = (0..n * k / 32).map(|_| random.below(16) as f32).collect();
@@ -610,7 +612,7 @@ fn six_bits_compute_the_same_bits_as_eight() {
                 let is_signed = projection.is_signed;
                 projection.quants.fill_with(|| random_quant(&mut random, SIX_BITS, is_signed));
             }
-            // With small numbers in most places, the sums of products with 8-bit quants are exact in f32.
+            // If most numbers are small, the sums of their products with 8-bit quants are exact in f32.
             let mut src = projection.source(&mut random, m);
             let max = projection.quant_max();
             for number in src.iter_mut().filter(|number| number.abs() != max) {
@@ -639,7 +641,7 @@ fn kernels_for_amx_compute_every_number_of_rows() {
             let mut random = Random(m as u64);
             let (mut k, mut n) = (32 * random.pick(&[1, 2, 9]), random.pick(&[2, 34, 50]));
             if m > 70 {
-                // There are more columns than the kernels dequantize at a time.
+                // The weights have more columns than the kernels dequantize at a time.
                 (k, n) = (2048 + 32 * (m % 3), 34);
             }
             let projection = Projection::of_size(&mut random, k, n);
@@ -753,7 +755,8 @@ fn a_number_that_is_nan_changes_only_its_row() {
     let m = 37;
     let src = projection.source(&mut random, m);
     let (mut with_nan, row) = (src.clone(), 20);
-    // The upper half of the first NaN alone would be infinity, and rounding would turn the second one into zero.
+    // If its lower half were discarded, the first NaN would become infinity. Rounding would turn the second one into
+    // zero.
     with_nan[row * 96 + 7] = f32::from_bits(0x7f80_0001);
     with_nan[row * 96 + 50] = f32::from_bits(0x7fff_ffff);
     for variant in KernelVariant::all().filter(|variant| variant.rounds_to_bf16()) {
@@ -773,7 +776,7 @@ fn a_row_does_not_depend_on_other_rows() {
         let mut projection = Projection::random(&mut random);
         let mut m = random.pick(&[50, 16, 31, 33]);
         if seed == 0 {
-            // Each thread multiplies a part of the rows.
+            // With this many rows, each thread usually multiplies a part of the rows.
             (projection, m) = (Projection::of_size(&mut random, 288, 50), 300);
         }
         let k = projection.k;
@@ -802,9 +805,9 @@ fn a_row_does_not_depend_on_other_rows() {
 /// columns of the source.
 #[test]
 fn results_do_not_depend_on_the_number_of_threads() {
-    // With one row, the columns of the source are divided among 2, 3 or 4 threads for the first size, 16 threads for
-    // the second, and 2 threads for the third, whose second part is shorter. They are not divided if there are more
-    // threads than blocks of columns of the destination.
+    // With one row, the columns of the source are divided into parts for the first size with 2, 3 or 4 threads, for the
+    // second size with 16 threads, and for the third size, whose second part is shorter, with 2 threads. The columns
+    // are not divided if there are more threads than blocks of columns of the destination.
     const DIVIDED: [(usize, usize); 3] = [(4096, 160), (2048, 600), (2080, 96)];
     const UNDIVIDED: [(usize, usize); 2] = [(1024, 50), (4160, 32)];
     let one_row = DIVIDED.into_iter().map(|size| (size, 1)).cycle().take(75);
@@ -851,7 +854,7 @@ fn packing_does_not_bind_the_calling_thread() {
     let (first, second) = processors.split_at(processors.len() / 2);
     let projection = Projection::of_size(&mut Random(1), 64, 200);
     let affinity = on_processors(2, &[first, second], || {
-        // Without rows, the weights are packed and not multiplied.
+        // Without rows, the weights are packed but not multiplied.
         assert!(projection.compute(KernelVariant::Kernels(Isa::Portable), &[], &[], &[]).is_some());
         sched_getaffinity(None).unwrap()
     });

@@ -120,11 +120,11 @@ fn merged_projections_have_the_results_of_separate_ones() {
             .unwrap();
         merged
     };
-    // A scale for each row, and one for the whole weight.
+    // Weights with a scale for each row, and weights with a single scale.
     assert_unchanged(&[("64,1", 0.5), ("64,1", 0.25), ("64,1", 0.125)], 3, merge);
     assert_unchanged(&[("1,1", 0.5), ("1,1", 0.5)], 2, merge);
     assert_unchanged(&[("1,1", 0.5), ("1,1", 0.25), ("1,1", 0.5)], 2, merge);
-    // A scale for each column, and different forms.
+    // Weights with a scale for each column, and weights in different forms.
     assert_unchanged(&[("1,64", 0.5), ("1,64", 0.25)], 0, merge);
     assert_unchanged(&[("1,1", 0.5), ("64,1", 0.25), ("1,64", 0.5), ("64,1", 0.5)], 2, merge);
     // The three 4-bit zero points of the second weight do not fill whole bytes.

@@ -97,7 +97,7 @@ impl<T: Element> Input<T> {
         presence: InputPresence,
         shape: InputShape,
     ) -> Result<Self, Error> {
-        // An absent input needs no memory.
+        // An absent input is never written, so memory for one token is enough.
         let length = if presence == InputPresence::Absent { 1 } else { INPUT_TOKENS };
         let tensor = Tensor::new(T::TYPE, &shape.dimensions(length))?;
         Ok(Self { name, tensor, shape, length, presence, _element: std::marker::PhantomData })
@@ -139,7 +139,8 @@ mod tests {
     #[test]
     fn an_input_that_cannot_grow_fails_each_time() {
         let _core = Core::new().expect("OpenVINO starts");
-        // The memory of the first input cannot be allocated, and the size of the second one in bytes exceeds 64 bits.
+        // The memory of the first input cannot be allocated, and the size of the second one in bytes does not fit into
+        // 64 bits.
         for length in [usize::MAX / 16, usize::MAX / 2] {
             let mut input: Input<i64> =
                 Input::new("input", InputPresence::InModel).expect("it fits into memory");

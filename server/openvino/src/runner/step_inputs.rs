@@ -202,7 +202,8 @@ impl StepInputs {
         let width = self.inputs_embeds.shape.columns();
         let layers = self.deepstack_visual_embeds.shape.layers();
         let rows = self.inputs_embeds.values_mut(batch.tokens.len())?;
-        // A placeholder may have no embedding, so its token is not looked up.
+        // The token of a placeholder may have no embedding, so the embedding of token 0 is looked up instead and
+        // overwritten below.
         let mut image_rows = images.rows.iter().peekable();
         let tokens = batch.tokens.iter().enumerate().map(|(index, token)| {
             let index = index as u32;

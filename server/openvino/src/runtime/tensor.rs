@@ -121,7 +121,7 @@ impl Tensor {
             return Err(Error::runtime("read a tensor", &message));
         }
         let (data, bytes) = (self.pointer()?, self.bytes()?);
-        // If `reshape` fails to allocate memory, the tensor has its new shape without memory.
+        // If `reshape` fails to allocate memory, the tensor has its new shape, but no memory.
         if data.is_null() && bytes > 0 {
             return Err(Error::runtime("read a tensor", "its memory could not be allocated"));
         }
@@ -154,7 +154,7 @@ impl Tensor {
         let (data, bytes) = (self.pointer()?, self.bytes()?);
         assert!(at + to.len() <= bytes, "invariant: blocks lie inside the cache");
         // SAFETY: the source is within the tensor, as just checked, and cannot overlap a Rust slice. The runner reads
-        // only blocks that a step has written, so the bytes are initialized.
+        // only blocks that have been written, so the bytes are initialized.
         unsafe { ptr::copy_nonoverlapping(data.add(at), to.as_mut_ptr(), to.len()) };
         Ok(())
     }
@@ -166,7 +166,8 @@ impl Tensor {
     pub(crate) fn copy_in(&mut self, at: usize, from: &[u8]) -> Result<(), Error> {
         let (data, bytes) = (self.pointer()?, self.bytes()?);
         assert!(at + from.len() <= bytes, "invariant: blocks lie inside the cache");
-        // SAFETY: as in `copy_out`; the borrow is exclusive.
+        // SAFETY: the destination is within the tensor, as just checked, and cannot overlap a Rust slice; the borrow is
+        // exclusive.
         unsafe { ptr::copy_nonoverlapping(from.as_ptr(), data.add(at), from.len()) };
         Ok(())
     }

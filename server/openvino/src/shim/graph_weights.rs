@@ -70,8 +70,8 @@ impl<'a> GraphWeights<'a> {
             has_super_scales: c_int::from(form.has_super_scales),
         };
         let mut found = 0;
-        // SAFETY: the pointers are valid for the call; `self.raw` is valid until it is dropped. `read_tensor` writes
-        // matrices of this form.
+        // SAFETY: the pointers are valid for the call; `self.raw` is valid until `self` is dropped. `read_tensor`
+        // writes matrices of this form.
         let code = unsafe { ffi::ovfleet_set_weight(self.raw, &raw const raw, &raw mut found) };
         check(code, "write a weight")?;
         Ok(found != 0)
@@ -105,7 +105,7 @@ unsafe extern "C" fn read_tensor(context: *const c_void, rows: *const RawTensorR
         Err(error) => {
             let bytes = &error.as_bytes()[..error.len().min(message_size.saturating_sub(1))];
             if message_size > 0 {
-                // SAFETY: the bytes and their NUL fit into the space.
+                // SAFETY: the bytes and the terminating NUL fit into the `message_size` bytes of the buffer.
                 unsafe {
                     std::ptr::copy_nonoverlapping(bytes.as_ptr().cast(), message, bytes.len());
                     message.add(bytes.len()).write(0);
@@ -149,7 +149,7 @@ unsafe extern "C" fn free_tensors(context: *mut c_void) {
     drop(unsafe { Box::from_raw(context.cast::<TensorSource>()) });
 }
 
-// The shim reads on several threads, and frees the source on any of them.
+// The shim reads on several threads, and may free the source on any of them.
 const _: () = {
     const fn check<T: Send + Sync>() {}
     check::<TensorSource>();

@@ -58,7 +58,7 @@ impl EncoderReport {
             ("INFERENCE_NUM_THREADS", self.threads.to_string()),
             ("PERFORMANCE_HINT", "LATENCY".to_owned()),
             ("DYNAMIC_QUANTIZATION_GROUP_SIZE", self.quantization_group.clone()),
-            // Do not bind the threads, because the language model uses the same processors.
+            // Do not bind the threads to processors, because the language model uses the same processors.
             ("ENABLE_CPU_PINNING", "NO".to_owned()),
         ];
         let properties = properties.map(|(key, value)| (key.to_owned(), value)).into();

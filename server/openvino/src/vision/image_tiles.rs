@@ -39,8 +39,8 @@ pub(super) fn fit_in_one_run(batch: &[&EncoderInputs], image: &EncoderInputs, ru
     let pixels = batch.iter().copied().chain([image]).map(|inputs| match inputs {
         EncoderInputs::Tiles(pixels) => Some(pixels),
         EncoderInputs::MaskedTiles(tiles) => Some(&tiles.pixel_values),
-        // In the full-attention layers of Qwen's encoders, each patch attends to all patches of a run, so a run has
-        // only one image. Slices of MiniCPM-V have different sizes.
+        // In the full-attention layers of Qwen's encoders, each patch attends to all patches of a run, so a run
+        // contains only one image. The slices of MiniCPM-V have different sizes.
         EncoderInputs::Qwen(_) | EncoderInputs::Slices(_) => None,
     });
     let pixels: Option<Vec<_>> = pixels.collect();

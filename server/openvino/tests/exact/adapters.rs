@@ -92,7 +92,7 @@ fn check(architecture: &'static str) {
         assert!(difference(&case.logits[0], &case.logits[1]) > 0.5);
         case.check(kind, [1, 1, 1, 1]);
         case.check(kind, [0, 1, 0, 1]);
-        // Models with experts are not checked, because a small error may change the selection of experts.
+        // Models with experts are not checked with rounding, because a small error may change the selection of experts.
         if kind == TensorType::Q8_0 && architecture != "qwen3moe" {
             case.check_rounded([0, 1, 0, 1]);
         }
@@ -225,7 +225,7 @@ fn a_cached_graph_can_be_used_with_other_adapters() {
     let config = Config { cache_dir: Some(cache.path().to_owned()), ..case.config() };
     let difference = case.difference(&config, [1, 0, 2, 1]);
     assert!(difference <= allowed, "{difference:.1e}");
-    // A graph without adapters is cached separately, because its projections are merged.
+    // The graph that is used without adapters is cached separately, because its projections are merged.
     let config = Config { adapters: Vec::new(), ..config };
     assert!(!load(&config, &mut |_| {}).unwrap().1.from_cache);
 }
@@ -283,7 +283,7 @@ fn as_ir(directory: &Path) {
             (format!("id=\"{reader}\" name=\"{old}\""), format!("id=\"{reader}\" name=\"{new}\""));
         assert_eq!(text.matches(&from).count(), 1, "{from}");
         text = text.replace(&from, &to);
-        // Remove the names that come from the GGUF file.
+        // Replace the names that come from the GGUF file.
         text = text.replace(&format!("name=\"{name}\""), &format!("name=\"constant-{id}\""));
         renamed += 1;
     }

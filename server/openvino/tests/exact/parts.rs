@@ -21,7 +21,7 @@ fn every_architecture_computes_the_same_in_one_file_and_in_parts() {
             let case = case(kind);
             assert_eq!(case.difference_in_parts(&EXACT), case.difference(&EXACT), "{architecture} {kind}");
         }
-        // The plugin's order of computation with f32 weights depends on their address in memory, so the results may
+        // The plugin's order of computation with f32 weights depends on their addresses in memory, so the results may
         // differ slightly.
         let difference = case(TensorType::F32).difference_in_parts(&EXACT);
         assert!(difference <= difference_allowed(TensorType::F32), "{architecture}: {difference:.1e}");

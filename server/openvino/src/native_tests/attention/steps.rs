@@ -15,7 +15,8 @@ fn kernels_compute_the_same_as_a_plain_computation() {
         for (kv_cache, activations) in
             precisions.into_iter().flat_map(|kv_cache| activations.map(|activations| (kv_cache, activations)))
         {
-            // The model of tiles is slow. `make sanitize` computes more cases with it.
+            // The model of the tiles is slow, so fewer cases use it. `make sanitize` computes more cases with the
+            // model.
             let seeds = match variant {
                 KernelVariant::Kernels(_) => 2,
                 KernelVariant::TileModel(Isa::Portable) if kv_cache != Precision::U8 => 0,
@@ -24,7 +25,7 @@ fn kernels_compute_the_same_as_a_plain_computation() {
             for seed in 0..seeds {
                 let mut random = Random(seed * 1000 + variant.isa() as u64);
                 let mut layer = Layer::random(&mut random, kv_cache, activations);
-                // The steps are chunks of several prompts, decodes, short drafts, and a mixture.
+                // The steps are chunks of several prompts, decodes, short drafts, and mixtures of these.
                 let steps: [[usize; 4]; 6] = [
                     [1500, 0, 3, 1],
                     [70, 33, 29, 0],
@@ -118,7 +119,8 @@ fn attention_does_not_depend_on_the_number_of_threads() {
             if variant.is_tile_model() && seed > 0 {
                 continue;
             }
-            // A prompt, decodes around the end of the first part, another prompt, and decodes in the third part.
+            // A chunk of a prompt, decodes around the end of the first part, another chunk, and decodes in the third
+            // part.
             let chunk = |past| match past {
                 0 => 505,
                 520 => 570,
@@ -180,7 +182,7 @@ fn numbers_beyond_the_range_of_f16_are_stored_as_its_largest() {
         tried += 1;
         for (index, found) in output.iter().enumerate() {
             let expected = if index % 2 == 0 { LARGEST } else { -LARGEST };
-            // Products in bf16 round the largest value to 8 bits.
+            // Kernels that multiply in bf16 round the largest value to 8 bits.
             let tolerance = if variant.multiplies_in_bf16() { LARGEST / 256.0 } else { 1.0 };
             assert!((found - expected).abs() < tolerance, "{variant:?}, {index}: {found}, not {expected}");
         }

@@ -23,7 +23,7 @@ fn attention_in_tiles_of_the_processor_and_of_the_model_agree() {
             let chunk = |_| random.pick(&[1, 2, 16, 33, 300]);
             layer.output_in_chunks(variant, &tensors, OtherSequences::Absent, chunk).unwrap()
         };
-        // Both variants use AVX-512 vectors, which determine the order of the sums of weights.
+        // Both variants use AVX-512 vectors, whose width determines the order in which weights are added.
         assert!(
             output(KernelVariant::Kernels(Isa::Amx)) == output(KernelVariant::TileModel(Isa::Avx512)),
             "{seed}"
@@ -41,8 +41,8 @@ fn the_noise_of_attention_in_tiles_is_at_most_that_of_bf16_inference() {
         let bits = (number as f32).to_bits();
         f64::from(f32::from_bits((bits + 0x7fff + (bits >> 16 & 1)) & 0xffff_0000))
     };
-    // The standard deviation of the scores. The attention weights are nearly equal, spread like those of an ordinary
-    // layer, or dominated by a few keys.
+    // With these standard deviations of the scores, the attention weights are nearly equal, spread like those of an
+    // ordinary layer, or dominated by a few keys.
     for spread in [0.3, 1.0, 4.0] {
         let mut random = Random(11);
         let layer = Layer::random(&mut random, Precision::F32, FloatType::F32);

@@ -118,7 +118,7 @@ impl Recipe {
 
     fn tensors(&self, to: &mut Tensors<'_>) {
         // Gemma multiplies its embeddings by the square root of the hidden size, so the embeddings in the file are
-        // divided by it.
+        // divided by this factor.
         let size = if self.is("gemma3") { 1.0 / (HIDDEN as f32).sqrt() } else { 1.0 };
         to.values("token_embd.weight", HIDDEN, VOCABULARY, size);
         to.norm("output_norm.weight", HIDDEN);

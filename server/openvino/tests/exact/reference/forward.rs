@@ -77,7 +77,7 @@ impl Reference {
         let yarn = is_gpt_oss.then(|| {
             let context = number("rope.scaling.original_context_length").unwrap() as f64;
             let dimensions = number("rope.dimension_count").unwrap() as f64;
-            // The pair that rotates this often within the original context.
+            // Returns the index of the pair that rotates this many times within the original context.
             let pair = |rotations: f64| {
                 let wave = context / (rotations * std::f64::consts::TAU);
                 dimensions * wave.ln() / (2.0 * real("rope.freq_base").ln())

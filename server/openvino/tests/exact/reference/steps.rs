@@ -67,7 +67,8 @@ fn run(
                 continue;
             }
             let used = (*past + count).div_ceil(block_tokens);
-            // The tables of the sequences are interleaved, so that no sequence has adjacent blocks.
+            // The block tables of the sequences are interleaved, so that no sequence of a mixed batch has adjacent
+            // blocks.
             let table = (0..used).map(|i| BlockId((i * sequences.len() + sequence) as u32));
             let chunk = Chunk { tokens: &tokens[*past..*past + count], past: *past, adapter };
             push(&mut batch, chunk, table);
