@@ -419,8 +419,8 @@ fn no_text_is_lost() {
                 Delta::ToolCallBegin { name, .. } => name.contains('§'),
                 Delta::ToolCallEnd { .. } => false,
             });
-            // A Python word that is cut off, such as `Tru`, is dropped unless it is also the beginning of a JSON word.
-            // A word in a header is dropped, too, because headers are markup.
+            // A Python word that is cut off, such as `Non`, is dropped unless it is a number or the beginning of a
+            // Boolean. A word in a header is dropped, too, because headers are markup.
             let is_cut = matches!(case.formats.tool, ToolFormat::Llama3 | ToolFormat::Lfm2)
                 && !matches!(deltas.last(), Some(Delta::ToolCallEnd { .. } | Delta::Content(_)));
             let is_header =
