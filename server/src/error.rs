@@ -217,7 +217,8 @@ impl Error {
             Self::Failed(Failure::Wake(_)) => {
                 (StatusCode::SERVICE_UNAVAILABLE, SERVER, Some("wake_failed"), None)
             }
-            // After a 503, the router retries on another replica, and does not count a failure of this replica.
+            // After a 503, the router retries on another replica, and does not count the 503 as a failure of this
+            // replica.
             Self::FormCheck(_) => (StatusCode::SERVICE_UNAVAILABLE, SERVER, Some("form_check_failed"), None),
             Self::Failed(Failure::Image(_)) => {
                 (StatusCode::INTERNAL_SERVER_ERROR, SERVER, Some("image_failed"), None)

@@ -42,7 +42,8 @@ impl FetchArgs {
         let progress = Arc::new(Progress::default());
         let outcome = tokio::select! {
             outcome = self.work(&progress) => outcome,
-            // Handle signals explicitly, because the first process of a container has no default signal handlers.
+            // Handle signals explicitly, because the kernel ignores signals without a handler for the first process of
+            // a container.
             interrupted = interrupted() => Err(interrupted),
         };
         self.report(&outcome, &progress).await?;

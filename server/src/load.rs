@@ -82,7 +82,7 @@ fn differs(reported: &EngineLoad, current: &EngineLoad) -> bool {
 fn report(app: &App, engine: &EngineLoad, number: u64) -> Load {
     let state = match app.lifecycle().phase() {
         Phase::Starting => State::Starting,
-        // The engine's thread has not started yet, so the size of its cache is unknown.
+        // The engine's thread is still starting, so the size of its cache is unknown.
         Phase::Serving if engine.state == EngineState::Starting => State::Starting,
         Phase::Serving if app.is_ready() => State::Serving,
         Phase::Draining | Phase::Stopping => State::Draining,

@@ -146,7 +146,7 @@ impl MediaFetcher {
         };
         let redirects =
             if media_url_allow_redirects { RedirectPolicy::Follow } else { RedirectPolicy::Refuse };
-        // Without allowed hosts, the server does not need certificates.
+        // Without allowed domains, the server does not need certificates.
         let web = if domains.is_empty() {
             None
         } else {

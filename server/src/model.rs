@@ -131,8 +131,8 @@ impl Model {
     fn detect_formats(&self, tool: Option<ToolFormat>, reasoning: Option<ReasoningFormat>) -> Formats {
         let template = self.text.chat_template.as_ref().map(ChatTemplate::source);
         let of_template = template.as_deref().map_or(Formats::default(), Formats::detect);
-        // Harmony formats the whole text, so it applies to tool calls and reasoning, unless one of them is set to
-        // another format.
+        // Harmony frames the whole text, so if it is given for tool calls or reasoning, the other format defaults to
+        // it.
         let is_harmony = tool == Some(ToolFormat::Gptoss) || reasoning == Some(ReasoningFormat::Gptoss);
         let fits = |format: Formats| is_harmony || format.check().is_ok();
         let detected = match (of_template.tool, of_template.reasoning) {

@@ -244,8 +244,7 @@ impl Store {
     ) -> Result<Option<Vec<Arc<Item>>>, E> {
         let _one = self.lock(id);
         let Some(stored) = self.get(id, tenant)? else { return Ok(None) };
-        // The last write to the file may have been interrupted, so the record can be shorter than the file, and its own
-        // size counts.
+        // Use the size of the record, not that of the file, which is larger if the last write to it was interrupted.
         let bytes = stored.bytes();
         check_room(stored.counts(), bytes)?;
         let NewItems { items, generated_ids } = items(&stored)?;

@@ -165,7 +165,7 @@ fn tokens(values: &Value) -> Vec<TokenId> {
 }
 
 fn request(case: &Case) -> Request {
-    // All logits are reported, so that they can be compared.
+    // Request the log probabilities of all tokens, so that they can be compared with the expected logits.
     let sampling = Sampling { logprobs: Some(case.first_logits.len() as u32), ..Sampling::greedy() };
     let stop =
         StopCriteria { stop_token_ids: Vec::new(), max_tokens: case.answer.len() as u32, min_tokens: 0 };
@@ -260,8 +260,8 @@ fn check_features(directory: &Path, cases: &[Case]) {
         let largest = case.features.iter().map(|value| value.abs()).fold(0.0, f32::max);
         for span in &images.prompt.spans {
             for row in span.first_row..span.first_row + span.num_tokens {
-                // The values after those of the feature are for layers of the language model (DeepStack), and are not
-                // compared.
+                // Compare only the values of the feature. Layers of the language model add the values after them to
+                // their hidden states (DeepStack).
                 let features = encoded[&span.digest].values(row..row + 1).iter();
                 for (value, expected) in features.zip(expected.next().unwrap()) {
                     let difference = (value - expected).abs() / largest;
@@ -360,7 +360,8 @@ async fn check_family(family: &str) {
     let total: u32 = cases.iter().map(images).sum();
     check_features(&directory, &cases);
     check_batch(&directory, &cases);
-    // Submit each prompt alone, twice: the second time, it comes from the prefix cache, and the encoder does not run.
+    // Submit each prompt alone, twice. The second time, the encoder does not run, and all but the last block comes from
+    // the prefix cache, unless the attention within images is bidirectional.
     let (engine, encoded) = start(&directory, 512);
     for case in &cases {
         check(&ask(&engine.handle(), case).await, case);
@@ -377,7 +378,7 @@ async fn check_family(family: &str) {
     }
     assert_eq!(encoded.load(Ordering::Relaxed), total);
     drop(engine);
-    // Submit all prompts together, with steps that are shorter than the prompts.
+    // Submit all prompts together, with steps of 24 tokens, so that longer prompts are divided.
     let (engine, _) = start(&directory, 24);
     let handle = engine.handle();
     let streams: Vec<_> = cases.iter().map(|case| handle.submit(request(case)).unwrap()).collect();

@@ -115,7 +115,7 @@ impl DeltaBuffer {
     /// far belongs to these arguments.
     pub(crate) fn arguments(&mut self, text: &str) {
         if let Some((_, before)) = &mut self.prepared {
-            // The first byte of the arguments is the brace.
+            // Skip the opening brace, which is the first byte of the arguments.
             let mut more = text.bytes().skip(usize::from(before.is_empty()));
             before.push_str(text);
             if more.any(|byte| !byte.is_ascii_whitespace()) {

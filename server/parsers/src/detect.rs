@@ -42,7 +42,7 @@ const FAMILIES: [Family; 14] = [
         reasoning: &[(ReasoningFormat::MiniCpm5, THINK)],
     },
     Family {
-        // The last text identifies LFM 2.5, whose template contains none of the tokens.
+        // The last text identifies LFM 2.5, whose template contains none of the tokens above it.
         detected_by: &[
             &["<|tool_call_start|>"],
             &["<|tool_list_start|>"],

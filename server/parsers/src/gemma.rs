@@ -264,14 +264,14 @@ impl GemmaObject {
         let part = if matches!(self.state, State::Key) { Part::Key } else { Part::Value };
         self.word.push(letter);
         if !self.word.starts_with('<') {
-            // Keys and values without quotes contain no tokens, and keys contain no brackets, commas or newlines
-            // either.
+            // Keys and values without quotes contain no `<`, with which the tokens begin. Keys contain no brackets,
+            // commas or newlines either.
             let is_wrong =
                 letter == '<' || part == Part::Key && matches!(letter, ',' | '{' | '}' | '[' | ']' | '\n');
             return if is_wrong { ValueEffect::Invalid } else { ValueEffect::Continues };
         }
         if part == Part::Key && !QUOTE.starts_with(&self.word) && CALLS_END.starts_with(&self.word) {
-            // The marker, instead of a closing brace, follows the comma.
+            // The marker follows a comma or an opening brace, in place of the closing brace.
             let read = std::mem::take(&mut self.word);
             self.is_comma_due = false;
             return self.go(State::End { read });

@@ -94,7 +94,7 @@ impl Harmony {
     pub(crate) fn push(&mut self, letter: char, out: &mut DeltaBuffer) {
         out.add_work(1);
         if let State::Arguments(value) = &mut self.state {
-            // Markers within strings do not end a call, so the scanner does not search for them here.
+            // The arguments bypass the scanner, because a marker within a string does not end the call.
             let effect = value.step(letter, &mut self.written);
             out.arguments(&self.written);
             self.written.clear();

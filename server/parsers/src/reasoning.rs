@@ -33,7 +33,7 @@ static MAGISTRAL: Reasoning = Reasoning {
 };
 
 static GEMMA: Reasoning = Reasoning {
-    // The tags are special tokens, so they are tags wherever they occur.
+    // The tags contain special tokens, so they are tags wherever they occur.
     tags: &[Tags {
         open: &["<|channel>thought"],
         close: &["<channel|>"],

@@ -131,7 +131,7 @@ impl BlockPool {
             blocks: vec![blank; blocks_total as usize],
             tokens: vec![0; blocks_total as usize * block_tokens as usize],
             images: BTreeMap::new(),
-            // Blocks are allocated from the end of the list, so the first block is the last entry.
+            // Blocks are allocated from the end of the list, so the order is reversed to begin with the first block.
             free: (0..blocks_total).rev().map(BlockId).collect(),
             evictable: EvictionQueue::new(blocks_total, retention),
             burst_evictions: u64::from(blocks_total / BURSTS_PER_CACHE),
@@ -215,8 +215,8 @@ impl BlockPool {
         for block in std::iter::once(last).chain(blocks) {
             let Block { ref_count, cached } = &mut self.blocks[block.0 as usize];
             let cached = cached.as_mut().expect("invariant: a block that was hit is cached");
-            // A parent has at least as many hits as its child: if the child's hit counts, so does the parent's, unless
-            // it was counted within the same burst.
+            // A parent has at least as many hits as its child: a hit that counts for the child also counts for the
+            // parent, unless another hit of the parent was counted within the same burst.
             if now - cached.last_hit >= self.burst_evictions {
                 cached.last_hit = now;
                 cached.hits = cached.hits.saturating_add(1);
@@ -353,7 +353,7 @@ impl BlockPool {
         }
         let cached = self.blocks.iter().filter_map(|block| block.cached);
         for block in cached {
-            // The start of a sequence is part of every hit, so it has the maximum number of hits.
+            // The start of a sequence is part of every hit, so it counts as having the maximum number of hits.
             let parent = if block.parent_serial.is_start() {
                 Some(&u8::MAX)
             } else {

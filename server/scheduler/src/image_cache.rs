@@ -232,7 +232,7 @@ impl ImageCache {
     /// Releases images that a sequence holds.
     pub(crate) fn release(&mut self, images: impl Iterator<Item = ImageDigest>) {
         for digest in images {
-            // The entry is missing if the image could not be encoded.
+            // If the image could not be encoded, `cancel` has removed the entry.
             let Some(entry) = self.entries.get_mut(&digest) else { continue };
             entry.holders -= 1;
             if entry.holders > 0 {
@@ -501,7 +501,7 @@ mod tests {
         reserve(&mut cache, &[needed(1, 6), needed(2, 3)]);
         assert!(cache.is_awaited() && cache.is_held(digest(1)));
         cache.cancel(digest(1));
-        // The sequence ends, because the image could not be encoded. The other image is encoded nevertheless.
+        // The sequence ends, because image 1 could not be encoded. Image 2 is encoded nevertheless.
         cache.release([digest(1), digest(2)].into_iter());
         assert!(!cache.is_held(digest(2)) && !cache.is_awaited());
         cache.provide(digest(2));

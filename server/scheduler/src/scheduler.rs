@@ -114,7 +114,7 @@ impl Scheduler {
         let reserved = max_num_seqs.saturating_add(max_queue).min(RESERVED_SEQUENCES_MAX) as usize;
         let running = max_num_seqs.min(RESERVED_SEQUENCES_MAX) as usize;
         Self {
-            // One percent is enough for the growth during a few steps, and a negligible part of the cache.
+            // One percent is enough for the growth during a few steps, and is a negligible part of the cache.
             watermark_blocks: blocks_total / 100,
             block_hash,
             pool: BlockPool::new(blocks_total, block_tokens),

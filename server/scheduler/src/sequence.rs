@@ -80,7 +80,8 @@ impl PrefixChain {
         adapter: u32,
         block_hash: fn(BlockHash, &[TokenId]) -> BlockHash,
     ) -> Self {
-        // Combine the seed with the adapter, so that equal tokens of different adapters have different hashes.
+        // Combine the seed with the adapter, so that blocks of equal tokens have different hashes if their adapters
+        // differ.
         let first_parent = if adapter == 0 { prefix_seed } else { block_hash(prefix_seed, &[adapter]) };
         Self { prefix_seed, adapter, first_parent, hashes: Vec::new(), registered: 0, claims: 0..0 }
     }

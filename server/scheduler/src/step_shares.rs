@@ -184,7 +184,8 @@ impl StepShares {
         if !had_room || participants == 0.0 {
             return;
         }
-        // A tenant that could have taken part but had nothing to compute, because it waits for memory, gets no credit.
+        // A tenant that could have taken part but had nothing to compute, for example because it waits for memory, gets
+        // no credit.
         for usage in self.tenants.values_mut().filter(|usage| !took_part(usage) && !usage.is_paused) {
             usage.seconds = usage.seconds.max(least);
         }

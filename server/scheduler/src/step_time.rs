@@ -139,7 +139,7 @@ impl StepTimeModel {
         if seconds <= 0.0 {
             return 0;
         }
-        // n tokens have n (computed + n / 2) attention pairs, so a n² + b n = seconds.
+        // n tokens have about n (computed + n / 2) attention pairs, so a n² + b n = seconds.
         let pair = self.costs[2] / PAIRS_SCALE;
         let a = pair / 2.0;
         let b = self.costs[1] / TOKENS_SCALE + pair * f64::from(computed_tokens);

@@ -127,7 +127,7 @@ fn resolved(path: &Path) -> PathBuf {
 fn properties(config: &OpenVinoConfig) -> anyhow::Result<Vec<(String, String)>> {
     let mut properties: Vec<(String, String)> =
         config.plugin_config.iter().flat_map(|properties| properties.0.iter().cloned()).collect();
-    // Returns whether the property was set.
+    // Sets a property if it is missing. Returns whether it was missing.
     let mut set_default = |key: &str, value: &str| {
         let is_missing = properties.iter().all(|(known, _)| known != key);
         if is_missing {
@@ -139,8 +139,8 @@ fn properties(config: &OpenVinoConfig) -> anyhow::Result<Vec<(String, String)>> 
         set_default("KV_CACHE_PRECISION", precision);
     }
     if config.tensor_parallel_size > 1 && config.device == "CPU" {
-        // With one stream, the plugin uses the processors of all nodes. The thread groups, not the plugin, bind the
-        // threads.
+        // With one stream, the plugin uses the processors of all NUMA nodes. The thread groups, not the plugin, bind
+        // the threads.
         set_default("NUM_STREAMS", "1");
         set_default("ENABLE_CPU_PINNING", "NO");
     }

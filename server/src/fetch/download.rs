@@ -204,8 +204,8 @@ impl Downloader<'_> {
         let stored =
             part.file.metadata().await.map_err(|source| Error::disk("read", &part.path, source))?.len();
         let error = match (&file.sha256, file.bytes) {
-            // The digest was computed from the received bytes. If the directory could not be locked, another process
-            // may have changed the file.
+            // The digest covers the bytes that this process has read or received. If the directory could not be locked,
+            // another process may have changed the file since then.
             _ if stored != bytes => Some(Error::Disk {
                 verb: "write",
                 path: part.path.clone(),

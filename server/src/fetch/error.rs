@@ -92,7 +92,7 @@ impl Error {
         if error.is_timeout() {
             return Self::Slow { url };
         }
-        // Report only the cause, which is at the end of the chain: the errors before it contain the URL, which may
+        // Report only the cause, which is at the end of the chain: the errors before it can include the URL, which may
         // contain secrets.
         let mut cause: &dyn std::error::Error = error;
         while let Some(deeper) = cause.source() {

@@ -144,8 +144,8 @@ pub(crate) fn finish(
     };
     let text = serde_json::to_vec(&manifest).expect("invariant: strings and numbers can be written as JSON");
     let current = into.join(CURRENT);
-    // The presence of the manifest means that the link points to its model. Therefore, the previous manifest is
-    // removed before the link changes, and the new one is written afterward.
+    // If the manifest exists, the link points to the model that the manifest describes. Therefore, the previous
+    // manifest is removed before the link changes, and the new one is written afterward.
     remove(&into.join(MANIFEST))?;
     let part = into.join("current.part");
     let _ = std::fs::remove_file(&part);
@@ -192,7 +192,7 @@ pub(crate) fn model_path(files: &[File], format: Format) -> Result<PathBuf, Erro
                 ggufs.len()
             ))),
         },
-        // With an explicit format, the file may have any name.
+        // With an explicit format, a single file may have any name.
         (Format::Gguf, [], _, [file]) => Ok(PathBuf::from(&file.path)),
         (Format::Auto | Format::OpenvinoIr, _, Some(directory), _) => Ok(directory),
         (Format::Auto, ..) => Err(Error::Wrong(format!(

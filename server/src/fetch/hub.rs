@@ -128,7 +128,7 @@ impl Hub<'_> {
     /// Appends the repository and `parts` to the path of `url`.
     fn extend(&self, url: &mut Url, parts: &[&str]) -> Result<(), Error> {
         let mut path = url.path_segments_mut().map_err(|()| self.invalid_url())?;
-        // `extend` encodes the slashes in the name of a branch.
+        // `PathSegmentsMut::extend` encodes the slashes in the name of a branch.
         path.extend(self.repo.split('/')).extend(parts);
         Ok(())
     }

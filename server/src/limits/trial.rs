@@ -43,7 +43,8 @@ impl Trial for TrialProcesses {
         match output.status.code().map(|code| code as u8) {
             Some(0) => Ok(()),
             Some(INVALID) => Err(TrialError::Invalid(String::from_utf8_lossy(&output.stdout).into_owned())),
-            // A signal ends a process that runs out of memory or stack before it checks its limits.
+            // A process that runs out of memory or stack before it checks its limits is killed by a signal, so it has
+            // no exit code.
             Some(EXCEEDED) | None => Err(TrialError::TooExpensive(format!(
                 "needs too much time or memory to be compiled (limits: {} s of processor time, {} s of elapsed time and {} \
                  MiB of memory)",

@@ -172,8 +172,8 @@ mod tests {
         let field = |name: &[u8], value: &str| {
             [name, &[u8::try_from(value.len()).unwrap()], value.as_bytes()].concat()
         };
-        // These are entries of HPACK's static table: `:method: POST` and `:scheme: http`, then `:path`, `:authority`
-        // and `content-type`.
+        // These are entries of HPACK's static table: `:method: POST` and `:scheme: http`, then the names `:path`,
+        // `:authority` and `content-type`.
         let head = [
             vec![0x83, 0x86],
             field(&[0x04], path),

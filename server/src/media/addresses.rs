@@ -9,7 +9,7 @@ use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 
 /// Addresses at which cloud providers serve metadata and credentials to virtual machines. No flag allows them.
 const CREDENTIAL_NETWORKS: [IpNet; 7] = [
-    // Link-local addresses, with the metadata services of most clouds.
+    // Link-local addresses, including those of the metadata services of most clouds.
     v4([169, 254, 0, 0], 16),
     // Azure.
     v4([168, 63, 129, 16], 32),
@@ -26,10 +26,10 @@ const CREDENTIAL_NETWORKS: [IpNet; 7] = [
 
 /// The IPv4 addresses that are not public, according to IANA's registry of special-purpose addresses.
 const RESERVED_V4: [IpNet; 15] = [
-    // "This host": Linux connects to itself.
+    // "This host": on Linux, a connection to 0.0.0.0 reaches the local host.
     v4([0, 0, 0, 0], 8),
     v4([10, 0, 0, 0], 8),
-    // Carrier-grade NAT, which clusters use for pods.
+    // Carrier-grade NAT. Some clusters assign these addresses to pods.
     v4([100, 64, 0, 0], 10),
     v4([127, 0, 0, 0], 8),
     v4([169, 254, 0, 0], 16),
@@ -58,7 +58,7 @@ const RESERVED_V6: [IpNet; 4] = [
     // Teredo, benchmarking and other protocol assignments.
     v6([0x2001, 0, 0, 0, 0, 0, 0, 0], 23),
     v6([0x2001, 0xdb8, 0, 0, 0, 0, 0, 0], 32),
-    // 6to4, which embeds any IPv4 address.
+    // 6to4 addresses, which can embed any IPv4 address.
     v6([0x2002, 0, 0, 0, 0, 0, 0, 0], 16),
     v6([0x3fff, 0, 0, 0, 0, 0, 0, 0], 20),
 ];

@@ -242,7 +242,8 @@ mod tests {
         assert_eq!(fixture.read("media/large").unwrap(), vec![7; 100]);
         fs::write(&large, [7; 101]).unwrap();
         assert!(matches!(fixture.read("media/large"), Err(MediaError::TooLarge { bytes_max: 100 })));
-        // This file has content although its size is 0, like one that grows after its size was read.
+        // This file has content although its metadata reports a size of 0 bytes, like a file that grows after its size
+        // was read.
         let process = MediaDirectory::open(Path::new("/proc/self")).unwrap();
         let status = Path::new("/proc/self/status");
         assert_eq!(fs::metadata(status).unwrap().len(), 0);

@@ -399,7 +399,7 @@ async fn failures_report_the_status_of_the_host_and_nothing_else() {
     let server = WebServer::start([Answer::Bytes(answer)]).await;
     let error = fetch_from(&server).await.unwrap_err();
     assert_eq!(error.to_string(), "the host \"images.test\" answered with status 403");
-    // A redirect without a `Location` header, an answer to a conditional request, and an error.
+    // These are a redirect without a `Location` header, an answer to a conditional request, and an error.
     for head in ["302 Found", "304 Not Modified", "500 Oops"] {
         let server = WebServer::start([Answer::with_head(head)]).await;
         let error = fetch_from(&server).await.unwrap_err();
@@ -426,7 +426,7 @@ async fn a_server_without_tls_is_not_used_for_https() {
     let server = WebServer::start([Answer::with_body(b"image")]).await;
     let address = server.address.to_string();
     let mut policy = policy(&[&address]);
-    // The server waits for the end of a head, which never comes, so the fetch may end only at this timeout.
+    // The server waits for the end of the request's head, which never comes, so the fetch may end only at this timeout.
     policy.image_fetch_timeout = Duration::from_secs(1);
     let error = fetcher(policy).fetch(&format!("https://{address}/"), Tenant::default()).await.unwrap_err();
     assert!(matches!(error, MediaError::Transport { .. } | MediaError::TimedOut { .. }), "{error:?}");

@@ -42,7 +42,7 @@ impl Reference {
         let url = Url::parse(text).map_err(|_| MediaError::InvalidReference)?;
         match url.scheme() {
             "http" | "https" => Ok(Self::Web(url)),
-            // `to_file_path` fails for a URL with a host, which would refer to another machine.
+            // `to_file_path` fails for a URL with a host other than `localhost`, which would refer to another machine.
             "file" => url.to_file_path().map(Self::File).map_err(|()| MediaError::InvalidReference),
             scheme => Err(MediaError::UnsupportedScheme { scheme: scheme.to_owned() }),
         }

@@ -60,7 +60,8 @@ fn prometheus(openmetrics: &str) -> String {
         .lines()
         .filter_map(|line| line.strip_prefix("# TYPE ").and_then(|rest| rest.split_once(' ')))
         .collect();
-    // In Prometheus's format, the name of a family is that of its samples.
+    // In Prometheus's format, the family of a counter or an info metric has the name of its samples, including the
+    // suffix.
     let family = |name: &str| match kinds.get(name).copied() {
         Some("counter") => format!("{name}_total"),
         Some("info") => format!("{name}_info"),

@@ -87,7 +87,7 @@ impl Effort {
     /// # Errors
     /// The name is unknown.
     pub(crate) fn read(name: &str, param: &'static str) -> Result<Self, Error> {
-        // `max` is OpenAI's name for the highest effort.
+        // `max` is another name for the highest effort.
         let name = if name == "max" { Self::XHigh.name() } else { name };
         Self::ALL.into_iter().find(|effort| effort.name() == name).ok_or_else(|| {
             let known = Self::ALL.map(Self::name).join(", ");

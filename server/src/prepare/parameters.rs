@@ -68,7 +68,8 @@ pub(super) fn resolve(
     let text = text(generation, target)?;
     let beams = beams::beams(generation, choices, candidates, &text, &target.model.text.tokenizer)?;
     let token_ids = generation.return_token_ids.unwrap_or(false) || !text.detokenize;
-    // The engine reports token IDs only with log probabilities. These also rank the choices of `best_of`.
+    // The parts of an answer contain token IDs only together with log probabilities. The log probabilities also rank
+    // the choices of `best_of`.
     let reported = logprobs.or((token_ids || candidates > choices && beams.is_none()).then_some(0));
     let prompt_logprobs = generation.prompt_logprobs;
     Ok(ResolvedParameters {
@@ -185,7 +186,7 @@ fn sampling(generation: &Generation, target: Target<'_>) -> Result<Sampling, Err
     let is_penalty =
         |penalty: &f32| (REPETITION_PENALTY_MIN..=REPETITION_PENALTY_MAX).contains(&f64::from(*penalty));
     Ok(Sampling {
-        // The values of the request are within their ranges. Clamp the values from the model's files.
+        // The values of the request are within their ranges, but those from the model's files may not be.
         temperature: number(generation.temperature, defaults.temperature, 1.0).clamp(0.0, 2.0),
         top_p: number(generation.top_p, defaults.top_p, 1.0).clamp(0.0, 1.0),
         top_k,

@@ -100,8 +100,8 @@ impl UndecodedRequest {
         let Self { mut request, mut images, param } = self;
         let Target { model, canceled, .. } = target;
         let Some(reader) = &model.images else { return Ok(request) };
-        // A request with several prompts has no images. For such prompts, `assign` only checks that they contain no
-        // image tokens.
+        // A request with several prompts has no images. For a prompt without images, `assign` only checks that it
+        // contains no image tokens.
         for prompt in &mut request.prompts {
             let images = std::mem::take(&mut images);
             let assigned = images::assign(images, &prompt.prompt, param, reader, canceled)?;
@@ -343,7 +343,8 @@ impl ResolvedParameters {
                 let length = target.limits.requests.max_model_len;
                 let answer = match tokens_max {
                     None => 1,
-                    // Cap the default, which may exceed the context length, because the prompt takes precedence.
+                    // Cap the default length of the answer, which may exceed the context length, because the prompt
+                    // takes precedence over a default.
                     Some(TokensMax { tokens, source: LimitSource::Default, .. }) => {
                         tokens.min(length / ANSWER_SHARE)
                     }

@@ -277,8 +277,9 @@ impl PromptAnswer {
                         details.reasoning_tokens += reasoning_tokens;
                     }
                     if choice.has_ended() {
-                        // The engine does not know stop strings, so it must be notified that the choice has ended. An
-                        // aborted sequence has no `Finished`, so its draft tokens are counted here.
+                        // Except in beam search, the engine does not know stop strings, so it must be notified that the
+                        // choice has ended. An aborted sequence has no `Finished` event, so its draft tokens are
+                        // counted here.
                         stream.abort(index);
                         count_drafts(drafts, usage);
                     }

@@ -103,8 +103,8 @@ impl Choice {
             Some(rest) => self.tokens_until_stops = rest,
             None => filter.activate_stops(),
         }
-        // A stop token always ends the sequence, because none is sampled before `tokens_min`. It has no text unless the
-        // request sets `include_stop_str_in_output`.
+        // A stop token always ends the sequence, because the engine samples none before `min_tokens` is reached. A stop
+        // token has no text unless the request sets `include_stop_str_in_output`.
         let ends = !self.include_stop && self.stop_tokens.binary_search(&token).is_ok();
         self.stop_token = logprobs.as_ref().filter(|_| ends).map(|_| token);
         match filter {

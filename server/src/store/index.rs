@@ -151,8 +151,8 @@ impl Index {
     fn evict(&mut self) -> Vec<Key> {
         let mut evicted = Vec::new();
         while self.records.len() > self.bounds.entries_max || self.bytes > self.bounds.bytes_max {
-            // If files were tampered with, records may follow each other in a cycle, which has no leaf. Then, any
-            // record is evicted.
+            // If files were tampered with, records may follow each other in a cycle, which has no leaf. In this case,
+            // an arbitrary record is evicted.
             let oldest = self.leaves.first_key_value().map(|(_, key)| key);
             let Some(&oldest) = oldest.or_else(|| self.records.keys().next()) else { break };
             self.take(oldest);

@@ -95,7 +95,7 @@ async fn a_stream_that_is_read_late_has_all_log_probabilities() {
     let server = Setup::new(runner).start();
     let mut parameters = json!({"max_tokens": 200, "logprobs": true, "top_logprobs": 2, "stream": true});
     permits.send(()).unwrap();
-    // The stream has begun with the first token, and nothing is read until the engine has generated all others.
+    // The stream begins with the first token. Nothing more is read until the engine has generated all other tokens.
     let unread = server.open(PATH, chat(parameters.clone())).await;
     drop(permits);
     server.block_until_computed(1);

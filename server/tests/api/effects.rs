@@ -31,8 +31,8 @@ fn gibberish() -> Server {
 async fn bad_words_are_excluded_and_their_parts_are_not() {
     let server = Server::repeating(TEXT);
     assert_eq!(text(&server, json!({})).await, "cdefghab");
-    // The most probable of the remaining tokens is generated instead. All of these are equally probable, so it is the
-    // first one, `\0`.
+    // The remaining tokens are equally probable, so the first of them, `\0`, is generated in place of an excluded
+    // token.
     assert_eq!(text(&server, json!({"bad_words": ["e"]})).await, "cd\0fghab");
     assert_eq!(text(&server, json!({"bad_words": ["fg", "ha"]})).await, "cdef\0h\0b");
     assert_eq!(text(&server, json!({"bad_words": ["xg"]})).await, "cdefghab");
@@ -215,7 +215,7 @@ async fn an_echoed_prompt_has_its_own_log_probabilities() {
     let generated =
         answer(&server, json!({"logprobs": 2, "max_tokens": 6, "allowed_token_ids": letters})).await;
     let tokens = generated["choices"][0]["logprobs"].clone();
-    // Send the generated text as the prompt.
+    // Append the generated tokens to the prompt.
     let ids =
         answer(&server, json!({"max_tokens": 6, "allowed_token_ids": letters, "return_token_ids": true}))
             .await;
@@ -431,7 +431,7 @@ async fn errors_are_strings_with_ovms_rules() {
         (404, json!({"error": "the path /v3/nowhere does not exist"}))
     );
     assert_eq!(server.post(PATH, completion(json!({}))).await.json()["object"], "text_completion");
-    // The same applies to streams.
+    // Errors in streams have the same form.
     for (path, body) in [
         (PATH, completion(json!({"stream": true, "ignore_eos": true}))),
         ("/v3/chat/completions", chat(json!({"stream": true, "ignore_eos": true}))),

@@ -49,8 +49,8 @@ fn image(url: &str) -> Value {
 #[tokio::test]
 async fn a_truncated_conversation_has_as_many_fetched_images_as_fit() {
     let directory = tempfile::tempdir().unwrap();
-    // The memory has room for 27 images, and a conversation that fits has 17. The memory of the attempts to truncate it
-    // must not add up.
+    // The memory has room for 27 images, and the part of the conversation that fits has 17. The memory of several
+    // attempts to truncate the conversation must not add up.
     let server = reading_files(directory.path()).start();
     let turn = |number| {
         let image = json!({"type": "input_image", "image_url": image_file(directory.path(), number, 0)});
@@ -72,7 +72,8 @@ async fn a_truncated_conversation_has_as_many_fetched_images_as_fit() {
 #[tokio::test]
 async fn a_truncated_conversation_has_as_many_pixels_as_are_allowed() {
     let server = Setup::reading_images().start();
-    // The header of a PNG file with 49,000,000 pixels. The images of a request may have 400,000,000 pixels in total.
+    // This is the header of a PNG file with 49,000,000 pixels. The images of a request may have 400,000,000 pixels in
+    // total.
     let mut file = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR".to_vec();
     file.extend([7000_u32.to_be_bytes(), 7000_u32.to_be_bytes()].concat());
     file.extend([8, 2, 0, 0, 0]);
@@ -95,7 +96,7 @@ async fn a_truncated_conversation_has_as_many_pixels_as_are_allowed() {
 async fn fetched_images_that_can_never_fit_into_the_buffer_are_refused() {
     let directory = tempfile::tempdir().unwrap();
     let mut setup = reading_files(directory.path());
-    // One of the files fits, but not both.
+    // Each of the two files fits into the buffer, but both together do not.
     (setup.limits.max_body_bytes, setup.limits.max_buffered_body_bytes) = (64 << 10, 256 << 10);
     let server = setup.start();
     let files: Vec<String> = (0..2).map(|number| image_file(directory.path(), number, 140_000)).collect();
@@ -170,7 +171,7 @@ async fn both_endpoints_report_the_tokens_of_images() {
 #[tokio::test]
 async fn the_tokens_of_images_are_counted_without_decoding_them() {
     let server = Setup::reading_images().start();
-    // The header of the image is complete, and its pixels are missing.
+    // The header of the image is complete, but its pixels are missing.
     let truncated = &IMAGE[..70];
     let input = |url: &str| {
         let image = json!({"type": "input_image", "image_url": url});
@@ -206,7 +207,7 @@ async fn tenants_and_salts_do_not_share_encoded_images() {
         (Some(bob), None, 5.0),
     ];
     for (number, (tenant, salt, expected)) in cases.into_iter().enumerate() {
-        // The prompts begin with different texts, so the prefix cache does not have the image.
+        // The prompts begin with different texts, so the prefix cache never contains the image.
         let text = json!({"type": "text", "text": format!("{number}{}", "x".repeat(20))});
         let messages = json!([{"role": "user", "content": [text, image(IMAGE)]}]);
         let mut sent = Request::post(CHAT).header("content-type", "application/json");

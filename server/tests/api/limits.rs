@@ -126,7 +126,7 @@ async fn a_full_queue_is_429_and_a_request_that_never_fits_is_400() {
     let mut setup = Setup::new(runner);
     setup.max_queue = 2;
     let server = setup.start();
-    // The first request has started. Its next step waits for a permit, so other requests wait too.
+    // Let the first request start. Its next step waits for a permit, so other requests wait, too.
     permits.send(()).unwrap();
     let mut first = server.open(PATH, chat(json!({"stream": true}))).await;
     first.body_mut().frame().await.unwrap().unwrap();
@@ -219,7 +219,7 @@ async fn the_default_length_of_answers_is_limited_to_the_room_after_the_prompt()
         let error = &rejected.json()["error"];
         assert_eq!((&error["code"], &error["param"]), (&json!("context_length_exceeded"), &json!(name)));
     }
-    // A long conversation is truncated as if there were no default.
+    // A long conversation is truncated as if there were no default length of answers.
     let turns: Vec<Value> = (0..20).map(|_| json!({"role": "user", "content": "x".repeat(24)})).collect();
     let body = request(json!({"input": turns}), json!({"truncation": "auto"}));
     let usage = server.post("/v3/responses", body).await.json()["usage"].clone();

@@ -30,7 +30,7 @@ async fn the_document_describes_exactly_the_paths_that_exist() {
             );
         }
     }
-    // Compare with the routes in the source code.
+    // Compare the document with the routes in the source code.
     let source = [include_str!("../../src/routes.rs"), include_str!("../../src/routes/sleep.rs")].concat();
     let mut count = 0;
     for route in source.split(".route(").skip(1) {
@@ -136,7 +136,7 @@ async fn exactly_the_required_parameters_are_required() {
             without.as_object_mut().unwrap().remove(member);
             let answer = server.post(path, without.to_string()).await;
             let is_required = required.contains(&json!(member));
-            // These endpoints require one of several members, which the document describes only as text.
+            // These endpoints require one of several members, which the document states only in a description.
             let is_one_of =
                 path == "/tokenize" && member == "text" || path == "/v3/responses" && member == "input";
             assert_eq!(

@@ -32,7 +32,7 @@ async fn completion_tokens(rules: ApiRules, parameters: Value) -> u64 {
 async fn completions_fill_the_context_with_ovms_rules() {
     let open = || json!({"max_tokens": null, "ignore_eos": true});
     assert_eq!(completion_tokens(ApiRules::OpenAi, open()).await, 16);
-    // The prompt takes two of the 512 tokens.
+    // The prompt takes two of the 512 tokens of the context length.
     assert_eq!(completion_tokens(ApiRules::Ovms, open()).await, 510);
     assert_eq!(completion_tokens(ApiRules::Ovms, json!({"max_tokens": 3, "ignore_eos": true})).await, 3);
 }

@@ -53,7 +53,7 @@ async fn a_response_continues_another_with_its_whole_history() {
     let third = ask(&server, json!({"input": "c", "previous_response_id": second["id"]})).await;
     assert_eq!([&first, &second, &third].map(text), ["One.", "Two.", "Three."]);
     assert_eq!(third["previous_response_id"], second["id"]);
-    // Instructions apply only to their own response.
+    // Instructions apply only to the request that contains them.
     let items = json!([
         {"role": "user", "content": "a"}, {"role": "assistant", "content": "One."},
         {"role": "user", "content": "b"}, {"role": "assistant", "content": "Two."},
@@ -374,7 +374,7 @@ async fn an_item_is_added_to_a_conversation_only_once() {
         let refused = server.post(path, json!({"items": items}).to_string()).await;
         assert_eq!((refused.status.as_u16(), &refused.json()["error"]["param"]), (400, &json!("items")));
     }
-    // Without a conversation, a client may send items that are stored in one.
+    // A request without a conversation may contain items that are stored in a conversation.
     let history = json!([said("msg_a"), said("msg_b"), answer, said("msg_c")]);
     assert_eq!(text(&ask(&server, json!({"input": history})).await), "Two.");
 
@@ -528,7 +528,7 @@ async fn a_background_response_is_in_its_conversation_before_it_is_final() {
     let status = server.get(&path).await.json()["status"].clone();
     pipe.write_all(b"\n").unwrap();
     assert_eq!(status, "in_progress", "the conversation does not have its items yet");
-    // Items cannot be added to a pipe.
+    // The record is a pipe, to which the server cannot add items.
     let failed = until_final(&server, &path).await;
     let message =
         "the response could not be added to its conversation: the conversation could not be written";
@@ -578,7 +578,7 @@ async fn a_response_is_stored_with_its_turn_even_if_the_client_disconnects() {
         }
         pipe = joining => pipe,
     };
-    // The client has disconnected. Items cannot be added to a pipe, so the response fails.
+    // The client has disconnected. The record is a pipe, to which the server cannot add items, so the response fails.
     pipe.write_all(b"\n").unwrap();
     let stored = eventually(async || {
         let files = std::fs::read_dir(directory.path()).unwrap();

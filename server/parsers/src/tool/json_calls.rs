@@ -137,7 +137,8 @@ impl JsonCalls {
                 out.commit();
                 self.object_is_over()
             }
-            // The marker that ends the call replaces a missing brace.
+            // The call is complete, but the closing brace of the object is missing, usually because a marker replaces
+            // it.
             Step::Stop { .. } if object.is_call() => {
                 self.object_is_over();
                 self.step(letter, out)
@@ -248,7 +249,7 @@ impl Calls for JsonCalls {
                 self.state = State::Object(Box::new(CallObject::new(self.object_rule)), 0);
                 Step::Skip { kept: 1 }
             }
-            // The list has no further calls, and those before the skipped object were emitted.
+            // No further calls are parsed in the list, and those before the skipped object were emitted.
             State::AfterSkipped | State::SkippedItem => Step::TEXT,
             State::Next if letter == ',' => self.go(State::Item),
             State::Next if letter == ']' => {

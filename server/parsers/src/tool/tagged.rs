@@ -156,7 +156,7 @@ impl TaggedCalls {
             return self.go(State::ArgumentName(Name::default()));
         }
         let step = self.function_is_whole(out);
-        // The last tag ends the calls.
+        // `</tool_call>` also ends the calls.
         if part == 2 { Step::Done } else { step }
     }
 
@@ -200,7 +200,8 @@ impl TaggedCalls {
         match step {
             ValueStep::More => Step::More,
             ValueStep::End { end: 0, next } => {
-                // The tag after the value is not interpreted yet.
+                // The tag after the value is not part of the arguments, so return it to the text that is not
+                // interpreted yet.
                 self.dialect.parts[next].chars().for_each(|letter| out.read(letter));
                 self.part(next, out)
             }

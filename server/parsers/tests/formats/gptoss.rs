@@ -33,7 +33,7 @@ fn calls_are_parsed() {
         "<|start|>assistant<|channel|>commentary to=functions.weather <|constrain|>json<|message|>",
         "<|start|>assistant to=functions.weather<|channel|>commentary <|constrain|>json<|message|> ",
         " to=functions.weather<|channel|>commentary <|constrain|>json<|message|>",
-        // A call in the analysis channel counts as a call.
+        // A call in the analysis channel is parsed, too.
         "<|channel|>analysis to=functions.weather <|constrain|>json<|message|>",
         "<|channel|>commentary to=weather code<|message|>",
     ] {
@@ -117,7 +117,7 @@ fn text_that_is_not_a_header_stays_text() {
 fn a_call_without_valid_json_is_text_without_the_header() {
     let code = "<|channel|>commentary to=python code<|message|>print(1)<|call|>";
     gptoss().reads(code, &[content("print(1)")]);
-    // In the analysis channel, such a text is reasoning.
+    // In the analysis channel, such text is reasoning.
     let reasoned = "<|channel|>analysis to=python code<|message|>print({})\nx<|call|>";
     gptoss().reads(
         &format!(
@@ -144,7 +144,8 @@ fn a_call_without_valid_json_is_text_without_the_header() {
 fn a_call_that_is_cut_off_keeps_its_arguments() {
     let header = "<|channel|>commentary to=functions.f <|constrain|>json<|message|>";
     gptoss().reads_cut(header, &cut(0, "f", ""));
-    // The token that ends the model's turn is not part of the text, so the call is complete and has no arguments.
+    // Here, the model has ended its turn with a token that is not part of the text, so the call is complete and has no
+    // arguments.
     gptoss().reads(header, &call(0, "f", "{}"));
     gptoss().reads(&format!("{header}{{\"a\": \"b\\"), &cut(0, "f", "{\"a\": \"b\\"));
 }

@@ -81,7 +81,7 @@ fn quotes_within_strings_may_be_without_a_backslash() {
     }
     // The closing bracket of the list is missing.
     lfm().reads("<|tool_call_start|>[f(a='b')<|tool_call_end|>", &call(0, "f", r#"{"a":"b"}"#));
-    // The text ends after a quote.
+    // The text ends at the quote or soon after it.
     lfm().reads("<|tool_call_start|>[f(a='b'", &cut(0, "f", r#"{"a":"b""#));
     lfm().reads("<|tool_call_start|>[f(a='b')", &call(0, "f", r#"{"a":"b"}"#));
     lfm().reads("<|tool_call_start|>[f(a='b', c", &cut(0, "f", r#"{"a":"b""#));

@@ -206,7 +206,8 @@ fn short_garbage_is_parsed_the_same_at_every_split() {
 #[test]
 fn text_without_calls_is_not_changed() {
     for case in cases() {
-        // Harmony's headers and the tokens that end Gemma's turns are markup even without a call.
+        // The tags of reasoning, Harmony's headers and the tokens that end Gemma's turns are markup even without a
+        // call.
         if case.formats.reasoning != ReasoningFormat::None || case.formats.tool == ToolFormat::Gptoss {
             continue;
         }
@@ -418,8 +419,8 @@ fn no_text_is_lost() {
                 Delta::ToolCallBegin { name, .. } => name.contains('§'),
                 Delta::ToolCallEnd { .. } => false,
             });
-            // A Python word that was cut off is dropped if it is not a prefix of JSON, and so is a word in a header,
-            // which is markup.
+            // A Python word that is cut off, such as `Non`, is dropped unless it is a number or the beginning of a
+            // Boolean. A word in a header is dropped, too, because headers are markup.
             let is_cut = matches!(case.formats.tool, ToolFormat::Llama3 | ToolFormat::Lfm2)
                 && !matches!(deltas.last(), Some(Delta::ToolCallEnd { .. } | Delta::Content(_)));
             let is_header =

@@ -144,7 +144,7 @@ fn a_prefix_of_several_requests_outlasts_blocks_used_more_recently() {
 #[test]
 fn a_prefix_of_one_conversation_is_evicted_in_lru_order() {
     let (mut pool, prompt) = full_pool();
-    // A conversation and its next turn.
+    // The next turn of the conversation hits all blocks of the prompt.
     hit(&mut pool, &prompt);
     assert!(!outlasts(&mut pool, 1, 200..208));
 }

@@ -296,7 +296,7 @@ impl Scheduler {
         let tokens = sequence.chunk_tokens(budget.scored_tokens).min(budget.tokens);
         let tokens = match sequence.whole_spans(tokens) {
             Some(tokens) => tokens,
-            // A span that cannot be divided may exceed the budget, but only one such span per step.
+            // A span that cannot be divided may exceed the budget, but only if the step contains no prompt tokens yet.
             None if budget.is_without_prompts => sequence.tokens_of_first_span(),
             None => 0,
         };
@@ -397,8 +397,8 @@ impl Scheduler {
     fn admit(&mut self, batch: &mut Batch, budget: &mut Budget) {
         let (mut position, mut attempts) = (0, 0);
         self.images_have_room = true;
-        // The tenants that would exceed their share. None of their further groups is admitted in this step, because
-        // their later requests must not overtake their earlier ones.
+        // The tenants whose next group would exceed their share. None of their further groups is admitted in this step,
+        // because the requests of a tenant must not overtake each other.
         let mut full_tenants = Vec::new();
         while budget.tokens > 0
             && self.running_sequences < self.config.max_num_seqs
@@ -432,7 +432,7 @@ impl Scheduler {
 
     /// Whether a waiting sequence waits only for room, according to checks that take constant time.
     fn can_start(&self, sequence: &Sequence, budget: &Budget) -> bool {
-        // A step has a maximum number of scored tokens. Sequences without scores are not affected.
+        // A step has a maximum number of scored tokens, which does not affect sequences whose tokens are not scored.
         sequence.next_tokens(budget.scored_tokens) > 0
             && sequence.restore != RestoreState::Restoring
             && !sequence.is_suspended

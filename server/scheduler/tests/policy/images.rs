@@ -357,7 +357,7 @@ fn an_image_of_a_request_that_goes_first_is_encoded_next() {
 
 #[test]
 fn many_prompts_that_wait_for_their_images_do_not_hide_a_prompt_without_images() {
-    // In the first case, all images have room. In the second, most prompts wait for room.
+    // In the first case, all images have room. In the second, most prompts wait for room for their images.
     for rows_max in [1000, 12] {
         let config = SchedulerConfig { max_queue: 256, ..config() };
         let mut scheduler = Scheduler::new(config, CacheSize { block_tokens: 4, blocks_total: 1024 });

@@ -148,7 +148,8 @@ fn a_long_queue_of_another_tenant_does_not_hide_a_request() {
         scheduler.check_invariants();
         batch.sequences.iter().map(|sequence| sequence.id.request).collect::<Vec<_>>()
     };
-    // The victim's next request starts at a later virtual time than the other tenant's queue.
+    // After this request, the next request of the victim starts at a later virtual time than the queued requests of the
+    // other tenant.
     submit(&mut scheduler, VICTIM, 400, 1);
     while !scheduler.is_idle() {
         step(&mut scheduler);

@@ -119,7 +119,7 @@ fn holds_without_a_prefix_cache() {
 
 #[test]
 fn holds_when_hashes_collide() {
-    // The hash has four different values, and then only one.
+    // The first hash function has four different values, the second only one.
     let few = |parent: BlockHash, tokens: &[TokenId]| BlockHash(block_hash(parent, tokens).0 % 4);
     let one = |_: BlockHash, _: &[TokenId]| BlockHash(1);
     let few = check(9, 15_000, Setup { hash: few, ..setup() });

@@ -302,7 +302,8 @@ fn value(message: ParsedMessage, model: &Model) -> Value {
     let wants_null =
         style.is_some_and(|style| style.empty_content == EmptyContent::Null) && !calls.is_empty();
     let mut value = json!({"role": role});
-    // Templates concatenate strings, so missing content must be an empty string.
+    // Templates concatenate strings, so missing content must be an empty string, unless the style of the template
+    // requires `null`.
     value["content"] = match content.filter(|text| !(wants_null && text.is_empty())) {
         None if wants_null => Value::Null,
         content => json!(content.unwrap_or_default()),

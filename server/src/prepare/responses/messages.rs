@@ -57,8 +57,8 @@ impl Turns {
         let text = joined(&item.content);
         if item.role != "assistant" {
             self.close();
-            // Many templates accept only one system message, at the beginning of a conversation, so the first ones are
-            // joined.
+            // Many templates accept only one system message, at the beginning of a conversation, so the system messages
+            // at the beginning are joined.
             if item.role == "user" || self.done.iter().any(|message| message.role != "system") {
                 self.done.push(message(&item.role, text));
             } else {

@@ -153,7 +153,7 @@ impl Encoder for ResponseEncoder {
         let conclude = move || {
             let sink = &mut |event: &Event<'_>| events.push_raw(&encode(event));
             self.assembly.fail(&error, sink);
-            // A streamed response is stored only if it is complete.
+            // A streamed response that fails is not stored.
             self.assembly.set_stored(false);
             self.assembly.conclude(sink);
             events.done();
@@ -217,7 +217,8 @@ enum ResponseEnd {
 
 /// Ends a background response and stores it.
 fn conclude(store: &Store, live: &LiveResponse, end: ResponseEnd) {
-    // Join the conversation before publishing the final state, after which the client may continue the conversation.
+    // Add the response to its conversation before publishing the final state, after which the client may continue the
+    // conversation.
     let joined = match end {
         ResponseEnd::Finished(_) => join(store, &live.response(), live.input(), live.tenant()),
         ResponseEnd::Failed(_) | ResponseEnd::Interrupted(_) => Ok(()),
@@ -331,7 +332,7 @@ fn join(
     };
     tracing::warn!(error = &error as &dyn std::error::Error, "failed to add a response to its conversation");
     let reason = match error {
-        // The client cannot influence these, and must not learn the paths.
+        // The client cannot influence these errors, and must not learn the paths that they contain.
         store::Error::Io { .. } | store::Error::InUse(_) => {
             "the conversation could not be written".to_owned()
         }

@@ -62,7 +62,8 @@ fn the_end_of_a_chain_is_evicted_before_its_beginning() {
     index.insert(key(3), entry(1, Some(key(2))));
     assert_eq!(index.insert(key(4), entry(1, None)), [key(3)]);
     index.check_invariants();
-    // Using a record also counts as a use of the records that it follows.
+    // A use of a record also protects the records that it follows, because a record is evicted only after its
+    // followers.
     assert!(index.is_stored(2));
     assert_eq!(index.insert(key(5), entry(1, None)), [key(4)]);
     index.check_invariants();

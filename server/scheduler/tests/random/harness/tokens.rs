@@ -16,7 +16,7 @@ impl Harness {
                 self.random.below(sequence.num_draft_tokens + 1);
         }
         self.reassign(&mut sampled);
-        // All sequences of a lockstep request are suspended, or none.
+        // Either all sequences of a lockstep request are suspended, or none are.
         let mut is_suspended = BTreeMap::new();
         for sampled in &mut sampled {
             let request = self.sequences[&sampled.sequence].request;

@@ -37,7 +37,7 @@ fn numbers_have_ranges() {
     );
     check(
         Kind::Number(0.001, 2.0),
-        // After conversion to the engine's type, the first and the last value equal the bounds.
+        // After conversion to the engine's type, the first and the last accepted value equal the bounds.
         &[json!(0.001), json!(1), json!(2.000_000_000_1)],
         &[json!(0), json!(1e-50), json!(-1), json!(2.1), json!(3.5e38), json!(1e300), json!(null)],
         &expect![[r#"

@@ -202,7 +202,7 @@ fn the_input_of_a_custom_tool_is_read_from_its_arguments() {
         (r#"{"input": "a\ud83d\ude0"#, "a"),
         (r#"{"input": "a\ud83d"#, "a"),
         (r#"{"input": "#, r#"{"input": "#),
-        // These arguments contain no text named `input`.
+        // These arguments contain no string named `input`.
         (r#"{"patch": "a"}"#, r#"{"patch": "a"}"#),
         (r#"{"input": 1}"#, r#"{"input": 1}"#),
         ("", ""),
