@@ -53,7 +53,7 @@ fn a_drained_server_is_alive_and_not_ready() {
 
 #[test]
 fn a_server_that_does_not_answer_is_an_error() {
-    // The kernel accepts connections to this port, and nobody answers them.
+    // The kernel accepts connections to this port, but no process answers them.
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port().to_string();
     let mut command = Command::new(env!("CARGO_BIN_EXE_ovfleet-server"));

@@ -30,7 +30,7 @@ def arguments() -> argparse.Namespace:
 
 
 def variants(counts: list[int]) -> dict[str, tuple[int, list[int]]]:
-    """Returns, by variant, the number of loaded adapters and the adapters that the requests use in turn."""
+    """Returns, for each variant, the number of loaded adapters and the adapters that requests use in turn (0: none)."""
     found: dict[str, tuple[int, list[int]]] = {"none": (0, [])}
     for count in counts:
         found[f"{count}, not used"] = (count, [0])

@@ -1,14 +1,15 @@
 #!/usr/bin/env python3
-"""`make bench-draft`: measures the cost of a draft model, the acceptance rate at which it breaks even, and its effect on a server.
+"""`make bench-draft`: measures the cost of a draft model, the acceptance rate at which the draft model breaks even, and
+its effect on the throughput of a server.
 
-First, one process (`draft-bench`) measures steps of the model with and without draft tokens, and steps of the draft
-model. Each accepted token saves its sequence a fraction of a step of the model; each draft token costs a step of the
-draft model and makes the step of the model longer. The draft model breaks even at the acceptance rate at which the
-saving equals the cost.
+First, one process (`draft-bench`) measures the times of the model's steps with and without draft tokens, and the times
+of the draft model's steps. Each accepted token saves its sequence one step of the model; each draft token costs a step
+of the draft model and makes the step of the model longer. The draft model breaks even at the acceptance rate at which
+the saving equals the cost.
 
-Then two servers, one of them with the draft model, generate text in turn. Without `--draft-model`, the draft model consists of the
-first layers of the model. Its tokens are seldom accepted, so the result shows the cost of detecting the low acceptance
-rate and disabling the draft model.
+Then two servers, one of them with the draft model, generate text in turn. Without `--draft-model`, the draft model
+consists of the first layers of the model. Its tokens are seldom accepted, so the result shows the cost of detecting the
+low acceptance rate and disabling the draft model.
 """
 
 from __future__ import annotations

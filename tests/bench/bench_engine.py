@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
-"""`make bench-engine`: compares the engine with openvino_genai, each in process and alternating (medians of the rounds).
+"""`make bench-engine`: compares the engine with openvino_genai in alternating runs (medians of the rounds).
 
-Both engines get the same prompts in the same arrival pattern with the same precisions, threads and cache size. With `ir`,
-both engines run the same IR. With `gguf` the engine runs the file, and the peer runs the IR to which it converts the file
-(with rounded zero points). The floor is the compiled model alone, executed on the batches of the same case without sampling
-or sending tokens.
+Both engines run without HTTP, and get the same prompts in the same arrival pattern with the same precisions, threads
+and cache size. With `ir`, both engines run the same IR. With `gguf`, our engine runs the file, and the peer runs the IR
+to which it converts the file (with rounded zero points). `gguf-int8` differs from `gguf` only in the precision of our
+engine's activations. The floor is the throughput of the compiled model alone, executed on the batches of the same case
+without sampling or sending tokens.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ import engines
 import plot
 from cases import CASES, DELAYS, Case, Delay, measure, medians, scenario
 
-# The combinations of model file and settings that are measured with our engine, with their titles. The last combination has
-# a setting that is not the server's default.
+# The combinations of model file and settings with which our engine is measured, and their titles. The last combination
+# has a setting that is not the server's default.
 TITLES = {
     "ir": "Both on the same IR",
     "gguf": "ovfleet on the GGUF file, openvino_genai on the IR to which it converts the file",
@@ -30,10 +31,10 @@ TITLES = {
 }
 # The titles of the same combinations in the picture.
 SHORT_TITLES = {"ir": "same IR", "gguf": "GGUF file, default", "gguf-int8": "GGUF file, --activation-precision int8"}
-# The target ratio with `--activation-precision int8`, for any number of requests.
+# The target ratio with `--activation-precision int8` in the cases with a fixed number of concurrent requests.
 INT8_WANTED = 1.8
 DOCUMENT = engines.ROOT / "docs" / "performance" / "results.md"
-# The raw results of the tables in the document, and their pictures.
+# The directory of the raw results of the document's tables, and of their pictures.
 RECORDS = engines.ROOT / "docs" / "benchmarks"
 
 
@@ -62,7 +63,7 @@ def arguments() -> argparse.Namespace:
 
 
 class Bench:
-    """The two engines and their results so far."""
+    """The two engines, their settings, and the settings that they reported."""
 
     def __init__(self, args: argparse.Namespace, directory: pathlib.Path):
         self.args, self.directory = args, directory
@@ -97,7 +98,8 @@ class Bench:
         return result
 
     def round(self, case: Case, seed: int) -> dict[str, dict]:
-        """Runs one round of a case: every engine once, in an order that rotates from round to round."""
+        """Runs one round of a case: the peer, and each form of our engine with its floor (if the case has one), in an
+        order that rotates from round to round."""
         work = scenario(case, seed, self.args.vocabulary)
         runs = [("peer", lambda: measure(case, self.peer(work)))]
         for form in self.args.forms:
@@ -203,7 +205,7 @@ def update(section: str, text: str) -> None:
     before, rest = document.split(begin)
     _, after = rest.split(end)
     arguments = [part if "/" not in part else pathlib.Path(part).name for part in sys.argv[1:]]
-    # The name of a section may end with a kind of machine, which is not part of the name of the target.
+    # The name of a section may end with a kind of machine, which is not part of the name of the `make` target.
     target = re.sub("-(amx|avx2|avx512|intel|zen4)$", "", section)
     command = f"`make {target}` (`" + " ".join([pathlib.Path(sys.argv[0]).name, *arguments]) + "`)"
     DOCUMENT.write_text(f"{before}{begin}\n{command}\n\n{text}\n{end}{after}")

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""`make bench-guided`: compares requests with a JSON schema to the same requests without a schema (medians of the rounds).
+"""`make bench-guided`: compares requests with a JSON schema to requests without a schema (medians of the rounds).
 
-Both kinds alternate on one server, so that other load on the machine affects both. No answer can complete the schema before
-the token limit, so both kinds generate the same number of tokens.
+The prompts of both kinds have the same lengths. Both kinds alternate on one server, so that other load on the machine
+affects both. No answer can satisfy the schema before the token limit, so both kinds generate the same number of tokens.
 """
 
 from __future__ import annotations

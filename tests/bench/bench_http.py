@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""`make bench-http`: compares the server over HTTP with the engine in process, alternating (medians of the rounds).
+"""`make bench-http`: compares the server over HTTP with the engine in process, in alternating runs (medians of the
+rounds).
 
 Both use the same prompts, concurrency and engine settings. The server is started for each run and stopped after it.
 """
@@ -78,7 +79,7 @@ def arguments() -> argparse.Namespace:
 
 
 class Server:
-    """A server process. The `with` statement waits until the server is ready, and stops it at the end."""
+    """A server process. The `with` statement starts it, waits until it is ready, and stops it at the end."""
 
     health = "/v2/health/ready"
 
@@ -87,7 +88,8 @@ class Server:
         self.log = directory / "server.log"
 
     def command(self) -> list[str]:
-        """Returns the command of the server, with the settings that `engines.run_engine` uses for the engine."""
+        """Chooses free ports, and returns the command of the server with those settings that it has in common with the
+        engine."""
         self.port, grpc_port = free_ports(2)
         setup = self.setup
         return [

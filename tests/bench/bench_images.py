@@ -1,9 +1,11 @@
 #!/usr/bin/env python3
-"""`make bench-images`: compares the server with openvino_genai on requests with images, alternating (medians of the rounds).
+"""`make bench-images`: compares the server with openvino_genai on requests with images, in alternating runs (medians of
+the rounds).
 
 Both load the same directory: a vision-language model with random weights (make_vision_model.py). The server runs with
-its defaults and receives the images in chat completions over HTTP, as PNG files in data: URLs. openvino_genai runs in
-process and receives rendered prompts and decoded pixels, so HTTP, JSON, PNG and the chat template cost it nothing.
+its defaults, except for the size of the KV cache, and receives the images in chat completions over HTTP, as PNG files
+in data: URLs. openvino_genai runs in process and receives rendered prompts and decoded pixels, so HTTP, JSON, PNG and
+the chat template cost it nothing.
 """
 
 from __future__ import annotations
@@ -53,7 +55,7 @@ def arguments() -> argparse.Namespace:
 
 
 def vision_model() -> pathlib.Path:
-    """Returns the directory of the model, which is created once."""
+    """Returns the directory of the model, and creates the model if it does not exist."""
     directory = engines.WORK / "random-vision-int8"
     if (directory / "complete").exists():
         return directory
@@ -124,7 +126,7 @@ def read_tokens(data: list[tuple[float, bytes]]) -> list[tuple[float, int]]:
 
 
 def http_message(port: int, request: Request, urls: list[str]) -> bytes:
-    """Encodes a request as bytes."""
+    """Encodes a request as an HTTP message."""
     body = json.dumps({
         "model": MODEL,
         "messages": chat_messages(request, urls),
@@ -142,7 +144,8 @@ def http_message(port: int, request: Request, urls: list[str]) -> bytes:
 
 
 async def send_all(port: int, requests: list[Request], urls: list[str]) -> dict:
-    """Sends each request once the request in its `after` has ended, and returns results in the format of the peer."""
+    """Sends each request once the request with the index `after` has ended, and returns results in the format of the
+    peer."""
     loop = asyncio.get_running_loop()
     ended = [loop.create_future() for _ in requests]
     messages = [http_message(port, request, urls) for request in requests]
@@ -182,7 +185,7 @@ def as_json(request: Request) -> dict:
 
 
 def measure(case: Case, work: Scenario, result: dict) -> dict:
-    """Returns the results of a run: the figure of the case, its delays, and the tokens."""
+    """Returns the results of a run: the figure of the case, delays, resource usage, and the tokens."""
     rows = result["requests"]
     for request, row in zip(work.requests, rows):
         if len(row["tokens"]) != request.max_tokens:
@@ -242,7 +245,7 @@ class Bench:
         return result
 
     def round(self, case: Case, seed: int) -> dict[str, dict]:
-        """Runs both engines once, in an order that alternates."""
+        """Runs a case once with each engine, in an order that alternates from round to round."""
         work = scenario(case, seed)
         runs = [("ovfleet", self.ours), ("peer", self.peer)]
         measured = {}

@@ -1,8 +1,10 @@
 #!/usr/bin/env python3
-"""`make bench-llama`: compares the server with llama.cpp's server over HTTP, alternating (medians of the rounds).
+"""`make bench-llama`: compares the server with llama.cpp's server over HTTP, in alternating runs (medians of the
+rounds).
 
-The same client sends the same token prompts to both, with greedy sampling and end tokens ignored. llama.cpp has one slot per
-concurrent request. Separate columns show its results with the same file and with the model in Q4_0, its fastest format.
+The same client sends the same prompts, as token IDs, to both servers, with greedy sampling and `ignore_eos`. llama.cpp
+has one slot per concurrent request. Separate columns show its results with the same file and with the model in Q4_0,
+its fastest format.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from bench_http import Server, free_ports, over_http, parser, setup_of
 from cases import CASES, Case, medians, scenario
 
 BINARIES = engines.ROOT / ".deps" / "llama" / "build" / "bin"
-# An upper bound for the tokens of a prompt and its response.
+# An upper bound for the total number of tokens of a prompt and its response.
 SLOT_TOKENS = 512
 
 
@@ -62,7 +64,7 @@ def with_slots(case: Case) -> type[Llama]:
 
 
 def in_q4_0(model: pathlib.Path) -> pathlib.Path:
-    """Returns the model in Q4_0, which is created once."""
+    """Returns the file of the model in Q4_0, and creates the file if it does not exist."""
     path = engines.WORK / f"{model.stem}.requantized-Q4_0.gguf"
     if not path.is_file():
         part = path.with_suffix(".part")
@@ -106,7 +108,7 @@ def row_of(case: Case, contenders: list[Contender], rounds: list[dict[str, dict]
 
 
 def beside(doc: str, version: str, *peers: Contender) -> None:
-    """Runs the comparison of our server with peers of the given version."""
+    """Compares our server with peers of the given version, and prints the table."""
     contenders = [OURS, *peers]
     names = [case.name for case in CASES if case.concurrent]
     args = parser(doc, names, names).parse_args()

@@ -30,7 +30,7 @@ WHERE = "near the river|behind the school|in the market|on the hill|at the stati
 OUTPUT_TOKENS = 128
 SINGLE_REQUESTS = 4
 GUESSED = {"max_ngram_size": 3}
-# The target ratios of tokens per second.
+# The target ratios of tokens per second for *edit*.
 WANTED = {("edit", "c1"): 1.6, ("edit", "c8"): 1.0, ("edit", "c32"): 1.0}
 # The target ratio for *free*: rejected draft tokens may cost at most 5%.
 WANTED_FREE = 0.95
@@ -101,7 +101,7 @@ def main() -> None:
             for case in args.cases:
 
                 def figure_of(kind: str, seed: int) -> float:
-                    # A unique salt avoids hits in the prefix cache.
+                    # A different salt for each run prevents hits in the prefix cache.
                     more = {"cache_salt": f"{work} {case} {seed} {kind}"} | (GUESSED if kind == "guessed" else {})
                     return throughput(server.port, requests(work, CONCURRENT[case], seed), more)
 

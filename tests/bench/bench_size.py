@@ -2,10 +2,10 @@
 """`make bench-engine-8b`: compares the memory use and the speed of the engine with those of openvino_genai, on models of
 realistic size.
 
-The models have random weights (make_model.py). Each round for a model measures the time to read its file, the time and the
-memory to load it (without a cache directory, with an empty one, and from the cache), and the speed of both engines. The
-bandwidth of the memory limits how fast tokens are generated, so each round measures it as well. The table contains the
-medians of the rounds.
+The models have random weights (make_model.py). Each round for a model measures the time to read the model's file, the
+time and memory that our engine needs to load the model (without a cache directory, with an empty one, and from the
+cache), and the speed and memory use of both engines. The memory bandwidth limits how fast tokens are generated, so each
+round measures it as well. The table contains the medians of the rounds.
 """
 
 from __future__ import annotations
@@ -53,14 +53,14 @@ def arguments() -> argparse.Namespace:
 
 @dataclasses.dataclass(frozen=True)
 class Weights:
-    """The bytes of weights that one token needs: in the file, and in the packed matrices in memory."""
+    """The bytes of weights that are read for one token: in the file, and in the packed matrices in memory."""
 
     in_file: float
     packed: float
 
 
 def weights_per_token(shape: Shape) -> Weights:
-    """Returns how many bytes of weights the model reads to generate one token. Of the experts, it reads only those in use."""
+    """Returns how many bytes of weights are read to generate one token. Of the experts, only those in use are read."""
     in_file = packed = 0.0
     for name, kind, dimensions in tensors(shape, shape.vocabulary or 49_152):
         # A token needs only one row of the embedding matrix, unless this matrix is also the output matrix.
@@ -94,7 +94,8 @@ def bandwidth() -> float:
 
 
 def scenario(concurrent: int, vocabulary: int) -> dict:
-    """Returns a scenario with `SINGLE_REQUESTS` sequential requests, or with several concurrent ones."""
+    """Returns a scenario with `SINGLE_REQUESTS` sequential requests if `concurrent` is 1, or else with `concurrent`
+    requests."""
     rng = random.Random(concurrent)
 
     def prompt() -> list[int]:
@@ -131,7 +132,8 @@ class Bench:
         return engines.run_engine(self.engine, self.setup.with_model(self.path, **changes), work, self.directory)
 
     def round(self) -> dict:
-        """Returns the figures of one round: seconds, bytes, tokens per second and bytes per second."""
+        """Returns the figures of one round: seconds, bytes, tokens per second, bytes per second, and fractions of the
+        bandwidth."""
         figures = {"read_seconds": read_seconds(self.path)}
         print(f"  {self.path.name}: reading the file took {figures['read_seconds']:.1f} s", flush=True)
         cache = self.directory / "cache"
@@ -175,12 +177,12 @@ class Bench:
         return f"{self.median(key):.1f} s"
 
     def size(self, case: str) -> str:
-        """Returns the allocated memory of a case, in GB and as a multiple of the file size."""
+        """Returns the allocated memory when loaded and at the peak, in GB and as multiples of the file size."""
         sizes = (self.median(f"{case} {key}") for key in ("allocated_loaded", "allocated_peak"))
         return "; ".join(f"{size / GB:.2f} GB ({size / self.bytes:.2f})" for size in sizes)
 
     def pair(self, key: str, digits: int) -> str:
-        """Returns the figures of both engines and the median of their ratios."""
+        """Returns the median figures of both engines, and the median of their ratios."""
         ours = f"{self.median(f'{OURS} {key}'):.{digits}f}"
         if PEER not in self.runs:
             return f"{ours} / –"
@@ -216,7 +218,7 @@ class Bench:
 def memory(case: str, result: dict) -> dict[str, float]:
     """Returns the load time (seconds) and the memory (bytes) of a run.
 
-    The KV cache is allocated when the model is loaded, but its pages become resident only when they are used.
+    The KV cache is allocated when the model is loaded, but its memory pages become resident only when they are used.
     """
     loaded = result["memory_loaded"]
     return {

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """`make bench-spill`: measures the time to the first token of a long prompt that is computed, restored from disk, or cached.
 
-The KV cache of the server holds little more than one prompt; evicted blocks are stored in a directory. A round requests a
-new prompt, then other prompts until the first is evicted, then the first one twice. After the rounds, each prompt is
-requested again from a new server.
+The KV cache of the server has room for less than two prompts of the default length; evicted blocks are stored in a
+directory. A round requests a new prompt, then two other prompts, which evict the first one, and then the first prompt
+twice. After the rounds, the first prompt of each round is requested again, each time from a new server.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ WAYS = ["computed", "from disk", "cached", "after a restart"]
 
 
 class Keeping(Server):
-    """Starts a server with a small KV cache that stores evicted blocks on disk."""
+    """Starts a server that has a small KV cache and stores evicted blocks on disk."""
 
     def __init__(self, args: argparse.Namespace, directory: pathlib.Path):
         super().__init__(args.server, bench_http.setup_of(args), directory)

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""`make bench-vllm`: compares the server with vLLM on the CPU over HTTP, alternating (medians of the rounds).
+"""`make bench-vllm`: compares the server with vLLM on the CPU over HTTP, in alternating runs (medians of the rounds).
 
-The same client sends the same token prompts to both, with greedy sampling and end tokens ignored. Both use the same
-number of threads, token budget per step, cache size and setting for prefix caching. vLLM cannot load GGUF files on a
-CPU, so it serves the dequantized weights in the precision that our server computes in, with a KV cache in the same
-precision.
+The same client sends the same prompts, as token IDs, to both servers, with greedy sampling and `ignore_eos`. Both use
+the same number of threads, token budget per step, cache size and setting for prefix caching. vLLM cannot load GGUF
+files on a CPU, so it serves the dequantized weights in the precision that our server computes in, with a KV cache in
+the same precision.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from bench_http import MODEL, Server, free_ports
 from bench_llama import Contender, beside
 
 VENV = engines.DEPS / "venv-vllm"
-# The cache of compiled kernels, so that only the first start compiles.
+# The directory in which vLLM caches compiled kernels, so that later starts reuse them.
 CACHE = engines.WORK / "vllm-cache"
 DTYPES = {"bf16": "bfloat16", "f16": "float16", "f32": "float32"}
-# An upper bound for the tokens of a prompt and its response.
+# An upper bound for the total number of tokens of a prompt and its response.
 CONTEXT = 2048
 
 # Tensor names in GGUF files of the architecture llama, and in Hugging Face models.
@@ -41,12 +41,12 @@ LAYER = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
-# The type of control tokens in llama.cpp.
+# The type of control tokens in GGUF files.
 CONTROL = 3
 
 
 class Vllm(Server):
-    """Starts the server of vLLM without network access."""
+    """Starts vLLM's server, configured not to access the internet."""
 
     health = "/health"
 
@@ -65,7 +65,7 @@ class Vllm(Server):
             "VLLM_DO_NOT_TRACK": 1,
             "VLLM_HOST_IP": "127.0.0.1",
             "VLLM_NO_USAGE_STATS": 1,
-            # vLLM fails to load its cached graphs and would compile them again at each start.
+            # If this setting were 1, vLLM would fail to load its cached graphs, and compile them again at each start.
             "VLLM_USE_AOT_COMPILE": 0,
         }
         options = {
@@ -90,7 +90,7 @@ class Vllm(Server):
 
 
 def dequantized(model: pathlib.Path) -> pathlib.Path:
-    """Returns the Hugging Face directory for a GGUF file, which is created once."""
+    """Returns a directory with the model of a GGUF file in the format of Hugging Face, and creates it if necessary."""
     directory = engines.WORK / f"hf-{model.stem}"
     if (directory / "complete").exists():
         return directory
@@ -136,7 +136,8 @@ def configuration(values: dict, is_tied: bool) -> dict:
 
 
 def tokenizer(values: dict) -> dict:
-    """Returns a byte-pair tokenizer. It only decodes answers, because prompts are sent as tokens."""
+    """Returns the `tokenizer.json` of a byte-level BPE tokenizer. In this benchmark, the tokenizer only decodes
+    answers, because prompts are sent as tokens."""
     if values["tokenizer.ggml.model"] != "gpt2":
         raise SystemExit("only byte-pair tokenizers are converted for vLLM")
     tokens, kinds = values["tokenizer.ggml.tokens"], values["tokenizer.ggml.token_type"]
@@ -159,7 +160,7 @@ def tokenizer(values: dict) -> dict:
 
 
 def tokenizer_configuration(values: dict) -> dict:
-    """Returns the tokenizer configuration, which is a separate file."""
+    """Returns the content of `tokenizer_config.json`."""
     return {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "eos_token": values["tokenizer.ggml.tokens"][values["tokenizer.ggml.eos_token_id"]],
@@ -191,7 +192,8 @@ def renamed(name: str) -> str:
 
 
 def in_halves(tensor: gguf.ReaderTensor, values: dict) -> np.ndarray:
-    """Returns the tensor in f32. GGUF files interleave the rows of queries and keys for RoPE; Hugging Face uses two halves."""
+    """Returns the tensor in f32. For RoPE, GGUF files of the architecture llama interleave the two halves that each
+    head's query and key projections have in Hugging Face models."""
     weights = gguf.quants.dequantize(tensor.data, tensor.tensor_type).astype(np.float32, copy=False)
     heads = {
         "attn_q": values["llama.attention.head_count"],

@@ -7,13 +7,13 @@ import random
 import statistics
 
 PROMPT_TOKENS, OUTPUT_TOKENS = 256, 128
-# The case in which all prompts have the same prefix, which represents a long system prompt.
+# The sizes of the case in which all prompts have the same prefix, which represents a long system prompt.
 PREFIX_TOKENS, OWN_TOKENS, PREFIX_OUTPUT_TOKENS, PREFIX_CONCURRENT = 1024, 64, 64, 16
-# The case in which a long prompt arrives while other streams decode.
+# The sizes of the case in which a long prompt arrives while other streams decode.
 LONG_TOKENS, STREAMS, STREAM_PROMPT_TOKENS, STREAM_OUTPUT_TOKENS, LONG_AFTER_TOKENS = 4096, 8, 64, 256, 16
-# Number of requests in the sequential case, because a single request would be too short to measure.
+# The number of requests in the sequential case. A single request would be too short to measure.
 SINGLE_REQUESTS = 4
-# From this ID on, the tokens of all vocabularies in the benchmarks are ordinary text.
+# The smallest token ID in prompts. Smaller IDs may be those of control tokens.
 TOKEN_MIN = 300
 
 
@@ -64,7 +64,7 @@ DELAYS = (
 
 
 def request(prompt: list[int], max_tokens: int, arrival: dict | None = None) -> dict:
-    """Returns a request of a scenario, which generates exactly `max_tokens`."""
+    """Returns a request of a scenario, which generates exactly `max_tokens` tokens."""
     return {"prompt": prompt, "max_tokens": max_tokens, "ignore_eos": True, "arrival": arrival}
 
 
@@ -103,7 +103,7 @@ def quantile(values: list[float], share: float) -> float:
 
 
 def measure(case: Case, result: dict) -> dict:
-    """Returns the results of a run: the figure of the case, and its delays."""
+    """Returns the results of a run: the figure of the case, delays, the load time, and the peak memory."""
     requests = result["requests"]
     output = sum(len(row["tokens"]) for row in requests)
     waits = [row["times"][0] - row["arrived"] for row in requests]

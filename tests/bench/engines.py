@@ -21,13 +21,13 @@ PEER = pathlib.Path(__file__).with_name("peer.py")
 ENGINE = ROOT / "target" / "release" / "examples" / "engine-bench"
 # A run that takes longer is considered stuck.
 RUN_SECONDS_MAX = 1800
-# A run is stopped when less memory than this is available, before the system stops arbitrary processes.
+# A run is stopped when fewer bytes of memory than this are available, before the kernel kills arbitrary processes.
 MEMORY_FREE_MIN = 1 << 30
 CPU_FLAGS = ("avx2", "avx512f", "avx512_vnni", "avx_vnni", "avx512_bf16", "avx512_fp16", "amx_int8", "amx_bf16")
 
 
 class Failed(Exception):
-    """Raised if a run has no result."""
+    """Raised if a run fails or its result is incomplete."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,14 +55,15 @@ class Setup:
     peer_properties: tuple[str, ...] = ()
     # Only for our engine: the directory of the model cache.
     cache_dir: pathlib.Path | None = None
-    # Only for our engine: directories of adapters, and the indices of those that requests use in turn.
+    # Only for our engine: directories of adapters, and the numbers (from 1; 0: none) of those that requests use in
+    # turn.
     adapters: tuple[pathlib.Path, ...] = ()
     adapter_turns: tuple[int, ...] = ()
     # Only for our engine: the attention mass for sparse attention of long prompts (None: full attention).
     sparse_attention: float | None = None
 
     def with_model(self, model: pathlib.Path, **changes) -> Setup:
-        """Returns the settings for another model."""
+        """Returns these settings with another model and other changes."""
         return dataclasses.replace(self, model=model, **changes)
 
 
@@ -140,14 +141,14 @@ class Watched:
 
     exit_code: int
     output: str
-    # The largest number of bytes that the process had allocated, without memory that is mapped from files.
+    # The largest sampled resident memory of the process in bytes, without memory that is mapped from files.
     anon_peak_bytes: int
     # The reason why the process was stopped; None if it ended by itself.
     fault: str | None
 
 
 def watched(command: list[str], environment: dict) -> Watched:
-    """Runs a command. Stops it if it takes too long, or before the machine runs out of memory."""
+    """Runs a command. Stops the process if it takes too long, or before the machine runs out of memory."""
     with tempfile.TemporaryFile("w+") as output:
         process = subprocess.Popen(command, env=environment, stdout=output, stderr=subprocess.STDOUT)
         status, peak, fault = pathlib.Path(f"/proc/{process.pid}/status"), 0, None
@@ -174,7 +175,7 @@ def memory_available() -> int:
 
 
 def scratch() -> tempfile.TemporaryDirectory:
-    """Creates a directory for the runs of one program, which is deleted together with the returned object."""
+    """Creates a temporary directory for the runs of a benchmark. It is deleted together with the returned object."""
     WORK.mkdir(parents=True, exist_ok=True)
     return tempfile.TemporaryDirectory(dir=WORK, prefix="run-")
 
@@ -182,7 +183,7 @@ def scratch() -> tempfile.TemporaryDirectory:
 def peer_ir(model: pathlib.Path) -> pathlib.Path:
     """Returns the IR directory to which openvino_genai converts a GGUF file. A file is converted only once.
 
-    The conversion rounds zero points, so the IR is a slightly different model."""
+    If the file's zero points are not integers, the conversion rounds them, so the IR is a slightly different model."""
     directory = WORK / f"ir-{model.stem}"
     if (directory / "complete").exists():
         return directory
@@ -202,7 +203,8 @@ def peer_ir(model: pathlib.Path) -> pathlib.Path:
 
 
 def machine() -> str:
-    """Describes the processor in one line, with the flags that affect precision and speed."""
+    """Describes the machine in one line: the processor, the usable cores, the memory, and the processor's flags that
+    affect precision and speed."""
     text = pathlib.Path("/proc/cpuinfo").read_text()
     name = re.search(r"^model name\s*: (.*)$", text, re.M)
     flags = set((re.search(r"^flags\s*: (.*)$", text, re.M) or re.match("()", "")).group(1).split())
@@ -218,7 +220,8 @@ def served_precision() -> str:
 
 @functools.cache
 def versions() -> str:
-    """Returns the versions of both runtimes and our commit, as of the first call, because results change the tree."""
+    """Returns the versions of both runtimes and our commit. They are read only at the first call, because recorded
+    results change the work tree."""
     import importlib.metadata
 
     command = ["git", "-C", ROOT, "describe", "--always", "--dirty", "--abbrev=9"]

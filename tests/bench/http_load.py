@@ -40,7 +40,7 @@ class Stream(asyncio.Protocol):
             self.finish(None)
 
     def finish(self, error: str | None) -> None:
-        """Sets the result once."""
+        """Sets the result unless it is already set, and closes the connection."""
         if not self.done.done():
             self.done.set_result(error)
         self.transport.close()
@@ -49,14 +49,14 @@ class Stream(asyncio.Protocol):
         self.finish(self.tail.decode(errors="replace")[-500:] or "the server closed the connection")
 
     def completion_tokens(self) -> int:
-        """Reads the usage from the last chunk."""
+        """Returns the number of generated tokens according to the usage in the last chunk."""
         at = self.tail.rfind(b'"completion_tokens":')
         digits = self.tail[at + 20 : at + 40].strip().split(b",")[0].split(b"}")[0]
         return int(digits) if at >= 0 else 0
 
 
 def message(port: int, model: str, request: dict) -> bytes:
-    """Encodes a request of a scenario as bytes, with the additional parameters `more`."""
+    """Encodes a request of a scenario as an HTTP message, with the additional parameters in `more`."""
     body = json.dumps({
         "model": model,
         "prompt": request["prompt"],
@@ -104,14 +104,14 @@ async def load(port: int, model: str, requests: list[dict]) -> dict:
 
 
 async def measure_itself(streams: int = 64, events: int = 500) -> float:
-    """Returns the events per second that the client reads, with the sender on the same core."""
+    """Returns the events per second that the client reads while the sender runs in the same thread."""
     event = b'data: {"id":"cmpl-0123456789","object":"text_completion","choices":[{"index":0,"text":" word"}]}\n\n'
 
     async def serve(reader, writer) -> None:
         await reader.readuntil(b"\r\n\r\n")
         for _ in range(events):
             writer.write(event)
-            # The client reads each event separately, as with a real server.
+            # Let the client run, so that it reads each event separately, as with a real server.
             await asyncio.sleep(0)
         writer.write(END + b"\n\n")
         await writer.drain()

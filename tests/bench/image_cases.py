@@ -13,14 +13,14 @@ import numpy as np
 EDGE, OUTPUT_TOKENS, SINGLE_REQUESTS, CONCURRENT, TURNS = 512, 64, 3, 8, 5
 SUBJECTS = ("car", "house", "tree", "river", "dog", "table", "bridge", "window")
 PLACES = ("on the left", "on the right", "in the background", "in the foreground", "near the center", "at the top")
-# The answers in the history of a conversation are texts of the benchmark, not answers of the engines, so that both
-# engines compute the same prompts.
+# The answers in the history of a conversation have this form and do not come from the engines, so that both engines
+# compute the same prompts.
 ANSWER = "There is a {} {}, and next to it a {} that is partly hidden. The light comes from above, and the {} is darker."
 
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """A case, which is a row of the table."""
+    """A case of the benchmark. The table has a row for each case."""
 
     name: str
     title: str
@@ -38,8 +38,8 @@ CASES = (
 
 @dataclasses.dataclass(frozen=True)
 class Message:
-    """A message of a conversation. `image` is an index into the images of the scenario; only messages of the user have an
-    image."""
+    """A message of a conversation. `image` is an index into the images of the scenario; only messages of the user can
+    have an image."""
 
     role: str
     text: str

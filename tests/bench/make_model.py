@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Writes a GGUF file of a model with random weights, and prints its path: `make_model.py 1b|8b|30b-a3b`.
 
-Each model has the shape of a real one and the tokenizer of the sample model. Its output is meaningless, but its cost is
-that of a real model of this size, so that optimizations are not tuned to the sample model alone. Tensors are written
-one at a time, so the largest one determines the memory of this program.
+Each model has the shape of a real one (30b-a3b with fewer layers) and the tokenizer of the sample model. Its output is
+meaningless, but its cost is that of a real model of this size, so that optimizations are not tuned to the sample model
+alone. Tensors are written one at a time, so the largest one determines how much memory this program needs.
 """
 
 from __future__ import annotations
@@ -47,7 +47,8 @@ class Shape:
         return engines.WORK / self.file
 
     def bits_of(self, layer: int) -> Type:
-        """Returns the type of those tensors of a layer that Q4_K_M stores in more bits in half of the layers (Q6_K)."""
+        """Returns the type, in this layer, of tensors that Q4_K_M stores with more bits (Q6_K) in half of the
+        layers."""
         more = layer < self.layers // 8 or layer >= 7 * self.layers // 8 or (layer - self.layers // 8) % 3 == 2
         return (Type.Q6_K if more else Type.Q4_K) if self.is_q4_k_m else Type.Q4_0
 
@@ -62,7 +63,7 @@ SHAPES = {
     "1b": Shape("random-1b.Q4_0.gguf", "llama", 16, 2048, 8192, 32, 8, 64, None, is_q4_k_m=False, has_output=False),
     # Llama 3.1 8B.
     "8b": Shape("random-8b.Q4_K_M.gguf", "llama", 32, 4096, 14336, 32, 8, 128, 128_256),
-    # Qwen3 30B-A3B with 12 of its 48 layers, so that the file is as large as that of the 8B model.
+    # Qwen3 30B-A3B with 12 of its 48 layers, so that the file is about as large as that of the 8B model.
     "30b-a3b": Shape(
         "random-30b-a3b-12-layers.Q4_K_M.gguf",
         "qwen3moe", 12, 2048, 768, 32, 4, 128, 151_936, experts=128, experts_used=8,
@@ -71,9 +72,9 @@ SHAPES = {
 
 
 class Blocks:
-    """Random blocks of quantized values, whose products with a normalized vector are about one."""
+    """Generates random quantized matrices whose products with a normalized vector have values of about one."""
 
-    # The number of rows of random bytes that are drawn at once.
+    # The number of blocks for which random scales are drawn; the other blocks of a matrix repeat these scales.
     POOL = 1 << 16
 
     def __init__(self, seed: int):
@@ -93,7 +94,7 @@ class Blocks:
         return np.frombuffer(np.float16(value).tobytes(), dtype=np.uint8)
 
     def repeated(self, pool: np.ndarray, count: int) -> np.ndarray:
-        """Returns the rows of a pool, repeated in their order from a random position."""
+        """Returns `count` rows of a pool, repeated in their order from a random position."""
         return np.resize(np.roll(pool, int(self.random.integers(len(pool))), axis=0), (count, pool.shape[1]))
 
     def q4_0(self, blocks: np.ndarray, deviation: float) -> None:
@@ -101,8 +102,8 @@ class Blocks:
         blocks[:, :2] = self.half(deviation / 4.6)
 
     def q4_k(self, blocks: np.ndarray, deviation: float) -> None:
-        """Sets the scales and minima: values s q - 7.5 m, in which s and m are uniform from 32 to 63, have the standard
-        deviation 238."""
+        """Sets the scales and minima: values s q - 7.5 m, in which q is uniform from 0 to 15, and s and m from 32 to
+        63, have a standard deviation of about 240."""
         blocks[:, :2], blocks[:, 2:4] = self.half(deviation / 238), self.half(7.5 * deviation / 238)
         # The format of the scales and minima is that of `unpack_scales_and_minima` in server-gguf.
         s, m = self.random.integers(32, 64, (2, self.POOL, 8), dtype=np.uint8)
@@ -111,7 +112,8 @@ class Blocks:
         blocks[:, 4:16] = self.repeated(np.concatenate(scales, axis=1), len(blocks))
 
     def q6_k(self, blocks: np.ndarray, deviation: float) -> None:
-        """Sets the scales: values s (q - 32), in which s is uniform from 32 to 127, have the standard deviation 1,560."""
+        """Sets the scales: values s (q - 32), in which q is uniform from 0 to 63, and s from 32 to 127, have a standard
+        deviation of about 1,560."""
         blocks[:, 208:210] = self.half(deviation / 1560)
         blocks[:, 192:208] = self.repeated(self.random.integers(32, 128, (self.POOL, 16), dtype=np.uint8), len(blocks))
 
@@ -163,7 +165,7 @@ def write_tokenizer(writer: gguf.GGUFWriter, shape: Shape) -> int:
 
 
 def tensors(shape: Shape, vocabulary: int):
-    """Yields the name, the type and the dimensions of each tensor, the rows before the columns."""
+    """Yields the name, the type and the dimensions (the rows before the columns) of each tensor."""
     most, q, kv = shape.most, shape.heads * shape.head, shape.kv_heads * shape.head
     inner, hidden = shape.feed_forward, shape.hidden
     yield "token_embd", most, (vocabulary, hidden)

@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
 """Writes a vision-language model with random weights, as optimum-intel exports it: `make_vision_model.py TOKENIZER DIRECTORY`.
 
-The model has half the width and half the depth of Qwen2-VL 2B, in the image encoder and in the language model, so the ratio of
-their costs is that of the published model. All weights have 8 bits, as `optimum-cli export openvino --weight-format int8` writes
-them. TOKENIZER is a tokenizer.json. The program runs in the environment `.deps/venv-vision`.
+The model has half the width and half the depth of Qwen2-VL 2B, in the image encoder and in the language model, so the
+ratio of their costs is about that of the published model. The weights have 8 bits, as
+`optimum-cli export openvino --weight-format int8` writes them. TOKENIZER is the path of a `tokenizer.json`. The program
+runs in the environment `.deps/venv-vision`.
 """
 
 from __future__ import annotations
@@ -37,12 +38,12 @@ TEXT = {
     "rope_scaling": {"type": "mrope", "mrope_section": [16, 24, 24]},
 }
 VISION = {"depth": 16, "embed_dim": 640, "hidden_size": 768, "num_heads": 8, "mlp_ratio": 4}
-# The limits of the published model.
+# The limits of the image size, as in the published model.
 PIXELS = {"min_pixels": 56 * 56, "max_pixels": 28 * 28 * 1280}
 
 
 def tokenizer_of(path: pathlib.Path) -> transformers.Qwen2TokenizerFast:
-    """Returns the tokenizer with the tokens of images, and with unused tokens up to the size of the vocabulary."""
+    """Returns the tokenizer with image tokens, and with unused tokens that round up the size of the vocabulary."""
     tokenizer = Tokenizer.from_file(str(path))
     unused = -(tokenizer.get_vocab_size() + len(SPECIAL)) % VOCABULARY_MULTIPLE
     return transformers.Qwen2TokenizerFast(

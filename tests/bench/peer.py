@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """The peer: runs a scenario (see README.md) on openvino_genai, in process.
 
-`generate` uses `openvino_genai.ContinuousBatchingPipeline`, the engine of OpenVINO Model Server. It calls `step()`, so
-the time of a token is the end of its step. `score` runs the same IR, with the paged attention of the pipeline,
-directly in the OpenVINO runtime.
+`generate` uses `openvino_genai.ContinuousBatchingPipeline`, the engine of OpenVINO Model Server. This program calls
+`step()`, so the time of a token is the end of its step. `score` runs the same IR, with the paged attention of the
+pipeline, directly in the OpenVINO runtime.
 """
 
 from __future__ import annotations
@@ -197,7 +197,7 @@ class Scorer:
         }
         key = next(port for name, port in self.caches.items() if name.startswith("key_cache"))
         value = next(port for name, port in self.caches.items() if name.startswith("value_cache"))
-        # The number of tokens of a block is derived from the values, because keys quantized by channel have
+        # The number of tokens in a block is the smaller size, because a cache of keys that are quantized by channel has
         # additional rows for scales.
         self.block = int(min(key.partial_shape[2].get_length(), value.partial_shape[2].get_length()))
         self.blocks = 0

@@ -2,9 +2,9 @@
 """The peer of bench_images.py: runs requests with images on openvino_genai, in process.
 
 The pipeline is `openvino_genai.ContinuousBatchingPipeline`, the engine of OpenVINO Model Server. As in that server,
-each request is added in a separate thread, in which the pipeline encodes its images, while another thread runs
-`step()`. The time of a token is the end of its step. The input is a JSON file with the rendered prompts, and a file
-with the pixels of the images.
+each request is added in a separate thread, in which the pipeline encodes the request's images, while another thread
+runs `step()`. The time of a token is the end of its step. The input is a JSON file with the rendered prompts, and a
+file with the pixels of the images.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Run:
         self.next_id = 0
 
     def add(self, request: dict, state: dict) -> None:
-        """Adds a request. During this call, the pipeline encodes its images."""
+        """Adds a request. During this call, the pipeline encodes the request's images."""
         config = openvino_genai.GenerationConfig()
         config.max_new_tokens = request["max_tokens"]
         config.ignore_eos = True

@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Draws the raw results of bench_engine.py as an SVG picture: `plot.py docs/benchmarks/bench-engine.json`.
 
-For each case, a bar shows the median of the ratios to the peer, and a line spans the ratios of all rounds.
+For each case and each combination of model file and settings, a bar shows the median of the ratios to the peer, and a
+line spans the ratios of all rounds.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 #!/bin/sh
 # Creates a Python environment in .deps/, unless one with the same requirements exists:
-#   peer     openvino_genai, for the conformance tests and the benchmarks of the engine
+#   peer     openvino_genai, for the conformance tests and all benchmarks in Python
 #   routers  the other routers of `make bench-router`
 #   vllm     vLLM on the CPU, for `make bench-vllm`
-# PYTHON is the path of the interpreter.
+# The variable PYTHON sets the interpreter (default: python3).
 set -eu
 here=$(cd "$(dirname "$0")" && pwd)
 name=${1:-}

@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
 """`make soak`: runs mixed load on one server and checks for leaks, changed results and stuck requests.
 
-Clients send all kinds of requests concurrently: chats, streams that they abort, several choices, beams, structured outputs,
-speculative decoding, long prompts and invalid input. The KV cache is too small for all of them, so sequences are preempted.
-Memory, threads and open files are sampled. At the end, no request may be running, no block may be in use, a single request
-must have the same response as before the load, and the memory usage must be about the same as after a fifth of the time.
+Clients send many kinds of requests concurrently: chats, streams that they abort, several choices, beams, structured
+outputs, speculative decoding, long prompts and invalid input. The KV cache is too small for all of them, so sequences
+are preempted. Memory, threads and open files are sampled. At the end, no request may be running, no block may be in
+use, a single request must have the same response as before the load, and the memory usage must be about the same as in
+the second fifth of the time.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ CLIENTS = 12
 # The time limit for a response.
 ANSWER_SECONDS_MAX = 180
 SAMPLE_SECONDS = 5
-# The maximum ratio of the memory at the end to that after a fifth of the time.
+# The maximum ratio of the median memory in the last fifth of the time to that in the second fifth.
 GROWTH_MAX = 1.05
 KV_CACHE_MIB = 48
 WORDS = "the cache holds blocks of tokens and each sequence writes its own while others read what is shared".split()
@@ -113,7 +114,7 @@ class Clients:
 
 
 def ask(port: int, path: str, body: dict, bytes_max: int | None = None) -> int:
-    """Returns the status of the response, after reading a limited number of bytes."""
+    """Sends a request, reads at most `bytes_max` bytes of the response (None: all), and returns the status."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=ANSWER_SECONDS_MAX)
     try:
         connection.request("POST", path, json.dumps(body), {"Content-Type": "application/json"})
@@ -125,7 +126,7 @@ def ask(port: int, path: str, body: dict, bytes_max: int | None = None) -> int:
 
 
 def probe(port: int) -> str:
-    """Returns the response to a single request."""
+    """Returns the text of the response to a fixed request."""
     question = [{"role": "user", "content": "What is the capital of France?"}]
     body = {"model": MODEL, "messages": question, "max_tokens": 24, "temperature": 0}
     request = urllib.request.Request(
@@ -164,7 +165,7 @@ class Sample:
 
 
 def idle(port: int) -> dict[str, float]:
-    """Returns the metrics after all requests have ended."""
+    """Waits until all requests have ended, and returns the metrics."""
     deadline = time.monotonic() + ANSWER_SECONDS_MAX
     while True:
         now = metrics(port)

@@ -50,7 +50,7 @@ async fn the_tools_of_an_agent_are_accepted_and_ignored_ones_cause_warnings() {
         .collect();
     let code = json!("unsupported_tool");
     assert_eq!(warned, [(&code, &json!("tools[3]")), (&code, &json!("tools[4]"))]);
-    // Without warnings, the member is absent.
+    // A response without warnings has no `warnings` member.
     let plain = server.post(PATH, request(json!({"tools": [weather()]}))).await.json();
     assert!(plain.get("warnings").is_none(), "{plain}");
 }
@@ -118,13 +118,13 @@ async fn a_stream_has_comments_while_the_input_of_a_custom_tool_is_generated() {
     for background in [false, true] {
         let (setup, permits) = Setup::scripted(QWEN, &[], &[&patch]).gated();
         let server = setup.start();
-        // These permits are enough for the prompt and the beginning of the input, but not for the whole input.
+        // These permits are enough for the prompt and the beginning of the tool's input, but not for its end.
         for _ in 0..500 {
             permits.send(()).unwrap();
         }
         let parameters = json!({"stream": true, "background": background, "max_output_tokens": 4000});
         let mut body = server.open(PATH, asks(parameters)).await.into_body();
-        // While this test waits, the paused clock advances, so there can be comments before the call too.
+        // While this test waits, the paused clock advances, so keep-alive comments may also precede the call.
         while !sent(&mut body).await.contains("response.output_item.added") {}
         for _ in 0..3 {
             assert_eq!(sent(&mut body).await, ": keep-alive\n\n", "background: {background}");

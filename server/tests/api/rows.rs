@@ -234,7 +234,7 @@ fn full_featured_entry(schema: &str, name: &str) -> (Model, Value, Value) {
 fn plain(answer: &Answer, without: Option<&str>) -> Value {
     if let Ok(mut whole) = serde_json::from_str::<Value>(&answer.body) {
         blank(&mut whole, &NAMES);
-        // Ignore the details, because their counts of draft tokens depend on timing.
+        // Ignore `completion_tokens_details`, because its counts of draft tokens depend on timing.
         if let Some(usage) = whole.get_mut("usage").and_then(Value::as_object_mut) {
             usage.remove("completion_tokens_details");
         }
@@ -287,7 +287,7 @@ async fn working_parameters_change_the_answer_and_accepted_ones_do_not() {
             };
             let server = models.get(model);
             let without = REPEATED_FIELDS.iter().all(|repeated| *repeated != name).then_some(name.as_str());
-            // Send the request twice: like the changed request, the second one hits the prefix cache.
+            // Compare with the second answer, because the changed request may hit the prefix cache too.
             server.post(path, body(base.clone())).await;
             let before = server.post(path, body(base.clone())).await;
             let mut changed = base.clone();

@@ -127,7 +127,7 @@ async fn cached_tokens_reveal_nothing_about_the_prompts_of_others() {
         }
         assert_eq!(cached, [false, true, false, false, true, true], "{path}");
     }
-    // A salt separates even the prompts of a single tenant.
+    // With a new salt, even a request of the same tenant does not hit the prefix cache.
     let salted = chat(json!({"messages": said, "cache_salt": "s"}));
     let answer = server.ask(Some(ALICE), "POST", "/v3/chat/completions", salted).await.json();
     assert_eq!(answer["usage"]["prompt_tokens_details"]["cached_tokens"], 0);

@@ -63,8 +63,8 @@ fn probes_and_metrics_are_answered_while_the_api_has_no_free_connection() {
 #[test]
 fn silent_connections_make_room_for_those_with_a_request() {
     let server = Server::start(&mut command(&["--max-connections", "4", "--read-timeout", "1h"]));
-    // Open more connections than the server accepts at the same time. Some of them send a part of the head of a
-    // request.
+    // Open more connections than the server accepts at the same time, and send a part of a request head on every second
+    // one.
     let silent: Vec<TcpStream> = (0..10)
         .map(|number| {
             let mut connection = server.connect();
@@ -261,7 +261,7 @@ fn texts_that_need_too_much_memory_are_rejected_before_they_are_tokenized() {
             });
         }
     });
-    // Smaller texts are all tokenized. If they exceed the memory limit together, some of them wait.
+    // Smaller texts are all tokenized. If they would exceed the memory limit together, some of them wait.
     let counted = format!(r#"{{"model":"sim","prompt":"{}"}}"#, &digits[..150_000]);
     std::thread::scope(|scope| {
         for _ in 0..4 {

@@ -103,7 +103,7 @@ impl GenerationDefaults {
             None => Ok(None),
         };
         let integer = |key: &str| match file.get(key) {
-            // -1 means no recommendation; 0 means no limit for top_k.
+            // For `top_k`, -1 means no recommendation, and 0 means no limit.
             Some(value) if value.i64() == Some(-1) => Ok(None),
             Some(value) => value.u32().map(Some).ok_or_else(|| fault(key, "is not an unsigned integer")),
             None => Ok(None),

@@ -194,7 +194,7 @@ fn directory_template(
         let fault = |problem| LoadError::Field { path, field: "the template".to_owned(), problem };
         return chat_template(sources, bos, eos).map_err(fault);
     }
-    // Multimodal models store the template in a separate file.
+    // Some multimodal models store the template in this file instead of `tokenizer_config.json`.
     let own = JsonFile::read(directory, "chat_template.json")?;
     let file = if config.get(FIELD).is_some() { config } else { &own };
     let sources = match file.get(FIELD) {

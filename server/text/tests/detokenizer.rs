@@ -44,7 +44,7 @@ fn byte(byte: u8) -> u32 {
 fn joined_pieces_equal_the_whole_text_for_any_tokens() {
     let mut rng = StdRng::seed_from_u64(8);
     let mut below = |limit: usize| rng.random_range(0..limit);
-    // Sample first bytes and continuation bytes of characters, and invalid bytes.
+    // ASCII bytes, first bytes and continuation bytes of longer characters, and an invalid byte.
     let bytes =
         [0x20, 0x61, 0x80, 0xbf, 0xc3, 0xa9, 0xe2, 0x96, 0x81, 0xed, 0xa0, 0xf0, 0x9f, 0x98, 0xf4, 0xff];
     for prefix in [true, false] {

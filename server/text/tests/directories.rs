@@ -248,7 +248,7 @@ fn a_gguf_file_gives_templates_defaults_and_names() {
     let parts = write_parts(&GgufFile::open(&path).unwrap(), directory.path(), "split", 2).unwrap();
     let split = ModelText::load(parts).unwrap();
     assert_eq!((split.name.as_str(), split.vocabulary_size), ("split", 4));
-    // The last token looks like an end, but is not a special token.
+    // The last token looks like an end token, but is not a special token.
     assert_eq!(model.defaults.eos, [0, 1, 2]);
     assert_eq!((model.defaults.temperature, model.defaults.top_k), (Some(0.25), Some(7)));
     let template = model.chat_template.unwrap();

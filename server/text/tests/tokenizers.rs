@@ -132,7 +132,8 @@ fn sentencepiece_models_give_the_librarys_tokens_and_text() {
         for ((text, list), decoded) in texts.iter().zip(&lists).zip(strings(&golden["decoded"])) {
             let expected = ids(list);
             let tokens = model.tokenizer.encode(text, false, false).unwrap();
-            // GGUF tokenizers add a space again after a user-defined token; the library does not.
+            // After a user-defined token such as `<think>`, tokenizers of GGUF files add the space prefix again; the
+            // SentencePiece library does not.
             if !(golden["add_space_prefix"] == true && text.contains("<think>")) {
                 assert_eq!(tokens, expected, "{name} {text:?}");
             }

@@ -1,8 +1,8 @@
 // Sends images to the endpoints of chat completions and responses, with the AI SDK and two of its providers.
 // Usage: node ai_sdk_images.js BASE_URL MODEL
 //
-// An image takes 16 tokens of the prompt, and the model's answer depends on the images. The first scenario that
-// fails ends the run.
+// The server's model must use 16 prompt tokens for an image, and its answers must depend on the images. The first
+// scenario that fails ends the run.
 
 import assert from "node:assert/strict";
 import { createOpenAI } from "@ai-sdk/openai";

@@ -1,7 +1,6 @@
-// Drives the server with the official JavaScript client. Usage: node client.js BASE_URL MODEL
+// Tests the server with the official JavaScript client. Usage: node client.js BASE_URL MODEL
 //
-// Each function is a scenario, whose name describes the expected behavior. The run ends at the
-// first failure.
+// Each scenario is a function whose name describes the expected behavior. The run ends at the first failure.
 
 import assert from "node:assert/strict";
 import OpenAI from "openai";

@@ -1,7 +1,7 @@
 // Sends images with the official JavaScript client. Usage: node images.js BASE_URL MODEL
 //
-// An image takes 16 tokens of the prompt, and the model's answer depends on the images. The first scenario that
-// fails ends the run.
+// The server's model must use 16 prompt tokens for an image, and its answers must depend on the images. The first
+// scenario that fails ends the run.
 
 import assert from "node:assert/strict";
 import OpenAI from "openai";

@@ -1,6 +1,7 @@
-// Drives the parameters of completions and chats with the official JavaScript client. Usage: parameters.js BASE_URL MODEL
+// Tests the parameters of completions and chats with the official JavaScript client.
+// Usage: node parameters.js BASE_URL MODEL
 //
-// Each function is a scenario, whose name describes the expected behavior. The run ends at the first failure.
+// Each scenario is a function whose name describes the expected behavior. The run ends at the first failure.
 
 import assert from "node:assert/strict";
 

@@ -1,4 +1,4 @@
-// Drives structured output with the official JavaScript client and Zod. Usage: node structured.js BASE_URL MODEL
+// Tests structured output with the official JavaScript client and Zod. Usage: node structured.js BASE_URL MODEL
 //
 // Structured output is enforced even if the model prefers other output. The first scenario that fails
 // ends the run.

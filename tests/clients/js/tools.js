@@ -1,4 +1,4 @@
-// Drives tools with the official JavaScript client. Usage: node tools.js BASE_URL MODEL scripted|required
+// Tests tools with the official JavaScript client. Usage: node tools.js BASE_URL MODEL scripted|required
 //
 // This script is the counterpart of tools.py, which describes the two kinds. The first scenario that fails ends
 // the run.

@@ -1,7 +1,7 @@
 """Sends images with the official Python client. Usage: images.py BASE_URL MODEL
 
-An image takes 16 tokens of the prompt, and the model's answer depends on the images. Each function is a scenario,
-whose name describes the expected behavior. The run ends at the first failure.
+The server's model must use 16 prompt tokens for an image, and its answers must depend on the images. Each scenario is a
+function whose name describes the expected behavior. The run ends at the first failure.
 """
 
 import base64
@@ -46,7 +46,7 @@ def answers_depend_on_the_images(client, model):
 
 
 def formats_have_the_same_pixels(client, model):
-    # A gray square in each format. The files are exact, so the model sees the same image.
+    # A gray square in each format. The files have exactly the same pixels, so the model receives the same image.
     rows = bytes([128]) * 8 * 8 * 3
     bitmap = struct.pack("<2sIIIIiiHHIIIIII", b"BM", 54 + len(rows), 0, 54, 40, 8, 8, 1, 24, 0, len(rows), 0, 0, 0, 0) + rows
     files = {

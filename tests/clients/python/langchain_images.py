@@ -2,8 +2,8 @@
 
 Usage: langchain_images.py BASE_URL MODEL
 
-An image takes 16 tokens of the prompt, and the model's answer depends on the images. Each function is a scenario,
-whose name describes the expected behavior. The run ends at the first failure.
+The server's model must use 16 prompt tokens for an image, and its answers must depend on the images. Each scenario is a
+function whose name describes the expected behavior. The run ends at the first failure.
 """
 
 import sys

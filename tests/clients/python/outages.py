@@ -1,5 +1,5 @@
-"""Sends requests with several official clients until SIGTERM, while replicas behind a router are killed and stopped.
-Usage: outages.py BASE_URL MODEL
+"""Sends requests with several instances of the official Python client until SIGTERM, while replicas behind a router are
+killed and stopped. Usage: outages.py BASE_URL MODEL
 
 No request may fail before the first byte of its answer, although the clients do not retry. A stream that has begun
 must be complete or end with an error event, which the client raises as an exception.
@@ -23,7 +23,7 @@ async def whole_or_broken(client, request):
             chunks += 1
             finish = chunk.choices[0].finish_reason if chunk.choices else finish
     except openai.APIError as error:
-        # The client raises exceptions of other types for status errors and connection errors.
+        # For status errors and connection errors, the client raises exceptions of other types, which are subclasses.
         assert type(error) is openai.APIError and error.code == "replica_failed", repr(error)
         assert chunks > 0, "an answer failed before its first byte"
         return "broken"

@@ -1,6 +1,6 @@
-"""Drives the parameters of completions and chats with the official Python client. Usage: parameters.py BASE_URL MODEL
+"""Tests the parameters of completions and chats with the official Python client. Usage: parameters.py BASE_URL MODEL
 
-Each function is a scenario, whose name describes the expected behavior. The run ends at the first failure.
+Each scenario is a function whose name describes the expected behavior. The run ends at the first failure.
 """
 
 import inspect
@@ -20,7 +20,7 @@ def an_echoed_prompt_has_the_log_probabilities_of_its_tokens(client, model):
     arguments = dict(model=model, temperature=0, logprobs=3)
     ids = {"return_token_ids": True}
     generated = client.completions.create(prompt=PROMPT, max_tokens=8, extra_body=ids, **arguments).choices[0]
-    # A stop token has no text.
+    # A stop token has no text and no log probability here, so omit its ID.
     tokens = generated.prompt_token_ids + generated.token_ids[: len(generated.logprobs.tokens)]
     echoed = client.completions.create(
         prompt=tokens, max_tokens=0, echo=True, extra_body={"prompt_logprobs": 0}, **arguments
@@ -37,7 +37,7 @@ def an_echoed_prompt_has_the_log_probabilities_of_its_tokens(client, model):
         assert math.isclose(one, other, abs_tol=0.05), (one, other)
     for token, offset in zip(logprobs.tokens, logprobs.text_offset):
         assert choice.text[offset:].startswith(token), (token, offset)
-    # The field of vLLM's API with the same log probabilities.
+    # This field of vLLM's API contains the same log probabilities.
     scores = choice.prompt_logprobs
     assert scores[0] is None and len(scores) == len(logprobs.tokens), scores
     for score, logprob in zip(scores[1:], logprobs.token_logprobs[1:]):
@@ -144,7 +144,7 @@ def every_parameter_of_the_client_is_in_the_openapi_document(client, model):
     try:
         document = client.get(server + "/openapi.json", cast_to=object)
     except openai.NotFoundError:
-        # A router does not serve this document, because it forwards requests unchanged.
+        # A router does not serve this document; only the servers behind it do.
         return
     schemas = document["components"]["schemas"]
     for method, schema in [
@@ -159,7 +159,8 @@ def every_parameter_of_the_client_is_in_the_openapi_document(client, model):
 
 
 def answers_are_of_the_clients_types(client, model):
-    # The client does not validate responses by default. In strict mode, it reports missing fields and wrong types.
+    # The client does not validate responses by default. Strict validation of its types reports missing fields and wrong
+    # types of values.
     messages = [{"role": "user", "content": "Hi"}]
     common = dict(model=model, max_tokens=4, seed=1, n=2)
     chat = client.chat.completions.with_raw_response
@@ -175,7 +176,7 @@ def answers_are_of_the_clients_types(client, model):
     # client do not allow.
     Completion.model_validate_json(texts.create(prompt=PROMPT, logprobs=2, **common).text, strict=True)
     for chunk in data(texts.create(prompt=PROMPT, stream=True, stream_options={"include_usage": True}, **common)):
-        # The client uses one type for a whole completion and for its chunks, which have no finish reason.
+        # The client uses one type for whole completions and for chunks, most of which have no finish reason.
         part = json.loads(chunk)
         for choice in part["choices"]:
             choice["finish_reason"] = choice["finish_reason"] or "stop"
@@ -183,7 +184,7 @@ def answers_are_of_the_clients_types(client, model):
 
 
 def data(streamed):
-    """Returns the data of the events of a stream as JSON."""
+    """Returns the JSON text of each event of a stream."""
     lines = streamed.http_response.read().decode().split("\n")
     said = [line.removeprefix("data: ") for line in lines if line.startswith("data: ")]
     assert said[-1] == "[DONE]" and len(said) > 3, said

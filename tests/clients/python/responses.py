@@ -1,9 +1,9 @@
-"""Drives the responses endpoint with the official Python client. Usage: responses.py BASE_URL MODEL scripted|real
+"""Tests the responses endpoint with the official Python client. Usage: responses.py BASE_URL MODEL scripted|real
 
 `scripted`: the model returns the answers in `tests/tests/e2e_responses.rs`: in the first turn it reasons and calls a
 tool, in the second it calls two tools, and in the third it answers. `real`: a real model answers, so only a few checks
 depend on the text.
-Each function is a scenario, whose name describes the expected behavior. The run ends at the first failure.
+Each scenario is a function whose name describes the expected behavior. The run ends at the first failure.
 """
 
 import json
@@ -224,7 +224,7 @@ def a_conversation_is_changed_item_by_item(client, model):
     assert items.retrieve(first.id, conversation_id=id) == first and first.content[0].text == "b", first
     assert items.delete(first.id, conversation_id=id).id == id
     expect_error(openai.NotFoundError, "item_not_found", lambda: items.retrieve(first.id, conversation_id=id))
-    # The input refers to an item by its ID. A conversation contains an item only once.
+    # The input refers to an item by its ID. A conversation can contain an item only once.
     reference = [{"type": "item_reference", "id": second.id}]
     create = lambda **parameters: client.responses.create(model=model, max_output_tokens=4, **parameters)
     assert create(input=reference).usage.input_tokens > 0
@@ -239,7 +239,8 @@ def a_conversation_is_changed_item_by_item(client, model):
 
 
 def answers_and_events_are_of_the_clients_types(client, model):
-    # The client does not validate responses by default. In strict mode, it reports missing fields and wrong types.
+    # The client does not validate responses by default. Strict validation of its types reports missing fields and wrong
+    # types of values.
     arguments = dict(model=model, input=QUESTION, tools=PLAIN, max_output_tokens=400)
     raw = client.responses.with_raw_response
     types.Response.model_validate_json(raw.create(**arguments).text, strict=True)

@@ -107,7 +107,7 @@ fn no_stop_string_spans_an_interruption() {
 fn a_stop_string_that_is_complete_before_activation_is_text() {
     let mut filter = StopFilter::new(["aba", "xy"], false).inactive();
     assert_eq!(filter.push("1xy2ab"), StopFilterOutput::Text("1xy2".into()));
-    // The end of the ignored stop string is held back, because another one may begin there.
+    // The end of the ignored stop string is held back, because another stop string may begin there.
     assert_eq!(filter.push("a"), StopFilterOutput::Text("ab".into()));
     filter.activate();
     assert_eq!(filter.push("ba3"), StopFilterOutput::Stopped { text: String::new(), stop: 0 });

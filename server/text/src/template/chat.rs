@@ -132,8 +132,8 @@ impl ChatTemplate {
         let mut output = LimitedOutput { text: Vec::new() };
         let rendered = || template.render_captured_to(variables, &mut output).map(drop);
         let rendered = || functions::at_time(input.now.unwrap_or_else(SystemTime::now), rendered);
-        // The engine panics on a few expressions, such as reversing an empty string. Only `output` may be left in an
-        // inconsistent state, and it is dropped.
+        // The template engine panics on a few expressions, such as reversing an empty string. Only `output` may be left
+        // in an inconsistent state, and it is dropped.
         let rendered =
             std::panic::catch_unwind(AssertUnwindSafe(rendered)).map_err(|_| RenderError::Engine)?;
         rendered.map_err(|error| classify(error, &output))?;

@@ -179,8 +179,8 @@ impl ChatTemplate {
                 for arguments in [ArgumentsFormat::Object, ArgumentsFormat::JsonString] {
                     let one = CallStyle { arguments, empty_content, ids, count: CallCount::One };
                     let Some(bytes) = self.rendered_bytes(one) else { continue };
-                    // Some templates render an empty string as a separate turn, so use `null` if that makes the output
-                    // shorter.
+                    // Some templates render a separate turn for content that is an empty string, so use `null` if that
+                    // makes the output shorter.
                     let null = CallStyle { empty_content: EmptyContent::Null, ..one };
                     let is_less = self.rendered_bytes(null).is_some_and(|null| null < bytes);
                     let one = if is_less { null } else { one };

@@ -81,8 +81,8 @@ impl TokenBound {
         for (id, text) in (0..).zip(pieces.tokens) {
             entries.add(&[vocabulary.bytes(id), text.as_bytes(), text.replace(' ', SPACE).as_bytes()]);
         }
-        // A character without a piece, which has up to four bytes, becomes at least one token: byte tokens, or the
-        // unknown token.
+        // A character has up to four bytes. Without a piece of its own, it becomes at least one token: byte tokens or
+        // the unknown token.
         entries.each_byte_at_least(char::MAX_LEN_UTF8);
         if pieces.options.remove_extra_whitespaces {
             entries.drop_bytes(b" ");
@@ -99,7 +99,7 @@ impl TokenBound {
         let mut counts = [0_u64; 256];
         let mut composed = 0_u64;
         for (index, &byte) in bytes.iter().enumerate() {
-            // Composition does not change an ASCII character that is followed by another ASCII character.
+            // Composition does not change an ASCII character at the end of the text or before another ASCII character.
             let is_fixed = byte.is_ascii() && bytes.get(index + 1).is_none_or(u8::is_ascii);
             if is_fixed || !self.composes {
                 counts[usize::from(byte)] += 1;
@@ -109,7 +109,7 @@ impl TokenBound {
         }
         let fixed: f64 = counts.iter().zip(&self.weights).map(|(&count, weight)| count as f64 * weight).sum();
         let composed = composed as f64 / NFC_SHRINKAGE * self.least_weight();
-        // Rounding must not increase the bound.
+        // Subtract a margin, so that rounding errors do not raise the bound above the number of tokens.
         ((fixed + composed) * (1.0 - 1e-9)) as usize
     }
 

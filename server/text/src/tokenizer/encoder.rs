@@ -69,8 +69,9 @@ impl Tokenizer {
             Encoder::Pipeline(pipeline) => pipeline.encode(text, post_process, parse_special),
             Encoder::Spm(spm) => spm.encode(text, parse_special),
         };
-        // The library panics for unusual steps in a `tokenizer.json`, such as a replacement of the empty text. A panic
-        // leaves no inconsistent state: it may have changed only caches, whose entries are always complete.
+        // The `tokenizers` library panics on some unusual steps in a `tokenizer.json`, such as a replacement of the
+        // empty string. A panic leaves no inconsistent state: encoding changes only caches, whose entries are always
+        // complete.
         let encoded = panic::catch_unwind(AssertUnwindSafe(encode));
         let mut tokens = encoded
             .map_err(|_| EncodeError("the model's tokenizer reported an internal error".to_owned()))??;

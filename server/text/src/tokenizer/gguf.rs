@@ -224,8 +224,8 @@ impl<'a> Metadata<'a> {
         let merges = merges
             .iter()
             .map(|merge| {
-                // The separator is the first space after the first character: in raw alphabets, the first token may be
-                // a space, but the second token never begins with one.
+                // The separator is the first space after the first character: in vocabularies with literal spaces, the
+                // first token of a merge may begin with a space, but the second token never does.
                 let at = merge.char_indices().skip(1).find(|(_, c)| *c == ' ').map(|(at, _)| at);
                 let (left, right) = merge.split_at(at?);
                 Some((left.to_owned(), right[1..].to_owned()))

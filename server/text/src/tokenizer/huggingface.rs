@@ -147,7 +147,7 @@ fn added(config: &JsonFile, bos: Option<u32>, eos: Option<u32>) -> Result<AddedT
     if add_bos.is_none() && add_eos.is_none() {
         return Ok(AddedTokens::PostProcessor);
     }
-    // These are the defaults of the tokenizer class.
+    // These are the defaults of the tokenizer classes above.
     let (add_bos, add_eos) = (add_bos.unwrap_or(true), add_eos.unwrap_or(false));
     Ok(AddedTokens::Tokens { before: bos.filter(|_| add_bos), after: eos.filter(|_| add_eos) })
 }

@@ -33,8 +33,8 @@ enum Step {
 
 use Step::{Digits as D, Regex as R};
 
-// Two expressions have a lookbehind that the originals lack. The lookbehind changes no match. Without it, the
-// expression would scan the same run of whitespace again from each position.
+// Two expressions have a lookbehind that the originals lack. The lookbehinds change no match. Without them, these
+// expressions would scan a run of whitespace again from each position in the run.
 
 const GPT2: &str = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+";
 const LLAMA3: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
