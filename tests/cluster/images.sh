@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# images.sh DIRECTORY PRODUCT...: builds the images of the products for the node from the binaries in DIRECTORY
-# (target/release), as docker archives in .deps/node/images/. It runs the unchanged last stages of deploy/*.Dockerfile
-# on a Debian base image that it creates, because no image registry is available. The build stages would only compile
-# the binaries again, so the script checks only that these stages find their sources.
+# images.sh DIRECTORY PRODUCT...: builds the images of the products for the test node from the binaries in DIRECTORY,
+# such as target/release, and writes them to .deps/node/images/ as Docker archives. It builds the last stages of
+# deploy/*.Dockerfile unchanged, on a Debian base image that it creates, because no image registry is available. The
+# build stages would only compile the binaries again, so the script checks only that these stages find their sources.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
@@ -11,7 +11,8 @@ shift
 tag=e2e
 base=.deps/node/base
 images=.deps/node/images
-# The packages that the programs need and that the base image of the Dockerfiles contains.
+# The programs need the C and C++ libraries and the CA certificates, which the base image of the Dockerfiles also
+# contains. The check of the build stages needs a shell.
 packages=libstdc++6,libgcc-s1,ca-certificates,dash,coreutils,python3-minimal
 
 say() { echo "images: $*" >&2; }
@@ -25,7 +26,7 @@ for tool in mmdebstrap buildah gcc; do
 done
 ((missing == 0)) || exit 1
 
-# An image consists of a tar archive of the root file system and two small JSON files.
+# An image archive contains a tar archive of the root file system and two small JSON files.
 archive() { # rootfs.tar, image, entry point, output
   local directory digest
   directory=$(mktemp -d)
@@ -65,7 +66,8 @@ build() {
   buildah --root "$PWD/.deps/node/buildah" --runroot "$scratch/buildah" --storage-driver overlay "$@"
 }
 
-# Runs the build stage without its commands. Every copied file must exist, and no built or fetched file may be copied.
+# Checks the build stage without its RUN instructions: every file that it copies must exist, and the copy of the sources
+# must not contain .git, .deps or target.
 check_build_stage() { # product
   {
     sed '/^FROM .*${BASE_IMAGE}/,$d' "deploy/$1.Dockerfile" | sed -E -e ':join' -e '/\\$/{N;s/\\\n//;b join' -e '}' -e '/^RUN /d'
@@ -83,7 +85,8 @@ check_build_stage() { # product
 make_image() { # product
   local product=$1
   check_build_stage "$product"
-  # The last stage of the Dockerfile, which copies from the given directory instead of the build stage.
+  # Only the last stage of the Dockerfile is built. It copies from $scratch/$product (--build-context) instead of from
+  # the build stage.
   {
     grep -E '^ARG (BASE_IMAGE|PLATFORM)=' "deploy/$product.Dockerfile"
     # shellcheck disable=SC2016 # literal text of the file

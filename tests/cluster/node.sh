@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# node.sh COMMAND...: starts a Kubernetes node that runs real containers, isolated in its own Linux namespaces, imports
-# the images that images.sh has built, runs COMMAND in these namespaces with KUBECONFIG set, and removes the node. The
-# programs, the images and the logs of a failed run remain in .deps/. node.sh needs root for namespaces, mounts and
+# node.sh COMMAND...: starts a Kubernetes node, which runs real containers, in its own Linux namespaces; imports the
+# images that images.sh has built; runs COMMAND in these namespaces with KUBECONFIG and NODE set; and removes the node.
+# The programs, the images and the logs of a failed run remain in .deps/. node.sh needs root for namespaces, mounts and
 # cgroups. README.md in this directory describes the node.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
 start_limit_seconds=300
-# The imported images take most of this space. Below 200 MiB the kubelet evicts pods.
+# The imported images take most of this space. Below 200 MiB of free space, the kubelet evicts pods.
 min_free_mib=4096
 cgroups=/sys/fs/cgroup
 
@@ -46,7 +46,7 @@ requirements() {
   return $missing
 }
 
-# Creates the cgroups of the node: one in version 2, and one in each hierarchy in version 1.
+# Creates the cgroups of the node: a single one with cgroup v2, or one in each of these hierarchies with cgroup v1.
 make_cgroups() {
   local hierarchy
   if [[ -f $cgroups/cgroup.controllers ]]; then
@@ -62,7 +62,7 @@ make_cgroups() {
   fi
 }
 
-# The processes of the cgroups have been killed, but may not have exited yet.
+# Retries, because the processes of the cgroups have been killed, but may not have exited yet.
 remove_cgroups() {
   local directory attempt
   for ((attempt = 0; attempt < 50; attempt++)); do

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# run.sh PROGRAM... -- ARGUMENT...: runs each test of the test programs that the arguments select. The arguments are those
-# of a test program: parts of names, and options such as --ignored. The tests spend most of their time waiting, so several
-# nodes run in parallel, and each runs the next test that no other node has started. The programs run without Cargo,
-# because it would wait while another Cargo process builds.
+# run.sh PROGRAM... -- ARGUMENT...: runs the tests that the arguments select from the given test programs. The arguments
+# are those of a test program: parts of test names, and options such as --ignored. The tests spend most of their time
+# waiting, so several nodes run in parallel, and each runs the next test that no other node has started. The programs
+# run without Cargo, because Cargo would wait while another Cargo process builds.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
@@ -40,7 +40,7 @@ for argument in "$@"; do [[ $argument != -* ]] || options+=("$argument"); done
 mkdir -p .deps/node
 shared=$(mktemp -d "$PWD/.deps/node/shared.XXXXXX")
 runs=()
-# Without the directory, no further test starts.
+# Without the directory $shared, no node starts another test.
 trap '((${#runs[@]} == 0)) || kill "${runs[@]}" 2>/dev/null || true; rm -rf "$shared"; wait' EXIT
 trap 'exit 130' INT
 trap 'exit 143' TERM

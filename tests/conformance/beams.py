@@ -1,8 +1,10 @@
 #!/usr/bin/env python3
-"""Compares the server's beam search, and a straightforward reference implementation, with openvino_genai.
+"""Compares the beam search of the server, and that of a straightforward reference implementation, with that of the
+peer, openvino_genai.
 
-`beams.py peer --out FILE` writes the results of the peer; `beams.py compare` runs the server on the same IR and compares
-the responses of `/v1/completions`. `make conformance ARGS="--parts beams"` does both.
+`beams.py peer --out FILE` writes the results of the peer. `beams.py plain` compares those of the reference
+implementation with them. `beams.py compare` runs the server on the same IR and compares the responses of
+`/v1/completions`. `make conformance ARGS="--parts beams"` makes both comparisons.
 """
 
 from __future__ import annotations
@@ -21,18 +23,18 @@ import reference
 import served
 from oracle import Check, engines
 
-# Short answers, so that beams end at different lengths.
+# Prompts with short answers, so that beams end at different lengths.
 PROMPTS = (0, 3, 6, 13, 22, 45)
 OUTPUT_TOKENS = 20
-# Sequences whose scores differ by less than this may be ranked differently, which can change all later tokens.
+# Sequences whose scores differ by at most this may be ranked differently, which can change all later tokens.
 NEAR_TIE = 0.005
-# The minimum fraction of choices, over all cases, whose tokens are all equal.
+# The minimum fraction of identical sequences in a case. Two near-ties are always allowed.
 IDENTICAL_SHARE_MIN = 0.97
 
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """The parameters of a search, named as in our API."""
+    """The parameters of a beam search."""
 
     width: int
     returned: int = 1
@@ -40,7 +42,7 @@ class Case:
     early_stopping: bool | str = False
     groups: int = 1
     diversity_penalty: float = 0.0
-    # A period or a comma also ends a sequence, so that the end token is not the only reason why sequences end.
+    # Whether periods and commas also end a sequence, so that sequences do not end only at the end token.
     stop_at_sentences: bool = True
     max_tokens: int = OUTPUT_TOKENS
 
@@ -112,7 +114,7 @@ def our_parameters(case: Case, stops: list[int]) -> dict:
 
 @dataclasses.dataclass
 class Beam:
-    """A sequence and the sum of its log probabilities, penalties included."""
+    """A sequence and the sum of its log probabilities, including diversity penalties."""
 
     tokens: tuple[int, ...]
     sum: float
@@ -133,7 +135,8 @@ class Group:
         del self.ended[len(self.ongoing) :]
 
     def is_done(self, case: Case) -> bool:
-        """Whether no running beam can still beat those that have ended, judged by the best beam *before* this step."""
+        """Whether the group is complete: enough beams have ended and, unless `early_stopping` is true, the best running
+        beam *before* this step cannot beat the worst of them."""
         if len(self.ended) < len(self.ongoing):
             return False
         if case.early_stopping is True:
@@ -148,7 +151,7 @@ class Group:
 
 
 class Plain:
-    """A straightforward implementation of openvino_genai's beam search over logits."""
+    """A straightforward implementation of openvino_genai's beam search, which uses the runtime's logits."""
 
     def __init__(self, logits: genai.Logits):
         self.logits = logits
@@ -179,7 +182,7 @@ class Plain:
         return [(score, list(beam.tokens)) for score, beam in ended[: case.returned]]
 
     def step(self, group: Group, prompt: list[int], case: Case, about: tuple[list[int], list[int]]) -> list[int]:
-        """Adds one token to each beam of a group, and returns these tokens."""
+        """Extends the beams of a group by one token, and returns these tokens, or none if the group is now complete."""
         stops, penalized = about
         size = len(group.ongoing)
         candidates = []
@@ -215,7 +218,8 @@ def same(ours: list[int], theirs: list[int], stops: list[int]) -> bool:
 
 
 def compare(name: str, pairs: list[tuple[list, list, list[int]]]) -> Check:
-    """Compares outputs. Each of `pairs` contains our outputs and those of the peer, as (score or None, tokens), and the stop tokens."""
+    """Compares outputs. Each element of `pairs` contains our outputs and those of the peer for a prompt, each as (score
+    or None, tokens), and the stop tokens."""
     total = identical = faults = 0
     notes = []
     for index, (ours, theirs, stops) in enumerate(pairs):
@@ -232,7 +236,7 @@ def compare(name: str, pairs: list[tuple[list, list, list[int]]]) -> Check:
             faults += gap > NEAR_TIE
             notes.append(f"prompt {index}, sequence {rank}: {mine[1]}, not {other[1]}; scores {gap:.5f} apart")
     detail = f"{identical} of {total} sequences identical, {faults} differences are not near-ties (tolerance {NEAR_TIE})"
-    # If two sequences are a near-tie, both of them may differ.
+    # If two sequences are a near-tie, both may differ from those of the peer.
     good = faults == 0 and total - identical <= max(2, (1 - IDENTICAL_SHARE_MIN) * total)
     return Check(name, good, "; ".join([detail, *notes]))
 
@@ -277,7 +281,7 @@ def ours_against_peer(api: served.Api, plain: Plain, setup: engines.Setup, resul
 
 
 def score(plain: Plain, prompt: list[int], tokens: list[int], case: Case) -> float:
-    """Returns the score of a sequence that was searched without a diversity penalty."""
+    """Returns the score of a sequence that was generated without a diversity penalty."""
     total = sum(float(plain.logprobs((*prompt, *tokens[:at]))[token]) for at, token in enumerate(tokens))
     return total / max(len(tokens), 1) ** case.length_penalty
 
@@ -308,7 +312,7 @@ def main() -> None:
         ir,
         kv_cache_precision="f32",
         stop_tokens=oracle.stop_tokens(ir),
-        # Otherwise the plugin would round activations to 8 bits.
+        # Otherwise, the plugin would round activations to 8 bits on some processors.
         peer_properties=("DYNAMIC_QUANTIZATION_GROUP_SIZE=0",),
     )
     results = json.loads(args.peer.read_text()) if args.peer else peer_results(genai.Genai(setup), setup)

@@ -2,11 +2,12 @@
 """`make conformance`: checks that the served model is the model in the file.
 
 Parts: `oracle-ir` (greedy tokens against openvino_genai), `oracle-gguf` (against the dequantized model), `prefix`
-(prefix cache on and off), `perplexity` (as served, by default with 8-bit KV), `noise` (rounding errors of the served
-model, compared with those of bf16 inference), `random` (small files of every architecture and tensor type), `sampling`
-(the effect of each sampling parameter) and `beams` (beam search), both against openvino_genai. `images` (vision-language
-models against transformers) runs only if it is named. The program prints a line for each check, and exits with status 1
-if a check fails. docs/reference/conformance.md explains each check and its tolerance.
+(prefix cache on and off), `perplexity` (as served, and with each other precision of the KV cache), `noise` (rounding
+errors of the served model, compared with those of bf16 inference), `random` (small files of all tested architectures
+and tensor types), `sampling` (the effect of each sampling parameter, against openvino_genai) and `beams` (beam search,
+against openvino_genai). `images` (vision-language models against transformers) runs only if it is named. The program
+prints a line for each check, and exits with status 1 if a check fails. docs/reference/conformance.md explains each
+check and its tolerance.
 """
 
 from __future__ import annotations
@@ -23,10 +24,10 @@ import served
 import vision
 from oracle import Check, engines
 
-# A setting that reduces accuracy and is therefore not a default. The program reports its cost.
+# A setting that reduces accuracy and is therefore not a default. The program reports the increase in perplexity.
 LOSSY = {"kv_cache_precision": "u4"}
 PARTS = ("oracle-ir", "oracle-gguf", "prefix", "perplexity", "noise", "random", "sampling", "beams")
-# A part that runs only if it is named, because its environments take 11 GB.
+# A part that runs only if `--parts` names it, because its Python environments take 11 GB.
 NAMED_PARTS = ("images",)
 
 
@@ -46,7 +47,7 @@ def arguments() -> argparse.Namespace:
 
 
 def run(args: argparse.Namespace, directory: pathlib.Path):
-    """Runs all parts and yields their checks."""
+    """Runs the selected parts and yields their checks."""
     engine = engines.find_engine(args.engine)
     ir = engines.peer_ir(args.model)
     stop_tokens = oracle.stop_tokens(ir)
@@ -64,7 +65,8 @@ def run(args: argparse.Namespace, directory: pathlib.Path):
         peer_properties=(),
     )
     if "oracle-ir" in args.parts:
-        # Compare the native kernels with an f32 cache, then the plugin's (which the peer uses) with an 8-bit cache.
+        # Compare the native kernels with an f32 cache, then the plugin's kernels, which the peer uses, with an 8-bit
+        # cache.
         plugins = (*quality.PLUGIN_PROJECTIONS, *quality.PLUGIN_CACHE)
         yield from oracle.on_ir(engine, exact.with_model(ir), directory)
         yield from oracle.on_ir(engine, exact.with_model(ir, kv_cache_precision="u8", properties=plugins), directory)

@@ -1,4 +1,4 @@
-"""Packs f32 into GGUF's K-quant blocks of 256 weights, which the `gguf` package only unpacks.
+"""Packs f32 values into GGUF's K-quant blocks of 256 weights, which the `gguf` package can only unpack.
 
 Values are simply rounded to nearest. The blocks are valid, and `gguf.quants.dequantize` defines their values, but other
 blocks could be more accurate. `check()` verifies that unpacking returns each packed value with an error of at most one
@@ -14,7 +14,7 @@ BLOCK = 256
 
 
 def half(values: np.ndarray) -> np.ndarray:
-    """Returns f16 values as bytes, `[blocks, 2]`."""
+    """Returns the values in f16, as bytes `[blocks, 2]`."""
     return values.astype("<f2").view(np.uint8).reshape(-1, 2)
 
 
@@ -24,7 +24,7 @@ def rounded(values: np.ndarray, steps: np.ndarray) -> np.ndarray:
 
 
 def scales_and_minima(x: np.ndarray, levels: int) -> tuple[np.ndarray, ...]:
-    """Returns the packed header of each block, and the integers of the weights, for sub-blocks `[blocks, 8, 32]`."""
+    """Returns the packed header of each block, and the quantized weights, for the sub-blocks `x` `[blocks, 8, 32]`."""
     low = np.minimum(x.min(axis=2), 0)
     scale = (x.max(axis=2) - low) / levels
     d, dmin = (part.max(axis=1, keepdims=True) / 63 for part in (scale, -low))

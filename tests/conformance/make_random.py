@@ -2,8 +2,9 @@
 """Writes small GGUF files with random weights for every tested architecture and tensor type.
 
 The files are complete: they have the metadata and tensor names that llama.cpp's converter writes, and a byte-level BPE
-tokenizer trained on corpus.txt. The same seed gives the same bytes. Weights are scaled so that attention is far from
-uniform and logits have a standard deviation of about one, so that every part of the model affects the result.
+tokenizer trained on corpus.txt. A file always has the same bytes, because its seed is derived from its name. Weights
+are scaled so that attention is far from uniform and the logits have a standard deviation of about two. Every part of
+the model therefore affects the result.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ CHATML = (
     "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
 HIDDEN, FEED_FORWARD, CONTEXT = 256, 512, 2048
-# For each architecture: layers, heads, KV heads, head size, whether the output matrix is the embedding matrix,
-# pre-tokenizer
+# For each architecture: the numbers of layers, heads and KV heads, the head size, whether the output matrix is the
+# embedding matrix, and the pre-tokenizer.
 SHAPES = {
     "llama": (3, 4, 2, 64, False, "smollm"),
     "qwen2": (3, 4, 2, 64, True, "qwen2"),
@@ -39,8 +40,8 @@ SHAPES = {
     "gemma3": (6, 2, 1, 256, True, "gpt-2"),
     "phi3": (3, 4, 4, 64, False, "gpt-2"),
 }
-# Every architecture has files with two tensor types, and llama has a file for each type. Further files have properties
-# of real files, such as rotary factors.
+# Every architecture has files with at least two tensor types, and llama has a file for each type. Further files have
+# properties of real files, such as rotary factors.
 PLAN = (
     [("llama", kind, "") for kind in (*TYPES, MIXED)]
     + [(arch, kind, "") for arch in SHAPES if arch != "llama" for kind in ("Q4_1", "Q4_K")]
@@ -59,7 +60,7 @@ def byte_letters() -> dict[int, str]:
 
 
 def tokenizer() -> tuple[list[str], list[str]]:
-    """Returns the tokens and merges of a byte-level BPE with VOCABULARY tokens, special tokens first."""
+    """Returns the tokens and merges of a byte-level BPE tokenizer with VOCABULARY tokens, special tokens first."""
     letters = byte_letters()
     text = (HERE / "corpus.txt").read_text()
     words = collections.Counter(
@@ -201,8 +202,8 @@ class File:
         """Writes the whole file, in the order of real files."""
         self.hyper_parameters()
         self.vocabulary(tokens, merges)
-        # The spread of tied embeddings is also that of the logits, so it must be small. Gemma multiplies its embeddings
-        # by the square root of the hidden size.
+        # The spread of tied embeddings is also that of the logits, so it must be small. The hidden states of Gemma are
+        # large nevertheless, because Gemma multiplies its embeddings by the square root of the hidden size.
         self.matrix("token_embd", VOCABULARY, HIDDEN, 2.0 if self.tied else 16.0)
         for index in range(self.layers):
             self.layer(index)
@@ -221,13 +222,13 @@ def name_of(arch: str, kind: str, variant: str) -> str:
 
 
 def edition() -> str:
-    """Returns a name that changes with everything that determines the content of the files, so that old files are not reused."""
+    """Returns a checksum of the sources that determine the content of the files, so that old files are not reused."""
     sources = (HERE / name for name in ("make_random.py", "kquants.py", "corpus.txt"))
     return f"{zlib.crc32(b''.join(source.read_bytes() for source in sources)):08x}"
 
 
 def make(directory: pathlib.Path, plan: list[tuple[str, str, str]] = PLAN) -> list[pathlib.Path]:
-    """Writes the files of the plan that do not exist, and returns the paths of all."""
+    """Writes the files of the plan that do not exist yet, and returns the paths of all files of the plan."""
     directory.mkdir(parents=True, exist_ok=True)
     tokens, merges = tokenizer()
     paths = []

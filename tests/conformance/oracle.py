@@ -22,15 +22,16 @@ import reference
 
 OUTPUT_TOKENS = 64
 BATCH = 32
-# The tolerance for a GGUF file, whose weights also differ from the reference's, because they are not stored in f32.
-# docs/reference/conformance.md reports the effect on random logits.
+# The tolerance for a GGUF file: the engine's weights differ slightly from the reference's, because the engine does not
+# store them in f32. docs/reference/conformance.md reports the effect on random logits.
 NEAR_TIE_GGUF = 0.03
 IDENTICAL_MIN, PROMPTS = 49, 50
 # With the native kernels, activations have 15 bits, which changes log probabilities by several thousandths, so some
 # near-ties are resolved differently than in f32.
 IDENTICAL_MIN_NATIVE = 47
-# With an 8-bit cache, the peer itself generates different tokens in batches and one at a time (42 of 50 outputs were
-# equal). The number of our equal outputs in batches may be lower than that of the peer by this number.
+# With an 8-bit cache, the peer's own outputs in batches differ from those one at a time (42 of 50 were equal). In
+# batches, the number of our outputs that equal the peer's may be lower than the number of outputs that the peer itself
+# reproduces, by at most this.
 BATCH_SLACK = 3
 # The minimum fraction of outputs that an 8-bit prefix cache leaves unchanged.
 PREFIX_SHARE_MIN_U8 = 0.7
@@ -72,7 +73,7 @@ def prompts(ir: pathlib.Path) -> list[list[int]]:
 
 
 def greedy(tokens: list[list[int]], concurrent: int, logprobs: int | None) -> dict:
-    """Returns a scenario in which this many requests run at the same time."""
+    """Returns a scenario in which `concurrent` requests run at the same time."""
     requests = []
     for index, prompt in enumerate(tokens):
         arrival = None
@@ -90,7 +91,7 @@ def first_difference(ours: list[int], theirs: list[int]) -> int | None:
 
 
 def identical_count(some: dict, others: dict) -> int:
-    """Returns the number of requests with the same tokens."""
+    """Returns the number of requests that have the same tokens in both results."""
     pairs = zip(some["requests"], others["requests"], strict=True)
     return sum(one["tokens"] == other["tokens"] for one, other in pairs)
 
@@ -122,7 +123,7 @@ def compare(name: str, pair: tuple[dict, dict], tolerance: float, identical_min:
 
 
 def on_ir(engine: pathlib.Path, setup: engines.Setup, directory: pathlib.Path) -> list[Check]:
-    """Compares our output, alone and in batches, with the peer's output alone."""
+    """Compares our outputs, one at a time and in batches, with those of the peer one at a time."""
     tokens = prompts(setup.model)
     oracle = engines.run_peer(setup, greedy(tokens, 1, None), directory)
     label = f"IR, {setup.inference_precision} with {setup.kv_cache_precision} KV"
@@ -139,7 +140,8 @@ def on_ir(engine: pathlib.Path, setup: engines.Setup, directory: pathlib.Path) -
 
 
 def prefix_cache(engine: pathlib.Path, setup: engines.Setup, ir: pathlib.Path, directory: pathlib.Path) -> Check:
-    """Sends every prompt twice, so that the second request uses the prefix cache, and compares the tokens with those without the cache."""
+    """Sends selected prompts twice, so that the second request uses the prefix cache, and compares the tokens with
+    those without the cache."""
     # All long prompts and about a third of the others. The longest prompt precedes each of them, so that the cache
     # contains several blocks of every request.
     tokens = [prompt for prompt in prompts(ir) if len(prompt) > 64 or len(prompt) % 3 == 0]
@@ -152,7 +154,8 @@ def prefix_cache(engine: pathlib.Path, setup: engines.Setup, ir: pathlib.Path, d
     cached = sum(row["cached_tokens"] or 0 for row in on["requests"])
     name = f"prefix cache on and off, {setup.kv_cache_precision} KV"
     total = len(work["requests"])
-    # Values from an 8-bit cache are rounded, but those that the chunk itself computes are not, so more outputs differ.
+    # With the plugin's attention, values from an 8-bit cache are rounded, but those that the chunk itself computes are
+    # not, so more outputs differ. The native attention rounds all of them.
     share_min = 1 - 1 / PROMPTS if setup.kv_cache_precision == "f32" else PREFIX_SHARE_MIN_U8
     check = compare(name, (on, off), near_tie(setup), math.ceil(share_min * total))
     return Check(name, cached > 0 and check.good, f"{cached} prompt tokens from the cache; {check.detail}")

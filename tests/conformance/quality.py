@@ -1,4 +1,5 @@
-"""Compares the perplexity of the sample model, and the logits of random files, with the numpy reference."""
+"""Compares the perplexity of the sample model, and the logits of random files, with those of the numpy reference, and
+measures the rounding errors of the served model."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ from oracle import HERE, Check
 WINDOW = 384
 # The fractions of the attention mass that sparse attention retains for long prompts.
 SHARES = (0.99, 0.95, 0.9)
-# The maximum relative difference between our perplexity and that of the reference.
+# The maximum relative difference between our perplexity and that of the reference. On the IR, our perplexity may exceed
+# that of the peer by at most this fraction.
 PERPLEXITY_SHARE_MAX = 0.01
 RANDOM_SEQUENCES, RANDOM_TOKENS = 2, 200
 # The maximum noise of the default configuration, as a multiple of that of bf16 inference.
@@ -29,8 +31,8 @@ NOISE_RATIO_MAX = 1.1
 NOISE_STRIDE = 4
 # The number of sequences that the reference computes at a time.
 REFERENCE_SEQUENCES = 4
-# With the first property, the plugin computes the projections, without rounding activations to 8 bits; with the others,
-# it computes the attention.
+# With these properties, the plugin's kernels replace native kernels: with PLUGIN_PROJECTIONS, they compute the
+# projections, without rounding activations to 8 bits; with PLUGIN_CACHE, they compute the attention.
 PLUGIN_PROJECTIONS = ("DYNAMIC_QUANTIZATION_GROUP_SIZE=0",)
 PLUGIN_CACHE = ("KEY_CACHE_PRECISION=u8", "VALUE_CACHE_PRECISION=u8")
 # The limits on the maximum and the root mean square difference of logits, as fractions of their standard deviation,
@@ -39,7 +41,7 @@ LOGITS_SHARE_MAX = (0.04, 0.006)
 
 
 def windows(ir: pathlib.Path) -> list[list[int]]:
-    """Returns corpus.txt in windows of tokens."""
+    """Returns the tokens of corpus.txt, divided into windows."""
     import openvino_genai
 
     text = (HERE / "corpus.txt").read_text()
@@ -49,7 +51,8 @@ def windows(ir: pathlib.Path) -> list[list[int]]:
 
 
 def reference_perplexity(model: pathlib.Path, work: list[list[int]]) -> float:
-    """Returns the perplexity according to the reference. It is cached in the work directory, because computing it takes minutes."""
+    """Returns the perplexity according to the reference. It is cached in the work directory, because computing it takes
+    minutes."""
     code = (HERE / "reference.py").read_bytes()
     stat = model.stat()
     key = f"{zlib.crc32(code):08x}-{zlib.crc32(json.dumps(work).encode()):08x}-{stat.st_size}-{stat.st_mtime_ns}"
@@ -67,7 +70,7 @@ def scored(model: pathlib.Path, ir: pathlib.Path) -> tuple[list[list[int]], dict
 
 
 def cost(engine: pathlib.Path, setup: engines.Setup, ir: pathlib.Path, directory: pathlib.Path) -> Check:
-    """Reports the perplexity with a setting that reduces accuracy, without a tolerance."""
+    """Reports the perplexity with a setting that reduces accuracy, without checking it."""
     _, scenario, wanted = scored(setup.model, ir)
     ours = reference.perplexity(engines.run_engine(engine, setup, scenario, directory)["sequences"])
     name = f"perplexity, {setup.inference_precision} with {setup.kv_cache_precision} KV, not a default"
@@ -75,7 +78,8 @@ def cost(engine: pathlib.Path, setup: engines.Setup, ir: pathlib.Path, directory
 
 
 def long_costs(engine: pathlib.Path, setup: engines.Setup, ir: pathlib.Path, directory: pathlib.Path) -> Iterator[Check]:
-    """Reports the cost of sparse attention for long prompts, without a tolerance. All of corpus.txt is one sequence."""
+    """Reports the increase in perplexity with sparse attention, without checking it. All of corpus.txt is one
+    sequence."""
     work = [[token for window in windows(ir) for token in window]]
     scenario = {"kind": "score", "sequences": work}
     exact = reference.perplexity(engines.run_engine(engine, setup, scenario, directory)["sequences"])
@@ -89,7 +93,8 @@ def long_costs(engine: pathlib.Path, setup: engines.Setup, ir: pathlib.Path, dir
 def perplexities(
     engine: pathlib.Path, setups: list[engines.Setup], ir: pathlib.Path, directory: pathlib.Path
 ) -> Iterator[Check]:
-    """Compares our perplexity in each of the setups with the peer's in the first setup and with the reference's."""
+    """Compares our perplexity in each setup with that of the reference, and our perplexity in the first setup on the IR
+    with that of the peer."""
     work, scenario, wanted = scored(setups[0].model, ir)
     peer = reference.perplexity(engines.run_peer(setups[0].with_model(ir), scenario, directory)["sequences"])
     tokens = sum(len(sequence) for sequence in work)
@@ -102,7 +107,8 @@ def perplexities(
         )
         name = f"perplexity, {setup.inference_precision} with {setup.kv_cache_precision} KV"
         yield Check(name, abs(share) <= PERPLEXITY_SHARE_MAX, detail)
-    # Compare the peer's kernels, which round activations to 8 bits, with the native kernels on the same graph.
+    # Compare the peer's kernels, which round activations to 8 bits on some processors, with the native kernels on the
+    # same graph.
     setup = setups[0].with_model(ir)
     ours = reference.perplexity(engines.run_engine(engine, setup, scenario, directory)["sequences"])
     name = f"perplexity, {setup.inference_precision} with {setup.kv_cache_precision} KV, the IR"
@@ -117,9 +123,9 @@ class Noise:
 
     # The mean Kullback-Leibler divergence from the reference.
     kl: float
-    # The fraction of positions at which both have the same most probable token.
+    # The fraction of positions at which the setup and the reference have the same most probable token.
     top1: float
-    # The root mean square of the differences of the log probabilities of the text's tokens.
+    # The root mean square difference between the log probabilities of the text's tokens.
     rms: float
     perplexity: float
 
@@ -129,7 +135,8 @@ class Noise:
 
 @dataclasses.dataclass(frozen=True)
 class Scored:
-    """The results of a setup: the log probability of each token, and the logits of the whole vocabulary at some positions."""
+    """The results of a setup: the log probability of each token, and the logits of the whole vocabulary at some
+    positions."""
 
     sequences: list
     logits: np.ndarray
@@ -166,8 +173,9 @@ class Scored:
 
 
 def noises(engine: pathlib.Path, served: engines.Setup, ir: pathlib.Path, directory: pathlib.Path) -> Iterator[Check]:
-    """Measures the noise of the default, of int8 activations, of the plugin in bf16 with the same cache, and of the
-    peer. Each is compared with the plugin in f32 with an f32 cache, on the same model."""
+    """Measures the noise of the default, of int8 activations, of the plugin in bf16 with the same cache (on processors
+    without bf16: of the reference in bf16), and of the peer. Each result is compared with that in f32 with an f32
+    cache (`plain_f32`), on the same model."""
     work = windows(ir)
     rows = [
         [index, position] for index, sequence in enumerate(work) for position in range(0, len(sequence), NOISE_STRIDE)
@@ -193,12 +201,14 @@ def has_bf16() -> bool:
 
 
 def plain_bf16(served: engines.Setup) -> engines.Setup:
-    """Returns the settings for the plugin's kernels in bf16, without further rounding and with the cache precision of `served`."""
+    """Returns the settings for the plugin's kernels in bf16, without further rounding and with the cache precision of
+    `served`."""
     return dataclasses.replace(served, inference_precision="bf16", properties=(*PLUGIN_PROJECTIONS, *PLUGIN_CACHE))
 
 
 def plain_f32(served: engines.Setup) -> engines.Setup:
-    """Returns the settings for the plugin's kernels in f32, with an f32 cache."""
+    """Returns the settings for f32 with an f32 cache. The plugin computes the projections; in our engine, the native
+    kernels compute the attention."""
     return dataclasses.replace(
         served, inference_precision="f32", kv_cache_precision="f32", properties=PLUGIN_PROJECTIONS
     )
@@ -219,7 +229,7 @@ def own_noises(
         compared, base = default, scored(plain_bf16(served)).noise(wanted)
         yield Check(f"noise of {name}, plugin in bf16, not a default", True, str(base))
     else:
-        # The reference does not round its cache, so the default is compared without rounding it either.
+        # The reference does not round its KV cache, so the default is compared with an f32 cache, too.
         yield Check(f"noise of {name}, as served", True, str(default))
         name = f"{model}, f32 KV"
         compared = scored(dataclasses.replace(served, kv_cache_precision="f32")).noise(wanted)

@@ -1,5 +1,6 @@
 """A straightforward implementation of the model in a GGUF file: weights are dequantized to f32 and multiplied with
-numpy. This module deliberately shares no code with the engine, OpenVINO or llama.cpp.
+numpy. Except for the package `gguf`, which reads and dequantizes the file, this module deliberately shares no code with
+the engine, OpenVINO or llama.cpp.
 
 The implementation covers llama, qwen2, qwen3, gemma3 and phi3. A file with unused tensors, an unsupported RoPE
 scaling, soft caps, or keys and values of different sizes raises an error.
@@ -16,7 +17,8 @@ import numpy as np
 ARCHITECTURES = ("llama", "qwen2", "qwen3", "gemma3", "phi3")
 # Dequantized matrices are cached up to this total size; beyond it, a matrix is dequantized for each use.
 KEPT_BYTES_MAX = 6 << 30
-# In Gemma 3, five layers with a sliding window, whose RoPE has this base, alternate with one layer without a window.
+# In Gemma 3, five layers with a sliding window alternate with one layer without a window. The RoPE of layers with a
+# window has the base GEMMA3_LOCAL_BASE, unless the file sets another.
 GEMMA3_PATTERN = 6
 GEMMA3_LOCAL_BASE = 10_000.0
 
@@ -27,7 +29,7 @@ class Unsupported(Exception):
 
 @dataclass
 class Shape:
-    """The hyper-parameters, from the file's metadata."""
+    """The hyperparameters, from the file's metadata."""
 
     architecture: str
     layers: int
@@ -154,7 +156,8 @@ class Reference:
         return out
 
     def rope_factors(self) -> np.ndarray | float:
-        """Returns the divisors of the frequencies: Llama 3's table, or Phi 3's table for contexts up to or beyond the original length."""
+        """Returns the divisors of the RoPE frequencies: Llama 3's table, Phi 3's table for contexts up to the original
+        length or for longer contexts, or 1."""
         if "rope_freqs.weight" in self.tensors:
             return self.weight("rope_freqs.weight")
         names = "rope_factors_short.weight", "rope_factors_long.weight"
@@ -174,8 +177,8 @@ class Reference:
         return (np.cos(angles) * factor).astype(np.float32), (np.sin(angles) * factor).astype(np.float32)
 
     def rotate(self, x: np.ndarray, cos: np.ndarray, sin: np.ndarray) -> np.ndarray:
-        """Applies RoPE to `[tokens, heads, head]`: to adjacent pairs in llama files, whose rows are permuted
-        accordingly, and to halves in all others."""
+        """Applies RoPE to `[tokens, heads, head]`. In llama files, whose weights are permuted accordingly, the elements
+        of a pair are adjacent; in all others, they are in different halves of the head."""
         dims = self.shape.rope_dims
         out = x.copy()
         if self.shape.architecture == "llama":
@@ -274,7 +277,8 @@ class Reference:
         return out
 
     def score(self, sequences: list[list[int]], together: int = 4) -> list[np.ndarray]:
-        """Returns the log probability of each token of each sequence except the first one, given the tokens before it."""
+        """Returns, for each sequence, the log probability of each token except the first, given the tokens before
+        it."""
         scores = []
         for start in range(0, len(sequences), together):
             group = sequences[start : start + together]
@@ -285,8 +289,8 @@ class Reference:
 
 
 class Bf16Reference(Reference):
-    """The model in plain bf16: both factors of each product are rounded to bf16, and products are summed in f32. Values
-    between the products remain in f32, so real bf16 inference has more noise."""
+    """The model in plain bf16: both factors of each matrix product are rounded to bf16, and the products are summed in
+    f32. All other values remain in f32, so real bf16 inference has more noise."""
 
     def factor(self, values: np.ndarray) -> np.ndarray:
         bits = np.ascontiguousarray(values, dtype=np.float32).view(np.uint32)

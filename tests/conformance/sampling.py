@@ -1,5 +1,5 @@
-"""Compares the effect of sampling parameters with openvino_genai, and with a straightforward implementation on the
-runtime's logits of the same IR."""
+"""Compares the effect of sampling parameters in the server with their effect in openvino_genai, and in a
+straightforward implementation that uses the runtime's logits of the same IR."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from oracle import Check, engines
 
 PROMPTS = (0, 3, 5, 13, 22, 45)
 OUTPUT_TOKENS = 24
-# The tolerance of log probabilities that the same graph computes in different batches.
+# The tolerance of log probabilities that the server, the peer and the runtime compute from the same IR.
 LOGPROB_TOLERANCE = 0.005
 # Activations of 15 bits change the log probabilities of improbable tokens, which prompts contain, by several
 # thousandths.
@@ -56,7 +56,7 @@ PENALTIES = (
 
 @dataclasses.dataclass(frozen=True)
 class Filters:
-    """The parameters of sampling, by their names in both APIs."""
+    """The parameters for drawing tokens, by their names in both APIs."""
 
     temperature: float = 1.0
     top_k: int = 0
@@ -154,7 +154,8 @@ def without_stop(tokens: list[int], stops) -> list[int]:
 
 
 def penalties(sides: Sides, case: Penalties) -> Check:
-    """Checks that each of our tokens is the most probable one of the reference, and that the peer's output is equal or first differs at a near-tie."""
+    """Checks that each of our tokens is the most probable one of the reference or a near-tie with it, and that the
+    peer's output is equal or first differs at a near-tie."""
     worst, total, identical, unjustified = 0.0, 0, 0, 0
     for prompt in sides.prompts:
         mine = sides.ours(prompt, **case.given())["token_ids"]
@@ -182,11 +183,12 @@ def penalties(sides: Sides, case: Penalties) -> Check:
 
 
 def logprobs(sides: Sides) -> Check:
-    """Compares the log probabilities of the chosen and the five most probable tokens with those of the peer and the runtime."""
+    """Compares the log probabilities of the chosen tokens with those of the peer and the runtime, and those of the five
+    most probable tokens with those of the runtime."""
     of_peer, of_runtime, of_top, misplaced, total = 0.0, 0.0, 0.0, 0, 0
     for prompt in sides.prompts:
         choice = sides.ours(prompt, logprobs=5, return_tokens_as_token_ids=True)
-        # A stop token has no log probability.
+        # The server reports no log probability for a stop token.
         mine, told = without_stop(choice["token_ids"], sides.setup.stop_tokens), choice["logprobs"]
         expected = reference.log_softmax(sides.rows(prompt, mine))
         peer = sides.theirs(prompt, logprobs=1)
@@ -232,7 +234,8 @@ def echo(sides: Sides) -> Check:
 
 
 def min_tokens(sides: Sides) -> Check:
-    """Checks that no stop token occurs before the minimum length, and that the most probable other token replaces it."""
+    """Checks that no stop token occurs before the minimum length, and that the most probable other token replaces
+    it."""
     stops = [int(sides.peer.tokenizer.encode(text).input_ids.data[0][0]) for text in (".", ",", "\n")]
     least, worst, early, identical, used = 12, 0.0, 0, 0, 0
     for prompt in sides.prompts:
@@ -255,7 +258,8 @@ def min_tokens(sides: Sides) -> Check:
 
 
 def stop_strings(sides: Sides, kept: bool) -> Check:
-    """Checks that the text generated with stop strings is the text generated without them up to the first stop string."""
+    """Checks that the text generated with stop strings is the text generated without them up to the first stop string,
+    which is included if `kept`."""
     faults, cut, identical, notes = 0, 0, 0, []
     for prompt in sides.prompts:
         whole = sides.ours(prompt)["text"]
@@ -282,7 +286,7 @@ def stop_strings(sides: Sides, kept: bool) -> Check:
 
 
 def choices(sides: Sides) -> Check:
-    """Checks `n`: greedy choices are equal; choices with a seed are reproducible and differ from each other."""
+    """Checks `n`: greedy choices are equal; choices with a seed are reproducible and not all equal."""
     faults = 0
     for prompt in sides.prompts:
         alone = sides.ours(prompt)["token_ids"]

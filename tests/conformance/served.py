@@ -23,7 +23,8 @@ ANSWER_SECONDS_MAX = 300
 
 
 def tokenizer_of(model: gguf.GGUFReader) -> dict:
-    """Returns the `tokenizer.json` for a GGUF file with the tokenizer of SmolLM2: byte-level BPE that splits numbers into digits."""
+    """Returns the `tokenizer.json` for a GGUF file with the tokenizer of SmolLM2: byte-level BPE that splits numbers
+    into digits."""
     value = {field.name: field.contents() for field in model.fields.values() if field.name.startswith("tokenizer.")}
     if (value["tokenizer.ggml.model"], value["tokenizer.ggml.pre"]) != ("gpt2", "smollm"):
         raise engines.Failed("only the tokenizer of SmolLM2 can be converted to tokenizer.json")
@@ -51,7 +52,8 @@ def tokenizer_of(model: gguf.GGUFReader) -> dict:
 
 
 def ir_directory(ir: pathlib.Path, model: pathlib.Path, directory: pathlib.Path) -> pathlib.Path:
-    """Returns a directory that our server can load: the IR and the tokenizer of the GGUF file from which it was converted."""
+    """Returns a directory that our server can load: the IR, and the tokenizer of the GGUF file from which the IR was
+    converted."""
     made = directory / "ir"
     made.mkdir()
     for name in ("openvino_model.xml", "openvino_model.bin"):

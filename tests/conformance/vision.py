@@ -1,8 +1,8 @@
 """The part `images`: the answers of tiny vision-language models of every family, compared with those of transformers.
 
-The comparison itself is `server/openvino/tests/vision.rs`, which runs the image processor, the encoder, the engine and the
-runner of this server. The models and the expected answers are made by `images/make_models.py`. The detail of a family also
-reports how many answers of openvino_genai (`images/peer.py`) equal those of transformers.
+The comparison itself is `server/openvino/tests/vision.rs`, which runs the image processor, the encoder, the engine and
+the runner of this server. The models and the expected answers are made by `images/make_models.py`. The detail of a
+family's check also reports how many answers of openvino_genai (`images/peer.py`) equal those of transformers.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ NOISE = re.compile(r"noise with 8-bit weights: ([\d.e+-]+)")
 
 
 def peer(model):
-    """Returns how many answers of openvino_genai equal those of transformers, differ from them, or are errors."""
+    """Returns how many answers of openvino_genai equal those of transformers, differ from them, or are errors. If
+    `images/peer.py` fails, returns the last line of its errors."""
     run = subprocess.run([PYTHON, IMAGES / "peer.py", model], capture_output=True, text=True, check=False)
     if run.returncode != 0:
         return run.stderr.strip().splitlines()[-1]

@@ -14,7 +14,7 @@ import sys
 import tempfile
 import urllib.request
 
-# Checks that no response is a server error, and that its status, type and body match the document.
+# Checks that no response is a server error, and that the status, type and body of each response match the document.
 CHECKS = [
     "not_a_server_error",
     "status_code_conformance",
@@ -32,7 +32,7 @@ COMMON = {
 }
 TOKENS_MAX = 8
 
-# Valid requests: the first phase sends them unchanged, and later phases mutate them.
+# Valid requests: the first phase of schemathesis sends them unchanged, and later phases mutate them.
 TOOL = {"type": "function", "name": "f", "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}}}
 MESSAGES = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": [{"type": "text", "text": "Hello"}]}]
 EXAMPLES = {
@@ -58,7 +58,8 @@ EXAMPLES = {
 
 
 def adapted(document, model, common):
-    """Returns the document for a run, with the name of the model and, if `common`, only with parameters that can be combined."""
+    """Returns the document for a run, with the name of the model and, if `common`, only with parameters that can be
+    combined."""
     document = copy.deepcopy(document)
     # `/v1` is `/v3` under another name.
     document["paths"] = {path: item for path, item in document["paths"].items() if not path.startswith("/v1/")}

@@ -42,7 +42,7 @@ const FLAGS: [&str; 18] = [
     "--disable-breakpad",
     // /dev/shm is small in containers.
     "--disable-dev-shm-usage",
-    // Timers also run in pages that are not visible.
+    // Timers are not throttled in pages that are not visible.
     "--disable-background-timer-throttling",
     "--disable-backgrounding-occluded-windows",
     "--disable-renderer-backgrounding",

@@ -119,7 +119,7 @@ impl ControlPlane {
             .args(["--leader-elect=false", "--secure-port=0"])
             .arg(flag("service-account-private-key-file", self.service_accounts.key.display()))
             .arg(flag("root-ca-file", self.authority.certificate().display()))
-            // With the default limits, the controllers need four seconds to start.
+            // With the default rate limits, the controllers need four seconds to start.
             .args(["--kube-api-qps=500", "--kube-api-burst=1000", "--concurrent-gc-syncs=20"])
             .current_dir(self.directory.path());
         let process = Process::start(&mut command)?;
@@ -236,7 +236,7 @@ impl ControlPlane {
             .arg(flag("client-ca-file", authority.display()))
             .arg(flag("service-account-key-file", keys.certificate.display()))
             .arg(flag("service-account-signing-key-file", keys.key.display()))
-            // Without these flags the log repeats harmless errors.
+            // Without these flags, the log repeats harmless errors.
             .arg(flag("requestheader-client-ca-file", authority.display()))
             .args(["--requestheader-allowed-names=nobody", "--requestheader-group-headers=X-Remote-Group"])
             .args(["--requestheader-username-headers=X-Remote-User"])

@@ -106,7 +106,7 @@ impl Bucket {
         if of("X-Amz-Security-Token") != self.credentials.session_token.as_deref() {
             return Err("InvalidToken");
         }
-        // The query as it was sent: client and service must encode it in the same way.
+        // Use the query as it was sent, because the client must sign the encoding that it sends.
         let mut pairs: Vec<&str> = uri.query().unwrap_or_default().split('&').collect();
         pairs.retain(|pair| !pair.starts_with("X-Amz-Signature="));
         pairs.sort_unstable();

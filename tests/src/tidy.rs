@@ -31,7 +31,7 @@ const FILE_BYTES_MAX: usize = 2 << 20;
 /// Finds files that are too large, and text that ties the repository to a machine or to a package registry.
 #[must_use]
 pub fn contents(tree: &Tree) -> Vec<Finding> {
-    // The text is concatenated so that this file does not contain it.
+    // Each text is concatenated from two parts, so that this file does not contain it.
     let forbidden = [
         concat!("/wo", "rk/"),
         concat!("/ro", "ot/"),

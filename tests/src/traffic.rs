@@ -221,7 +221,7 @@ async fn send(http: &reqwest::Client, plan: &Plan, id: &str, key: Option<&str>) 
         if let Some(key) = key {
             request = request.bearer_auth(key);
         }
-        // `send` returns when the head of the response has been received. From then on the request is not retried,
+        // `send` returns when the head of the response has been received. From then on, the request is not retried,
         // because the client may already have used a part of the response.
         match request.send().await {
             Err(error) if !error.is_timeout() && retries < RETRIES_MAX => {

@@ -494,7 +494,7 @@ fn permissions_are_those_listed_and_none_is_dangerous() -> anyhow::Result<()> {
     for forbidden in ["pods/exec", "pods/attach", "*", "escalate", "bind ", "impersonate", "nodes"] {
         assert!(!rights.contains(forbidden), "the rights include {forbidden}:\n{rights}");
     }
-    // The replica token is created but never read.
+    // The operator creates the Secret with the replica token, but never reads it.
     for right in rights.lines().filter(|right| right.contains("secrets")) {
         assert_eq!(right, "  secrets (core): create");
     }

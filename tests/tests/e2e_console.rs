@@ -416,7 +416,7 @@ fn a_router_with_api_keys_requires_one_for_the_console() {
     assert!(!console.page.requests().iter().any(|url| url.contains("opensesame")));
     console.assert_well_behaved(&[REFUSED, REFUSED]);
 
-    // The key is revoked.
+    // Revoke the key.
     std::fs::write(&keys, "abracadabra alice\n").unwrap();
     console.await_expression("the prompt for another key", &status("is invalid"));
     console.assert_well_behaved(&[REFUSED, REFUSED, REFUSED]);
@@ -442,7 +442,7 @@ async fn the_page_fits_a_phone_has_enough_contrast_and_names_all_controls() {
     let gone = scene.servers.swap_remove(0);
     let console = scene.console();
     console.await_expression("both replicas to be busy", "all(replica => count(replica.Running) > 0)");
-    // One ready and one failed replica, and a response, so that all colors are visible.
+    // Show one ready and one failed replica, and a response, so that all colors are visible.
     drop(gone);
     console.await_expression("one replica to be unreachable", "says('serving') === '1 of 2'");
     console.page.evaluate("document.querySelector('#prompt').focus()").unwrap();

@@ -205,7 +205,7 @@ async fn an_object_or_a_directory_is_fetched_from_s3_with_signed_requests() {
     };
     from("models/one/model.gguf").assert_ended(0, "Fetched");
     assert_eq!(model(directory.path()), Some(content(9)));
-    // Both parts of a split model, by the key of the first part and by their prefix.
+    // Fetch both parts of a split model, by the key of the first part and by their common prefix.
     for object in ["models/split/model-00001-of-00002.gguf", "models/split/"] {
         from(object).assert_ended(0, "Fetched");
         assert_eq!(model(directory.path()), Some(content(10)), "{object}");

@@ -56,7 +56,7 @@ fn openvino_server(directory: &Path) -> Server {
             MODEL,
             "--allowed-local-media-path",
             &directory,
-            // Reading a large file takes a long time on a busy machine.
+            // Reading a large file may take a long time on a busy machine.
             "--image-fetch-timeout",
             "60s",
             "--kv-cache-size",

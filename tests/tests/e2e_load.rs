@@ -65,7 +65,7 @@ async fn assert_disconnects_go_unnoticed(arguments: &[&str]) {
         assert!(!text.is_empty());
         alone.push(text);
     }
-    // The number of events after which each client disconnects. `None` if it reads the whole stream.
+    // The number of events after which each client disconnects, or `None` if the client reads the whole stream.
     let leaves: Vec<_> =
         (0..CLIENTS as u64).map(|client| (client % 2 == 1).then_some(client / 2 * 7 % 24)).collect();
     let bodies: Vec<Value> = (0..CLIENTS).map(|number| request(model, number / 2 % PROMPTS)).collect();

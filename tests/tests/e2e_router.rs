@@ -171,7 +171,7 @@ async fn kill_stop_and_restart(count: usize, clients_each: usize, arguments: &[&
     }
     servers[0].signal("KILL");
     tally.await_more_of_each_client(1).await;
-    // The wait blocks, so it must not run on the threads of the clients.
+    // Restarting a server blocks the thread, which must not be one of those that run the clients.
     servers = tokio::task::spawn_blocking(move || {
         servers[0].restart();
         servers

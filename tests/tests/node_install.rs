@@ -143,7 +143,8 @@ async fn install_serve_and_uninstall(helm: &'static str) -> anyhow::Result<()> {
     let events = description.split("Events:").nth(1).unwrap_or_default();
     assert!(events.contains("Ready is True"), "{description}");
 
-    // Other field managers set fields that the chart omits: an upgrade neither reverts them nor conflicts with them.
+    // `kubectl scale` sets fields that the chart omits. An upgrade must neither revert these fields nor conflict with
+    // them.
     kubectl(&["scale", "llmd/smollm2", "--namespace", &namespace.name, "--replicas=1"])?;
     kubectl(&["scale", "deployment/ovfleet", "--namespace", OPERATOR_NAMESPACE, "--replicas=2"])?;
     release.upgrade(&["--set", "log.level=debug"])?;

@@ -252,7 +252,7 @@ async fn suspend_and_resume() -> anyhow::Result<()> {
     scene::settled(NAMESPACE, 1)?;
     scene::service_address(NAMESPACE)?;
     let resumed = traffic.elapsed();
-    // Wait for the requests that failed in the meantime, and for additional ones.
+    // Wait for the requests in flight, which may still fail, and for additional ones.
     traffic.await_requests(CLIENTS + REQUESTS_AROUND_CHANGE).await;
     let account = traffic.stop().await;
     eprintln!("{}", account.summary());

@@ -80,7 +80,7 @@ async fn upgrade(release: &Release) -> anyhow::Result<()> {
         anyhow::ensure!(release["state"] == "Waiting", "{:#}", resource["status"]);
         Ok(release["available"].as_str().map(str::to_owned))
     })?;
-    // Routers that do not report to the operator are replaced immediately.
+    // The previous routers cannot report to the operator, so they are replaced without approval.
     node::await_state("all routers to be replaced", LIMIT, || {
         let present = identities(ROUTER)?;
         Ok((present.len() == 2 && routers.iter().all(|router| !present.contains(router))).then_some(()))

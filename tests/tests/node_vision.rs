@@ -70,12 +70,12 @@ async fn a_vision_language_model_answers_about_images_through_the_router() -> an
     node::await_condition(NAMESPACE, "chat", "Ready", "True", "Serving")?;
     let service = format!("http://{}/v3", scene::service_address(NAMESPACE)?);
 
-    // Both endpoints, streamed and not, with images in the requests.
+    // Send images to both endpoints, with and without streaming.
     clients::run("images", &[&service], &["chat"]);
     Client::Python.run("langchain_images", &[&service, "chat"]);
     Client::JavaScript.run("ai_sdk_images", &[&service, "chat"]);
 
-    // An image that the server fetches.
+    // Ask about an image that the server fetches.
     let endpoint = format!("{service}/chat/completions");
     let ask = async |messages: &[Value]| http::post(&endpoint, &chat("chat", messages)).await;
     let encoded_before = encoded_images().await?;

@@ -1,6 +1,6 @@
-"""Drives structured output with the official Python client. Usage: structured.py BASE_URL MODEL
+"""Tests structured outputs with the official Python client. Usage: structured.py BASE_URL MODEL
 
-Structured output is enforced even if the model prefers other output. Each function is a scenario, whose name describes
+Structured output is enforced even if the model prefers other output. Each function is a scenario; its name describes
 the expected behavior. The run ends at the first failure.
 """
 
@@ -41,8 +41,8 @@ class Report(BaseModel):
     degrees: int = Field(ge=-50, le=60)
 
 
-# Requests with these options set a seed. Without a seed, a random answer may contain so much whitespace that it does
-# not end within `max_tokens`.
+# Requests with these options also set a seed, because an answer that is sampled without one may contain so much
+# whitespace that it does not end within `max_tokens`.
 OPTIONS = {"max_tokens": 400, "temperature": 1.0}
 
 

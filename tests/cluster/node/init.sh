@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# PID 1 of the namespaces of the node. All other programs end with this process. NODE is the directory of the node,
-# NODE_CGROUP its cgroup, NODE_CNI the directory of the CNI plugins. Creates $NODE/ready when the node can run pods.
+# PID 1 of the node's PID namespace. All other programs of the node end with this process. NODE is the directory of the
+# node, NODE_CGROUP is the name of its cgroup, and NODE_CNI is the directory of the CNI plugins. This script creates
+# $NODE/ready when the node can run pods.
 set -euo pipefail
 
 address=10.99.0.1
@@ -156,7 +157,7 @@ rules:
 YAML
   # The programs of the node resolve the names of Services in the same way as its pods do.
   echo "nameserver $dns" >"$NODE/resolv.conf"
-  # The file may be a link into /run, which is empty here.
+  # /etc/resolv.conf may be a link into /run, which is empty here.
   local resolv
   resolv=$(readlink -m /etc/resolv.conf)
   if [[ $resolv == /run/* ]]; then mkdir -p "${resolv%/*}" && touch "$resolv"; fi

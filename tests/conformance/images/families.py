@@ -169,7 +169,8 @@ def rotary(thw: torch.Tensor, head: int) -> torch.Tensor:
 
 
 def interpolation(thw: torch.Tensor, grid: int) -> dict:
-    """Returns samples of the sum of weight * index over the four position embeddings of each patch, in block order."""
+    """For each patch in block order, sums up weight * index over its four position embeddings. Returns samples of these
+    sums."""
     calls = []
 
     class Embedding:

@@ -14,7 +14,7 @@ SIZE = (19, 13)
 
 
 def flatten(image: Image.Image) -> Image.Image:
-    """Returns the pixels that a viewer shows: upright, 8 bits for each color, and on white."""
+    """Returns the pixels that a viewer shows: upright, with 8 bits for each color, and on a white background."""
     image = ImageOps.exif_transpose(image)
     if image.mode.startswith("I;16") or image.mode == "I":
         # Pillow's own conversion clips 16-bit gray to 255 instead of scaling it.

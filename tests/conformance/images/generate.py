@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Writes the reference values of the tests of `server/images`, with Pillow and the processors of transformers.
+"""Writes the reference values for the tests of `server/images`, with Pillow and the processors of transformers.
 
-Usage: generate.py DIRECTORY, with the packages in requirements.txt. DIRECTORY is `server/images/tests/reference`. The same
-versions of the packages write the same bytes.
+Usage: generate.py DIRECTORY, with the packages in requirements.txt. DIRECTORY is `server/images/tests/reference`. With
+the same versions of the packages, the script writes the same bytes.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pictures import draw
 
 FILTERS = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC,
            "lanczos": Image.Resampling.LANCZOS}
-# Width and height before and after: growing, shrinking, one axis only, single pixels, and extreme proportions.
+# Width and height before and after resizing: growing, shrinking, one axis only, single pixels, and extreme proportions.
 RESIZES = [
     ((1, 1), (5, 3)), ((2, 1), (1, 7)), ((3, 200), (28, 476)), ((300, 200), (308, 196)), ((300, 200), (56, 56)),
     ((182, 126), (182, 60)), ((182, 126), (61, 126)), ((17, 31), (448, 448)), ((4000, 28), (448, 448)),
@@ -46,7 +46,8 @@ def resizes() -> list[dict]:
 
 
 def write(path: pathlib.Path, value: object) -> None:
-    """Writes one line for each value of the outermost object or list, and of its list of images."""
+    """Writes JSON with one line for each value of the outermost object or list, and for each element of the list
+    `images`."""
     def dump(value: object) -> str:
         return json.dumps(value, ensure_ascii=False)
 

@@ -3,12 +3,12 @@ transformers.
 
     python make_models.py DIRECTORY [FAMILY ...]
 
-For each family, DIRECTORY/FAMILY is the exported model, and DIRECTORY/FAMILY/reference has cases for tests: `cases.json` has
-the tokens of the prompts, their positions, the tokens of a greedy answer, and the logits of its first token. The other
-files are the images, and the features that take the place of the image tokens of a prompt: `f32` values, little-endian.
-DIRECTORY/FAMILY-int8 is the same model with 8-bit weights in the image encoder. requirements.txt lists the versions with
-which the models are made. Phi-4-multimodal needs another version of transformers (requirements-phi.txt) and is made only
-if it is named.
+For each family, DIRECTORY/FAMILY is the exported model, and DIRECTORY/FAMILY/reference has cases for tests:
+`cases.json` has the tokens of each prompt, their positions if the model uses M-RoPE, the tokens of the greedy answer,
+and the logits of its first token. The other files are the images, and the features that take the place of the image
+tokens of a prompt: `f32` values, little-endian. DIRECTORY/FAMILY-int8 is the same model with 8-bit weights in the image
+encoder. requirements.txt lists the package versions with which the models are made. Phi-4-multimodal needs another
+version of transformers (requirements-phi.txt) and is made only if it is named.
 """
 
 import json
@@ -72,8 +72,9 @@ def train_tokenizer(special, bos=None):
 
 
 def draw_weights(model, embedding_deviation, seed, wide=()):
-    """Draws every matrix with a standard deviation that preserves the magnitude of activations, so that answers depend on
-    the image."""
+    """Draws matrices and biases at random. The standard deviations of matrices preserve the magnitude of activations,
+    so that answers depend on the image; those of matrices whose names contain a part in `wide` are four times as
+    large."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -208,12 +209,13 @@ def qwen_tokenizer():
 
 
 def qwen(names, vision, seed, rope, text=None, patch=14, colors=None):
-    """Creates a model of a Qwen family; `names` are the classes of its configuration, model, processor and video processor
-    in transformers."""
+    """Creates a model of a Qwen family; `names` are the names of the classes of its configuration, model, processor and
+    video processor in transformers."""
     config_class, model_class, processor_class, video_class = (getattr(transformers, name) for name in names)
     tokenizer = qwen_tokenizer()
     token = tokenizer.convert_tokens_to_ids
-    # The native attention supports heads of 32 elements.
+    # The text model of Qwen2-VL has heads of 16 elements, so the plugin computes its attention. Those of the other
+    # Qwen families have heads of 32 elements, which the native attention supports.
     text = {**{name: value for name, value in TEXT.items() if name != "head_dim"}, **(text or {})}
     config = config_class(
         text_config={**text, "vocab_size": len(tokenizer), "rope_scaling": rope},
@@ -405,7 +407,7 @@ def phi4_multimodal():
     # model, it is never causal.
     model.model.embed_tokens_extend.image_embed.img_processor.config._attn_implementation = "eager"
     processor = transformers.Phi4MultimodalProcessor(
-        # The tokens of a large image with 36 crops, which are the default, would not fit into the context.
+        # With 36 crops, the default, the tokens of a large image would not fit into the context.
         image_processor=transformers.Phi4MultimodalImageProcessorFast(dynamic_hd=4),
         audio_processor=transformers.Phi4MultimodalFeatureExtractor(),
         tokenizer=tokenizer,
@@ -433,7 +435,7 @@ def picture(seed, width, height):
     random = np.random.default_rng(seed)
     areas = random.integers(0, 256, (4, 5, 3), dtype=np.uint8)
     pixels = np.asarray(Image.fromarray(areas).resize((width, height), Image.Resampling.BILINEAR)).astype(int)
-    # The file of a large picture with more noise would exceed the server's limit.
+    # With finer noise, the file of a large picture would exceed the server's limit on the size of an image file.
     edge = 4 if width * height > 1_000_000 else 1
     noise = random.integers(-20, 21, (-(-height // edge), -(-width // edge), 3)).repeat(edge, 0).repeat(edge, 1)
     pixels = np.clip(pixels + noise[:height, :width], 0, 255)
@@ -463,7 +465,7 @@ CASES = {
 def save(image, path, mode="RGB"):
     """Writes an image in a color mode, and returns the pixels of the file in RGB."""
     if mode == "I;16":
-        # Pillow cannot convert this mode. 257 times an 8-bit value is the same color in 16 bits.
+        # Pillow's own conversion would not scale the values. 257 times an 8-bit value is the same color in 16 bits.
         gray = image.convert("L")
         Image.fromarray(np.asarray(gray).astype(np.uint16) * 257).save(path)
         return gray.convert("RGB")
@@ -581,7 +583,7 @@ def compress_encoder(exported, compressed):
 
 
 def make(name, directory):
-    # Some models initialize vectors at random, which draw_weights does not replace.
+    # Some models initialize vectors at random. Of these, draw_weights replaces only the biases.
     torch.manual_seed(0)
     model, processor, marker = FAMILIES[name]()
     model = model.eval()

@@ -26,7 +26,7 @@ def pixels(path):
     """Returns the pixels of an image in RGB."""
     image = Image.open(path)
     if image.mode == "I;16":
-        # Pillow cannot convert this mode.
+        # Pillow's own conversion would clip 16-bit gray to 255 instead of scaling it.
         image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
     return ov.Tensor(np.array(image.convert("RGB"))[None])
 

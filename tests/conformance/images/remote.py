@@ -19,7 +19,7 @@ def normalized(picture: Image.Image, mean: list[float], std: list[float]) -> np.
 
 
 def internvl(picture: Image.Image, size: int, tiles_max: int) -> np.ndarray:
-    """Returns the tiles, followed by a thumbnail if there are several: [tiles, 3, size, size]."""
+    """Returns the tiles, followed by a thumbnail if there is more than one tile, as [tiles, 3, size, size]."""
     width, height = picture.size
     grids = [(i, j) for i in range(1, tiles_max + 1) for j in range(1, tiles_max + 1) if i * j <= tiles_max]
     best, best_difference = (1, 1), math.inf
@@ -61,7 +61,8 @@ def slice_grid(size: tuple[int, int], scale: int, slices_max: int) -> tuple[int,
 
 
 def minicpmv(picture: Image.Image, scale: int, slices_max: int) -> list[tuple[np.ndarray, tuple[int, int]]]:
-    """Returns the overview and the slices: values [3, 14, 14 * patches], and the rows and columns of patches."""
+    """Returns, for the overview and for each slice, the values [3, 14, 14 * patches] and the numbers of rows and
+    columns of patches."""
     grid = slice_grid(picture.size, scale, slices_max)
     if grid is None:
         pictures = [picture.resize(best_size(*picture.size, scale, True), Image.Resampling.BICUBIC)]
@@ -92,7 +93,7 @@ def minicpmv_text(size: tuple[int, int], scale: int, slices_max: int, queries: i
 
 
 def position_ids(rows: int, columns: int, side: int) -> np.ndarray:
-    """Returns the indices of the position embeddings of all patches in a grid of side * side embeddings."""
+    """Returns, for each patch, the index of its position embedding in a grid of side * side embeddings."""
     boundaries = torch.arange(1 / side, 1.0, 1 / side)
 
     def buckets(count: int) -> torch.Tensor:

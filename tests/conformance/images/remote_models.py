@@ -112,7 +112,7 @@ class InternVLChatModel(transformers.PreTrainedModel):
     def extract_feature(self, pixel_values: torch.Tensor) -> torch.Tensor:
         states = self.vision_model(pixel_values)[:, 1:]
         edge = int(states.shape[1] ** 0.5)
-        # A token covers a block of four patches: the upper row, then the lower row.
+        # A token covers a block of 2 x 2 patches: the upper row, then the lower row.
         blocks = states.reshape(states.shape[0], edge // 2, 2, edge // 2, 2 * states.shape[2])
         return self.mlp1(blocks.transpose(2, 3).reshape(states.shape[0], edge * edge // 4, -1))
 
@@ -163,7 +163,7 @@ class MiniCPMVConfig(transformers.Qwen2Config):
 
 
 class SliceAttention(nn.Module):
-    """Attention of all patches of a slice."""
+    """Attention of all patches of a slice to all patches of this slice."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()

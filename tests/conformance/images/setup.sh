@@ -1,8 +1,8 @@
 #!/bin/sh
-# Creates the Python environments that make the tiny vision-language models, and makes the models in .deps/models/vision,
-# unless they exist. .deps/venv-vision is for all families except Phi-4-multimodal, which needs other versions
-# (.deps/venv-vision-phi). With the argument `environment`, the script creates only .deps/venv-vision. Each environment
-# contains torch with its CUDA libraries, 5.3 GB.
+# Makes the tiny vision-language models in .deps/models/vision, and creates the Python environments for this purpose,
+# unless they are up to date. .deps/venv-vision is for all families except Phi-4-multimodal, which needs other versions
+# of the packages (.deps/venv-vision-phi). With the argument `environment`, the script creates only .deps/venv-vision.
+# Each environment takes 5.3 GB, because it contains torch with its CUDA libraries.
 set -eu
 cd "$(dirname "$0")/../../.."
 here=tests/conformance/images

@@ -80,7 +80,7 @@ impl ModuleGraph {
 
     /// The module that defines the item at an absolute path; `None` for an item of another crate.
     fn resolve(&self, named: &[String], depth: usize) -> Option<ModulePath> {
-        // Imports may refer to each other in cycles, which the compiler permits for modules.
+        // The depth is limited, because imports may refer to each other in cycles.
         const DEPTH_MAX: usize = 16;
         let mut at = ModulePath::new();
         for (index, name) in named.iter().enumerate() {

@@ -144,7 +144,7 @@ pub fn decisions(tree: &Tree) -> Vec<Finding> {
 #[must_use]
 pub fn supersessions(tree: &Tree) -> Vec<Finding> {
     const DIRECTORY: &str = "docs/decisions/";
-    // Pairs of the new decision and the old one.
+    // Each element is a pair: the new decision and the old one.
     let mut supersedes = BTreeSet::new();
     let mut superseded = BTreeSet::new();
     for file in tree.files.iter().filter(|file| file.path.starts_with(DIRECTORY)) {

@@ -45,11 +45,11 @@ pub(super) async fn silent_sockets(targets: Targets) -> anyhow::Result<String> {
     const CONNECT_LIMIT: Duration = Duration::from_secs(2);
     let [router, server] = addresses(&targets);
     let mut sockets = Vec::new();
-    // The server may not accept all of its connections. The queue of the operating system can hold the others.
+    // A process need not accept all connections: the listen backlog of the operating system can hold the others.
     for (address, count) in [(router, 4500), (server, 4500), (&targets.server_grpc, 1000)] {
         for number in 0..count {
             let connected = tokio::time::timeout(CONNECT_LIMIT, TcpStream::connect(address.as_str())).await;
-            // A process may leave connections in the queue of the operating system, but must not refuse them.
+            // A process may leave connections in the listen backlog, but must not refuse them.
             let connected =
                 connected.map_err(|_| anyhow::anyhow!("{address} accepts only {number} connections"));
             sockets.push(connected??);

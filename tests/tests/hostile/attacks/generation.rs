@@ -95,7 +95,7 @@ pub(super) async fn numbers_at_the_edge(targets: Targets) -> anyhow::Result<Stri
     }
     let client = Client::of_router(&targets);
     let statuses = client.barrage(COMPLETIONS, 4, bodies).await.only(&[200, 400])?.some(200)?.some(400)?;
-    // A tiny repetition penalty must not make log probabilities overflow to infinity either.
+    // A tiny repetition penalty must not make log probabilities overflow to infinity.
     let body = completion("x", json!({"repetition_penalty": 1e-30, "top_logprobs": null, "logprobs": 5}));
     let (status, answer) = client.post(COMPLETIONS, &body).await?;
     ensure!(status == 200 || status == 400, "{status} {answer:.300}");

@@ -45,7 +45,8 @@ pub(super) async fn padded_bodies(targets: Targets) -> anyhow::Result<String> {
         statuses.extend(client.barrage("/v1/chat/completions", 8, vec![padded; 8]).await);
     }
     let excessive = vec![" ".repeat(33 << 20); 4];
-    // The router responds without reading the rest, so a client that sends until the end may miss the response.
+    // The router responds without reading the rest of the body, so a client that sends the whole body may miss the
+    // response.
     let excessive = client.barrage("/v1/chat/completions", 8, excessive).await.only(&[0, 413])?.some(413)?;
     Ok(format!("{}; too large: {excessive}", statuses.only(&[200, 429])?.some(200)?))
 }
