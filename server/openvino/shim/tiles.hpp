@@ -109,7 +109,7 @@ public:
         const size_t rows = config_.rows[SUMS], columns = config_.row_bytes[SUMS] / 4, pairs = config_.row_bytes[A] / 4;
         check(rows > 0 && config_.rows[A] == rows && config_.rows[B] == pairs);
         check(config_.row_bytes[B] == columns * 4 && config_.row_bytes[SUMS] % 4 == 0 && config_.row_bytes[A] % 4 == 0);
-        double b[TILE_ROWS][2][TILE_ROWS] = {};
+        Number b[TILE_ROWS][2][TILE_ROWS] = {};
         for (size_t pair = 0; pair < pairs; ++pair)
             for (size_t i = 0; i < 2; ++i)
                 for (size_t column = 0; column < columns; ++column)
@@ -141,20 +141,30 @@ private:
     }
     // Treats subnormal numbers as zeros.
     static inline float normal(float value) { return value > -0x1p-126f && value < 0x1p-126f ? 0.0f : value; }
-    static inline double number(const uint8_t* bf16) {
+    // The type in which products are computed. The product of two bf16 numbers is exact in f32 and in f64.
+#if defined(__FMA__)
+    using Number = float;
+#else
+    using Number = double;
+#endif
+    static inline Number number(const uint8_t* bf16) {
         uint16_t half;
         std::memcpy(&half, bf16, sizeof(half));
         const uint32_t bits = uint32_t(half) << 16;
         float value;
         std::memcpy(&value, &bits, sizeof(value));
-        return double(normal(value));
+        return Number(normal(value));
     }
-    // Multiplication and addition are fused: the product of two bf16 numbers is exact in f64, and the sum of this product and
-    // an f32 number is inexact in f64 only if the sum is not near the midpoint between two f32 numbers. Rounding the sum to f32
+    // Multiplication and addition are fused. Without an instruction for this, the sum of the product and an f32 number is
+    // computed in f64, where it is inexact only if it is not near the midpoint between two f32 numbers. Rounding the sum to f32
     // therefore produces the bits of a single rounding.
-    static inline void add_products(float (&sums)[TILE_ROWS], double a, const double (&b)[TILE_ROWS]) {
+    static inline void add_products(float (&sums)[TILE_ROWS], Number a, const Number (&b)[TILE_ROWS]) {
         for (size_t column = 0; column < TILE_ROWS; ++column)
+#if defined(__FMA__)
+            sums[column] = normal(__builtin_fmaf(a, b[column], sums[column]));
+#else
             sums[column] = normal(float(a * b[column] + double(sums[column])));
+#endif
     }
 
     TileConfig config_;
