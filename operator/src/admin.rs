@@ -26,7 +26,7 @@ struct Inner {
 }
 
 impl Admin {
-    /// Creates a server that serves `metrics`.
+    /// Creates the state of a server that serves `metrics`.
     #[must_use]
     pub fn new(metrics: Metrics) -> Self {
         Self(Arc::new(Inner { metrics, ..Inner::default() }))
@@ -57,7 +57,7 @@ impl Admin {
     }
 }
 
-/// The phase of a resource. A resource that cannot be decoded is refused.
+/// The phase of a resource, which is `Refused` if the resource cannot be decoded.
 fn phase(object: &StoredDeployment) -> Phase {
     match &object.0 {
         Ok(object) => object.status.as_ref().map(|status| status.phase).unwrap_or_default(),

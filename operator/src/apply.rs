@@ -1,6 +1,6 @@
-//! Applies the desired state: applies objects with server-side apply, deletes objects that are no longer desired,
-//! and changes readiness gates. This is the only module that writes to the cluster, except for statuses, events and
-//! the Lease. Objects that already have their desired state are not sent.
+//! Applies the desired state: applies objects with server-side apply, creates the Secret with the replica token,
+//! deletes objects that are no longer desired, and changes readiness gates. This is the only module that writes to the
+//! cluster, except for statuses, events and the Lease. Objects that already have their desired state are not sent.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -35,15 +35,15 @@ pub struct ApplyResult {
     pub valid: ValidDeployment,
     /// The desired state that was applied.
     pub desired: DesiredState,
-    /// The objects that exist after the apply.
+    /// The objects that the resource owns after the apply.
     pub objects: BTreeMap<(Kind, String), Arc<DynamicObject>>,
     /// The state that was observed before the apply.
     pub observed: ObservedState,
-    /// The objects that could not be applied or deleted.
+    /// The objects that could not be created, applied, patched or deleted.
     pub failures: Vec<ApplyFailure>,
 }
 
-/// An object that could not be applied or deleted.
+/// An object that could not be created, applied, patched or deleted.
 #[derive(Debug, thiserror::Error)]
 #[error("failed to {verb} {kind} {name}")]
 pub struct ApplyFailure {
@@ -58,10 +58,10 @@ pub struct ApplyFailure {
     pub source: FailureCause,
 }
 
-/// The reason why an object could not be applied or deleted.
+/// The reason why an object could not be created, applied, patched or deleted.
 #[derive(Debug, thiserror::Error)]
 pub enum FailureCause {
-    /// The object belongs to another owner.
+    /// An object with this name exists and does not belong to the resource.
     #[error("the object exists and does not belong to this LLMDeployment")]
     NameTaken,
     /// The API server rejected the request or did not respond.
@@ -103,12 +103,13 @@ pub struct Applier {
     pub stores: Arc<Stores>,
     /// The metrics that count requests.
     pub metrics: Metrics,
-    /// The known Secrets with replica tokens.
+    /// The resources whose Secret with the replica token is known to exist.
     pub replica_tokens: ReplicaTokens,
 }
 
 impl Applier {
-    /// Applies the desired state. Continues after a failure, so that an invalid object does not block the others.
+    /// Applies the desired state. Continues after a failure, so that an invalid object does not block the others; but
+    /// if the Secret with the replica token cannot be created, the Deployments are not applied.
     pub async fn apply(
         &self,
         valid: ValidDeployment,

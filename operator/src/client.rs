@@ -1,5 +1,5 @@
-//! The client for the API server. It limits the duration of each request: without a limit, a request on a connection
-//! whose peer has disappeared would fail only after 15 minutes, or never.
+//! The client for the API server. It limits the duration of each request, except for the stream of a watch: without a
+//! limit, a request on a connection whose peer has disappeared would fail only after 15 minutes, or never.
 
 use std::time::Duration;
 
@@ -44,8 +44,8 @@ async fn send(client: Client, request: Request<Body>) -> kube::Result<Response<B
 /// The API for the objects of a kind in a namespace, or in all namespaces.
 ///
 /// All objects are received as [`DynamicObject`] and decoded afterwards: an object that cannot be decoded then does not
-/// end the watch of the others, and the code that decodes a type is compiled once, not for each format in which an
-/// event can contain it.
+/// end the watch of the others, and the code that decodes a type is compiled for one deserializer only, instead of for
+/// each deserializer that the events of a watch use.
 pub(crate) fn objects_api(
     client: &Client,
     namespace: Option<&str>,
@@ -70,8 +70,8 @@ mod tests {
 
     use super::*;
 
-    /// Responds like an API server that does not answer a request for the object `silent`, answers other requests
-    /// without ever sending a body, and sends the event of a watch after the time limit of requests.
+    /// Responds like an API server that does not answer a request for the object `silent`, sends the first event of a
+    /// watch only after the time limit of requests, and answers all other requests without ever sending a body.
     async fn respond(request: Request<Body>) -> Result<Response<axum::body::Body>, Infallible> {
         if request.uri().path().ends_with("/silent") {
             pending::<()>().await;

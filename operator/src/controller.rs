@@ -1,5 +1,6 @@
-//! The controller, in which each change of an object triggers a reconcile of the resource that it belongs to. It
-//! connects the steps of a reconcile; the pure functions [`validate`], [`desired`] and [`status`] make the decisions.
+//! The controller, which reconciles a resource when the resource or an object that belongs to it changes. The
+//! controller connects the steps of a reconcile; the pure functions [`validate`], [`desired`] and [`status`] make the
+//! decisions.
 
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -48,7 +49,7 @@ pub struct Scope {
     pub client: Client,
     /// The namespace that the controller manages; `None` for all namespaces.
     pub namespace: Option<String>,
-    /// Whether the cluster has the kind ServiceMonitor at the start.
+    /// Whether the cluster has the kind ServiceMonitor when the controller starts.
     pub has_service_monitors: bool,
     /// The client that connects to pods.
     pub pods: Arc<dyn PodClient>,
@@ -245,8 +246,8 @@ async fn refuse_undecodable(
 }
 
 /// Reports in the status that a resource is refused. Its objects are not changed. Kubernetes may still replace its
-/// pods, and replacements receive requests only once their readiness gates are set, so the operator continues to change
-/// the gates.
+/// pods, and a replacement becomes ready only once its readiness gate is set, so the operator continues to change the
+/// gates.
 async fn refuse(
     object: &impl Resource<DynamicType = ()>,
     refused: &RefusedResource<'_>,

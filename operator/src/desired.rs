@@ -1,5 +1,5 @@
-//! Renders the desired state: all objects of a deployment, from the validated resource and the observed state. This
-//! module is pure and deterministic: equal arguments produce equal bytes.
+//! Renders the desired state of a resource, which consists of all its objects, from the validated resource and the
+//! observed state. This module is pure and deterministic: equal arguments produce equal bytes.
 
 use serde_json::json;
 
@@ -36,10 +36,10 @@ pub struct DesiredState {
     /// The Secret with the replica token, without its data: it is created if it does not exist. `None` if the user
     /// provides it.
     pub replica_token: Option<Manifest>,
-    /// The hash of the pod template that replicas should have: while the next model is being fetched, the template for
-    /// that model; while an upgrade waits, the live template.
+    /// The hash of the pod template that replicas should have. This is the template for the next model while that model
+    /// is being fetched, and the live template while an upgrade waits.
     pub template_hash: String,
-    /// The step of the upgrade of the resource.
+    /// The next step of the resource's upgrade.
     pub upgrade: UpgradeStep,
     /// The release that waits for a slot or for approval.
     pub available_release: Option<String>,

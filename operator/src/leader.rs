@@ -34,7 +34,8 @@ impl Config {
         self.duration / 5
     }
 
-    /// The time after which a leader that cannot renew the Lease stops: well before it expires for other operators.
+    /// The time after which a leader that cannot renew the Lease stops, well before the Lease expires for other
+    /// operators.
     fn renew_deadline(&self) -> Duration {
         self.duration * 2 / 3
     }
@@ -45,7 +46,7 @@ impl Config {
 pub struct Election {
     leases: Api<Lease>,
     config: Config,
-    /// The last observed content of the Lease, and when it was first observed.
+    /// The last observed content of the Lease, and the time at which this content was first observed.
     observed: Option<(LeaseSpec, Instant)>,
 }
 

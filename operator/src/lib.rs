@@ -6,9 +6,9 @@
 //!               memory      pure        pure      I/O      pure
 //! ```
 //!
-//! No step after `validate` reads the `spec`, and the status is computed from the result of the apply. A mistake in a
-//! resource is reported as a condition; only transient failures are errors, and the operator retries them. `local`
-//! runs one resource on this machine, with processes instead of pods.
+//! If a resource is valid, no step after `validate` reads its `spec`, and the status is computed from the result of the
+//! apply. A mistake in a resource is reported as a condition; only transient failures are errors, and the operator
+//! retries them. `local` runs one resource on this machine, with processes instead of pods.
 
 pub mod admin;
 pub mod apply;

@@ -1,14 +1,14 @@
 //! Runs one resource on this machine, with the same validation and flags as on a cluster and with child processes
-//! instead of pods. Settings that have a meaning only on a cluster, such as limits, placement and policies, are
-//! ignored.
+//! instead of pods. Settings that have a meaning only on a cluster, such as resource limits, placement and network
+//! policies, are ignored.
 //!
 //! ```text
 //! file ─► resource ─► validate ─► adapt ─► (fetch) ─► processes: servers, router ─► supervise until a signal
 //! ```
 //!
-//! Servers listen on any free port and log its number, and the router's configuration file lists these ports.
-//! Therefore, no port is chosen before a process has bound it. No child process outlives this process, however it
-//! exits.
+//! Each server listens on a free port that the kernel chooses, and logs the number of the port; the router's
+//! configuration file lists these ports. Another process therefore cannot take a port between its selection and its
+//! use. No child process outlives this process, however this process exits.
 
 use std::path::Path;
 use std::time::Duration;
@@ -40,8 +40,8 @@ use processes::Processes;
 ///
 /// If exceeded: the process is killed.
 const EXIT_TIME: Duration = Duration::from_secs(5);
-/// The size of each replica's KV cache in bytes if the resource does not set it. By default, a server uses half of the
-/// free memory, which several replicas on one machine cannot all have.
+/// The size of each replica's KV cache in bytes if the resource does not set it. The default of a server is up to half
+/// of the free memory, which is too much for each of several replicas on one machine.
 const KV_CACHE_SIZE: u64 = 1 << 30;
 /// The property of the OpenVINO plugin that sets the number of inference threads of a replica.
 const THREADS: &str = "INFERENCE_NUM_THREADS";
@@ -49,7 +49,7 @@ const THREADS: &str = "INFERENCE_NUM_THREADS";
 /// Runs the resource until a termination signal arrives.
 ///
 /// # Errors
-/// The resource is invalid, or a process fails permanently.
+/// An argument or the resource is invalid, the model cannot be fetched, or a process fails permanently.
 pub(crate) async fn run(args: LocalArgs) -> anyhow::Result<()> {
     let mut signals = EndSignals::of_terminal()?;
     let text = std::fs::read_to_string(&args.file)
@@ -96,8 +96,9 @@ pub(crate) async fn run(args: LocalArgs) -> anyhow::Result<()> {
     outcome
 }
 
-/// Adapts the settings of a replica to a process on this machine, unless the resource sets them: the replicas share the
-/// processors and the memory, and store compiled models in the cache directory.
+/// Adapts the settings of a replica to a process on this machine. The log level becomes at least `info`. Settings that
+/// the resource omits get values with which the replicas share the processors and the memory, and store compiled models
+/// in the cache directory.
 fn adapt(server: &mut ServerSettings, cache: &Path) {
     // The address of the server is read from its log.
     server.log = at_least_info(server.log);

@@ -1,5 +1,5 @@
-//! The objects that the operator applies, as JSON. This module lists all kinds that the operator creates and watches,
-//! and for which it has permissions.
+//! The objects that the operator applies, as JSON. This module lists all kinds of objects that the operator creates for
+//! a resource.
 
 use kube::core::{ApiResource, GroupVersionKind};
 use serde_json::Value;
@@ -7,7 +7,7 @@ use serde_json::Value;
 use crate::quantity::QuantityValue;
 
 /// A kind of object that the operator creates. Kinds are in the order in which they are applied: objects that others
-/// refer to come first, and objects that start pods come last.
+/// refer to come first, and objects that start pods come after the objects that these pods need.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Kind {
     /// The identity of pods.
@@ -22,11 +22,11 @@ pub enum Kind {
     ConfigMap,
     /// The volume of a shared cache.
     PersistentVolumeClaim,
-    /// The connections that pods accept and open.
+    /// The connections that pods may accept and open.
     NetworkPolicy,
     /// The addresses of routers and replicas.
     Service,
-    /// The number of pods that a node drain may evict.
+    /// The number of pods that node drains may evict at the same time.
     PodDisruptionBudget,
     /// The fetch of a model into a shared cache.
     Job,
@@ -124,7 +124,7 @@ pub fn canonical(value: &Value) -> Value {
     sorted
 }
 
-/// Returns the first ten hexadecimal digits of the SHA-256 of `value`.
+/// Returns the first ten hexadecimal digits of the SHA-256 of the canonical form of `value`.
 #[must_use]
 pub fn digest(value: &Value) -> String {
     use sha2::{Digest as _, Sha256};
@@ -132,9 +132,9 @@ pub fn digest(value: &Value) -> String {
     hash.iter().take(5).map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// Whether the object `live` has every field of `desired` with the same value. Additional fields of `live` are ignored:
-/// they are defaults, or belong to other field managers. Quantities are compared by value, because the API server
-/// rewrites `1000m` to `1` and rounds `0.1m` up to `1m`.
+/// Whether the object `live` has every non-empty field of `desired` with the same value. Additional fields of `live`
+/// are ignored: they are defaults, or belong to other field managers. Quantities are compared by value, because the API
+/// server rewrites `1000m` to `1` and rounds `0.1m` up to `1m`.
 #[must_use]
 pub fn covers(live: &Value, desired: &Value) -> bool {
     match (live, desired) {

@@ -94,7 +94,7 @@ impl Metrics {
         self.0.api_calls.get_or_create(&CallLabels { verb, kind }).inc();
     }
 
-    /// Returns the number of requests to the API server.
+    /// Returns the number of requests to the API server with this verb and kind.
     #[must_use]
     pub fn api_calls(&self, verb: &'static str, kind: &'static str) -> u64 {
         self.0.api_calls.get_or_create(&CallLabels { verb, kind }).get()

@@ -13,7 +13,7 @@ pub const OVFLEET: &str = "ovfleet";
 pub const INSTANCE: &str = "app.kubernetes.io/instance";
 /// The label that names the program that manages an object.
 pub const MANAGED_BY: &str = "app.kubernetes.io/managed-by";
-/// The value of [`MANAGED_BY`] on every object that this operator creates.
+/// The value of [`MANAGED_BY`] on every object that this operator creates for an LLMDeployment.
 pub const OPERATOR: &str = "ovfleet-operator";
 /// The field manager of server-side apply, which owns the fields that the operator sets.
 pub const FIELD_MANAGER: &str = OPERATOR;
@@ -23,9 +23,10 @@ pub const COMPONENT: &str = "app.kubernetes.io/component";
 pub const TEMPLATE: &str = "ovfleet.dev/template";
 /// The annotation with the digest of an object as it was last applied.
 pub const APPLIED: &str = "ovfleet.dev/applied";
-/// The annotation of a fetch Job with the report of its pod, which outlives the pod.
+/// The annotation in which a fetch Job retains the report of its pod after the pod is deleted.
 pub const FETCHED: &str = "ovfleet.dev/fetched";
-/// The annotation that restarts the failed fetch of an LLMDeployment when the value changes.
+/// The annotation of an LLMDeployment whose change makes the operator replace the fetch Job, for example after a failed
+/// fetch.
 pub const RETRY: &str = "ovfleet.dev/retry";
 /// The annotation of an LLMDeployment with the release that the user approves if `upgradePolicy` is `Manual`: the value
 /// of `status.release.available`.
@@ -41,7 +42,7 @@ pub const ROUTABLE: &str = "ovfleet.dev/routable";
 /// The environment variable that passes the revision of a Hugging Face Hub repository to a fetch container.
 pub const REVISION_VARIABLE: &str = "OVFLEET_HF_REVISION";
 
-/// A component of a deployment.
+/// A component of an LLMDeployment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Component {
     /// The replicas, which run the server.

@@ -26,7 +26,7 @@ pub struct ObservedState {
     pub job_failures: BTreeMap<String, Problem>,
     /// Whether the cluster has the kind ServiceMonitor.
     pub has_service_monitors: bool,
-    /// The value of the annotation that restarts a failed fetch when the value changes.
+    /// The value of the annotation whose change makes the operator replace the fetch Job.
     pub retry: Option<String>,
     /// The release that the user has approved with an annotation of the resource.
     pub approved_release: Option<String>,
@@ -56,7 +56,7 @@ impl ObservedState {
         self.has_job_condition(name, "Complete")
     }
 
-    /// Whether the Job called `name` has failed and will not retry.
+    /// Whether the Job called `name` has failed, so that Kubernetes does not retry it.
     #[must_use]
     pub fn is_job_failed(&self, name: &str) -> bool {
         self.has_job_condition(name, "Failed")
@@ -67,7 +67,7 @@ impl ObservedState {
         conditions.into_iter().flatten().any(|known| known["type"] == condition && known["status"] == "True")
     }
 
-    /// Returns the reason why the Job called `name` cannot create a pod, if it has no pod.
+    /// Returns the reason why the Job called `name` cannot create a pod, if it has no pod and has not finished.
     #[must_use]
     pub fn job_failure(&self, name: &str) -> Option<&Problem> {
         let has_pod = self.pods.iter().any(|pod| pod.job.as_deref() == Some(name));
@@ -75,7 +75,8 @@ impl ObservedState {
         self.job_failures.get(name).filter(|_| !has_pod && !has_finished)
     }
 
-    /// Returns the report of the Job called `name`: from its pod or, once that is deleted, from the Job's annotation.
+    /// Returns the report of a successful fetch by the Job called `name`: from its pod or, once the pod is deleted,
+    /// from the Job's annotation.
     #[must_use]
     pub fn fetch_report(&self, name: &str) -> Option<FetchReport> {
         let pods = self.pods.iter().filter(|pod| pod.job.as_deref() == Some(name));

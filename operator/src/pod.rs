@@ -1,4 +1,5 @@
-//! The part of a pod's state that the operator uses, derived from the pod's status. This module is pure.
+//! The part of a pod's state that the operator uses, derived from the pod's metadata, spec and status. This module is
+//! pure.
 
 use std::collections::BTreeSet;
 
@@ -50,27 +51,28 @@ pub struct PodState {
     pub is_fetching: bool,
     /// Whether the server runs but has not started yet, within the time that its startup probe allows.
     pub is_starting: bool,
-    /// The key of the ConfigMap of revisions from which the pod reads the revision to fetch.
+    /// The key in the ConfigMap of revisions under which the pod reads the revision to fetch.
     pub revision_key: Option<String>,
-    /// A message about the volumes that must exist before the containers can be created; `None` once a container has
+    /// A message about the objects that must exist before the containers can be created; `None` once a container has
     /// been created.
     pub awaits: Option<String>,
-    /// The report of the last fetch in the pod, once it has ended.
+    /// The report of the last fetch in the pod, once the fetch has ended.
     pub fetched: Option<FetchReport>,
     /// The problem that prevents the pod from working, if it will not resolve on its own.
     pub problem: Option<Problem>,
 }
 
 impl PodState {
-    /// Whether routers send requests to the pod. If a node fails, its pods become unready, but their gates remain set,
-    /// and their containers still count as ready.
+    /// Whether routers send requests to the pod. The gate alone does not show this: if a node fails, its pods become
+    /// unready, but their gates remain set, and their containers still count as ready.
     #[must_use]
     pub fn receives_requests(&self) -> bool {
         self.is_routable == Some(true) && self.is_ready
     }
 }
 
-/// Returns the names of the replicas whose containers are ready and whose readiness gate is not set yet.
+/// Returns the names of the replicas whose containers are ready and whose readiness gate is not set yet, except for
+/// replicas that are being deleted.
 #[must_use]
 pub fn awaiting_admission(pods: &[PodState]) -> BTreeSet<&str> {
     let servers = pods.iter().filter(|pod| pod.component == Component::Server.name());

@@ -33,17 +33,18 @@ pub use client::{CacheUsage, FetchProgress, NetworkClient, PodClient, ReportedRe
 ///
 /// If exceeded: the operator retries later; a router counts as unreachable until it responds.
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(2);
-/// Maximum time without a report from a router, which reports once a second.
+/// Maximum time without a report from a router, which reports at least once a second.
 ///
 /// If exceeded: the router counts as unreachable, and the operator reconnects.
 const SILENCE_TIMEOUT: Duration = Duration::from_secs(5);
-/// The shortest pause before the next attempt to reach a pod.
+/// The shortest pause, without jitter, before the next attempt to reach a router.
 const BACKOFF_MIN: Duration = Duration::from_millis(250);
-/// The longest pause before the next attempt to reach a pod.
+/// The longest pause, without jitter, before the next attempt to reach a pod.
 const BACKOFF_MAX: Duration = Duration::from_secs(30);
-/// The pause between two requests for the progress of a fetch.
+/// The pause between two requests for the progress of a fetch while the pod responds.
 const PROGRESS_INTERVAL: Duration = Duration::from_secs(3);
-/// Number of open connections from the operator to pods.
+/// Number of open connections from the operator to pods. If `--namespace` is repeated, the limit applies to each
+/// namespace.
 ///
 /// If exceeded: further connections wait.
 const CONNECTIONS_MAX: usize = 1024;
@@ -64,7 +65,7 @@ pub struct PodReports {
 pub enum CacheSampling {
     /// The usage is requested only while replicas wait for admission.
     Skip,
-    /// The usage is requested from one router in any case.
+    /// The usage is also requested if no replica waits for admission, from one ready router.
     Sample,
 }
 
@@ -76,10 +77,10 @@ pub struct ReportCollector {
 
 struct CollectorState {
     client: Arc<dyn PodClient>,
-    /// Receives the resources whose reports have changed.
+    /// The channel to which the resources whose reports have changed are sent.
     changes: mpsc::Sender<ObjectRef<LlmDeployment>>,
     connections: Semaphore,
-    /// The followed pods, by the UID of the resource.
+    /// The tasks and the reports of each resource, by its UID.
     resources: Mutex<HashMap<String, ResourceReports>>,
 }
 
@@ -146,7 +147,7 @@ impl ReportCollector {
     }
 
     /// Returns the latest reports of the pods of the resource `owner`, and requests the missing ones in the background.
-    /// They trigger another reconcile when they arrive.
+    /// A report that differs from the previous one triggers another reconcile.
     #[must_use]
     pub fn reports(
         &self,

@@ -1,4 +1,4 @@
-//! The ports of the pods that the operator creates, and that it connects to.
+//! The ports of the pods that the operator creates and connects to.
 
 /// The port of the HTTP API in the pods of servers and routers.
 pub const HTTP_PORT: u16 = 8000;

@@ -188,11 +188,12 @@ fn host_name() -> String {
     if name.is_empty() { "operator".to_owned() } else { name.to_owned() }
 }
 
-/// Manages the LLMDeployments of a cluster until `stop` is canceled. Requests that the API server does not answer in
-/// time fail.
+/// Manages the LLMDeployments of a cluster until `stop` is canceled. A request fails if the API server does not answer
+/// it in time.
 ///
 /// # Errors
-/// The Lease was lost, or a watch has ended: the process should be restarted.
+/// The Lease was lost or could not be released, the cluster's API groups or API resources could not be listed, or a
+/// watch has ended. The process should be restarted.
 pub async fn manage(
     client: Client,
     config: Config,

@@ -1,9 +1,9 @@
 //! Determines the source of an object's model, if the model is fetched into a volume that all replicas mount. The
 //! volume has a directory for each source, and a fetch removes the directories that no replica uses.
 //!
-//! Jobs, Deployments and pods have the key of their source as an annotation. Earlier releases did not set the
-//! annotation. Adding it to a pod template would restart all replicas, so objects of those releases keep their
-//! templates, and the source is read from the arguments of their containers (`former_release`).
+//! Fetch Jobs, and the Deployment and the pods of replicas, have the key of their source as an annotation. Earlier
+//! releases did not set the annotation. Adding it to a pod template would restart all replicas, so objects of those
+//! releases retain their templates, and the source is read from the arguments of their containers (`former_release`).
 
 use std::collections::BTreeMap;
 
@@ -24,11 +24,11 @@ pub enum ModelSourceKey {
     Unknown,
     /// The model is not in a shared volume.
     NotShared,
-    /// The model is in the directory of the shared volume with this name.
+    /// The model is in the directory with this name in the shared volume.
     Shared(String),
 }
 
-/// Returns the source of the model of a fetch Job or of the Deployment of the replicas.
+/// Returns the source of the model that a fetch Job fetches or that the Deployment of the replicas serves.
 #[must_use]
 pub fn source_of_object(object: &DynamicObject) -> ModelSourceKey {
     annotated(object.annotations()).unwrap_or_else(|| former_release::source_of_object(object))

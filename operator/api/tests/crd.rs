@@ -1,5 +1,5 @@
 //! Checks that the generated files match the types and the documentation. `UPDATE_EXPECT=1 cargo test -p operator-api`
-//! writes them.
+//! regenerates the files.
 
 use expect_test::expect_file;
 
@@ -37,13 +37,13 @@ fn the_known_flags_are_those_of_the_programs() {
     expect_file!["../src/router-flags.txt"].assert_eq(&router);
 }
 
-/// If a value violates `pattern`, the API server reports only the regular expression.
+/// If a value violates `pattern`, the API server reports the regular expression without an explanation.
 #[test]
 fn every_rule_about_a_string_has_a_message() {
     assert!(!definition().contains("pattern:"));
 }
 
-/// Returns the paths of the fields of LLMDeployment whose schema has a property.
+/// Returns the paths of the fields of LLMDeployment for whose schemas `has_property` returns true.
 fn fields_with(has_property: fn(&serde_json::Value) -> bool) -> Vec<String> {
     fn visit(
         schema: &serde_json::Value,
@@ -69,7 +69,7 @@ fn fields_with(has_property: fn(&serde_json::Value) -> bool) -> Vec<String> {
     found
 }
 
-/// Server-side apply needs the type of a list to merge it.
+/// Server-side apply merges a list according to its list type, and replaces a list without a type as a whole.
 #[test]
 fn every_list_has_a_list_type() {
     let found = fields_with(|schema| schema["type"] == "array" && schema["x-kubernetes-list-type"].is_null());
@@ -84,7 +84,7 @@ fn no_field_with_a_default_is_nullable() {
     assert!(found.is_empty(), "{found:#?}");
 }
 
-/// No pod could start if the operator set a flag that the program has renamed.
+/// If the operator set a flag that the server or the router has renamed, the pods of this program could not start.
 #[test]
 fn the_flags_that_the_operator_sets_exist() {
     use operator_api::{RESERVED_ROUTER_FLAGS, RESERVED_SERVER_FLAGS, ROUTER_FLAGS, SERVER_FLAGS};

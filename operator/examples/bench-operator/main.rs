@@ -1,5 +1,5 @@
-//! Measures the operator's cost of managing many resources. The operator, the API server, etcd and the controllers are
-//! real, and this program writes the status of pods as a kubelet would (`node`). `make bench-operator` prints the
+//! Measures the operator's cost of managing many resources. The operator, the API server, etcd and the controllers of
+//! Kubernetes are real; the module `node` simulates the kubelet and the routers. `make bench-operator` prints the
 //! table; `--update` also writes it into `docs/performance/results.md`.
 #![expect(clippy::print_stdout, clippy::print_stderr, reason = "a program that prints a table")]
 
@@ -30,8 +30,8 @@ mod table;
 const RESULTS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/performance/results.md");
 /// The maximum time to wait for the start of the operator, and for the readiness of all resources.
 const LIMIT: Duration = Duration::from_secs(900);
-/// The pause between readiness and the measurement of the idle operator. During the pause, the operator publishes
-/// the last events, and requests the usage of the KV caches from the routers of each resource once, which changes
+/// The pause between readiness and the measurement of the idle operator. During the pause, the operator publishes the
+/// last events, requests the usage of the KV caches from the routers of each resource at least once, and writes it to
 /// the status.
 const SETTLE: Duration = Duration::from_secs(80);
 const NAMESPACE: &str = "bench";

@@ -1,6 +1,5 @@
-//! Simulates a kubelet, which writes the status of pods, and the routers of each resource, which report their
-//! replicas. The routers of each resource have a loopback address of their own, to which the operator connects as in a
-//! cluster.
+//! Simulates a kubelet, which writes the status of pods, and the routers of each resource, which report their replicas.
+//! Each resource has its own loopback address for its routers, to which the operator connects as in a cluster.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::Ipv4Addr;
@@ -24,7 +23,7 @@ use tokio::task::JoinSet;
 use tonic::transport::Server;
 use tonic::{Request, Response, Status};
 
-/// Number of pods whose status is written at the same time.
+/// Maximum number of pods whose statuses are written at the same time.
 const CONCURRENCY: usize = 16;
 
 /// The interval at which a router reports.
@@ -45,7 +44,7 @@ pub(crate) fn name(number: usize) -> String {
     format!("chat-{number}")
 }
 
-/// The address of the routers of a resource.
+/// The address of all pods of a resource, on which its routers listen.
 fn address(number: usize) -> Ipv4Addr {
     const EACH: usize = 250;
     let part = |number: usize| u8::try_from(number).unwrap_or(u8::MAX);
@@ -53,10 +52,10 @@ fn address(number: usize) -> Ipv4Addr {
 }
 
 impl Node {
-    /// Starts the simulation for a number of resources in `namespace`.
+    /// Starts the simulation for the given number of resources in `namespace`.
     ///
     /// # Errors
-    /// An address is in use.
+    /// The process cannot listen on an address, for example because the address is in use.
     pub(crate) async fn start(
         client: &Client,
         namespace: &str,
@@ -109,7 +108,7 @@ impl Node {
         Ok(())
     }
 
-    /// Returns the total number of objects that the resources own, excluding pods.
+    /// Returns the total number of objects that the resources own, excluding Secrets and pods.
     pub(crate) async fn owned(&self, client: &Client) -> anyhow::Result<usize> {
         let mut count = 0;
         for kind in Kind::BUILT_IN {

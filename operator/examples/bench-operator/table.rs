@@ -8,15 +8,15 @@ use crate::process::Sample;
 #[derive(Debug)]
 pub(crate) struct Figures {
     pub(crate) resources: usize,
-    /// The total number of objects that the resources own, excluding pods.
+    /// The total number of objects that the resources own, excluding Secrets and pods.
     pub(crate) objects: usize,
     /// The time until all resources were created.
     pub(crate) created: Duration,
     /// The time until all resources were ready.
     pub(crate) converged: Duration,
     pub(crate) idle: Duration,
-    /// Samples from before the first resource was created, from when all resources were ready, and from the start and
-    /// the end of the idle time.
+    /// Samples taken before the first resource was created, once all resources were ready, and at the start and the end
+    /// of the idle time.
     pub(crate) samples: [Sample; 4],
 }
 

@@ -27,7 +27,8 @@ use crate::watch::{StoredDeployment, Stores};
 pub struct Config {
     /// The defaults for fields that a resource omits.
     pub defaults: Defaults,
-    /// The interval at which the usage of KV caches is requested from routers; `None` to never request it.
+    /// The interval at which the usage of KV caches is requested from routers; `None` to request it only while replicas
+    /// wait for admission.
     pub load_interval: Option<Duration>,
     /// The maximum number of resources that are reconciled at the same time.
     pub max_concurrent_reconciles: u16,
@@ -105,7 +106,8 @@ impl Context {
         })
     }
 
-    /// Returns whether the upgrade of the resource may start, or [`UpgradePermission::Granted`] if none is available.
+    /// Returns whether the upgrade of the resource may start, or [`UpgradePermission::Granted`] if no upgrade is
+    /// available.
     pub(super) fn upgrade_permission(
         &self,
         valid: &ValidDeployment,

@@ -3,7 +3,7 @@
 /// The reason why a reconcile is retried.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// Some objects could not be applied, deleted or patched.
+    /// Some objects could not be created, applied, patched or deleted, and a retry may succeed.
     #[error("number of objects whose change failed and will be retried: {0}")]
     Apply(usize),
     /// The status could not be read.

@@ -18,11 +18,12 @@ use crate::watch::StoredDeployment;
 /// The pause before a resource that waits for an upgrade slot is reconciled again.
 const UPGRADE_RETRY_PAUSE: Duration = Duration::from_secs(10);
 /// The pause before a resource whose objects were rejected is reconciled again. The cause may be outside of the
-/// resource, such as an object of another owner or an admission policy, and no watch reports its removal.
+/// resource, such as an object of another owner or an admission policy, and no watch reports that the cause was
+/// removed.
 const REJECTION_RETRY_PAUSE: Duration = Duration::from_secs(180);
-/// The shortest pause after a failed reconcile.
+/// The shortest pause after a failed reconcile, without jitter.
 const BACKOFF_MIN: Duration = Duration::from_millis(500);
-/// The longest pause after a failed reconcile.
+/// The longest pause after a failed reconcile, without jitter.
 const BACKOFF_MAX: Duration = Duration::from_secs(120);
 
 /// Retries a failed reconcile with exponential backoff and jitter.
@@ -106,7 +107,7 @@ mod tests {
     use crate::pod::PodState;
     use crate::validate::{Defaults, validate};
 
-    /// Returns the result of an apply with these failures, before which `pods` were observed.
+    /// Returns the result of an apply that caused these failures and that was based on the observed `pods`.
     fn applied(failures: Vec<ApplyFailure>, pods: Vec<PodState>) -> ApplyResult {
         let object = json!({
             "apiVersion": "ovfleet.dev/v1alpha1",

@@ -33,7 +33,7 @@ impl Context {
         Ok(stored.and_then(|stored| serde_json::from_value(stored.data.get("status")?.clone()).ok()))
     }
 
-    /// Writes the status if it has changed, and publishes events about the changes.
+    /// Writes the status if anything except its times has changed, and publishes events about the changes.
     pub(super) async fn write_status(
         &self,
         object: &impl Resource<DynamicType = ()>,

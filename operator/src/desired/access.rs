@@ -6,8 +6,8 @@ use crate::manifest::{Kind, Manifest};
 use crate::names::Component;
 use crate::valid_deployment::ValidDeployment;
 
-/// Returns the ServiceAccounts of all components, and the Role of the routers, which may read EndpointSlices. The other
-/// accounts have neither permissions nor a token.
+/// Returns the ServiceAccounts of all components, and the Role and the RoleBinding that allow the routers to read
+/// EndpointSlices. The other accounts have no permissions in the cluster, and their pods mount no token.
 pub(super) fn manifests(valid: &ValidDeployment) -> Vec<Manifest> {
     let owner = &valid.owner;
     let is_shared = valid.files.shared().is_some();

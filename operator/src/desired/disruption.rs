@@ -1,4 +1,4 @@
-//! The PodDisruptionBudgets, which limit the number of pods that a node drain may evict.
+//! The PodDisruptionBudgets, which limit the number of pods that node drains may evict at the same time.
 
 use serde_json::{Value, json};
 

@@ -23,7 +23,7 @@ const CREDENTIALS_PATH: &str = "/credentials";
 /// The path at which the ConfigMap with certificates is mounted.
 const CA_BUNDLE_PATH: &str = "/etc/ovfleet-ca";
 
-/// The model's volume in the pod of a replica.
+/// The parts of a replica's pod that provide its model.
 #[derive(Debug)]
 pub(super) struct ModelMount {
     /// The path of the model in the server's container.
@@ -36,7 +36,7 @@ pub(super) struct ModelMount {
     pub(super) volume_use: VolumeUse,
 }
 
-/// Returns the model's volume in the pod of a replica.
+/// Returns the parts of a replica's pod that provide its model.
 pub(super) fn model_mount(valid: &ValidDeployment) -> ModelMount {
     let path_of = |path: &Option<String>| {
         path.as_ref().map_or(MODEL_PATH.to_owned(), |path| format!("{MODEL_PATH}/{path}"))
@@ -89,8 +89,8 @@ fn fetched_by_pod(valid: &ValidDeployment, fetched: &FetchedModel, volume: Value
     }
 }
 
-/// Returns the key of the source of a model. A shared volume has a directory with this name for each source, so that
-/// replicas can still serve the previous model while the next one is fetched.
+/// Returns the key of the source of a model. A shared volume has a directory for each source, with the key as its name,
+/// so that replicas can still serve the previous model while the next one is fetched.
 pub(super) fn source_key(fetched: &FetchedModel) -> String {
     digest(&json!(flags::source(fetched, RevisionValue::Requested)))
 }
@@ -167,8 +167,9 @@ fn container_volumes(fetched: &FetchedModel) -> Vec<Value> {
 }
 
 /// Returns the affinity of the replicas and of the Job that fetches their model. If only one node can mount the shared
-/// volume, all of them must be on the same node. Otherwise the Job for the next model could wait on another node for
-/// the volume that the replicas of the previous model use, while these replicas wait for the Job.
+/// volume, all of these pods must be on the same node. Otherwise, the Job for the next model could wait on another node
+/// for the volume that the replicas of the previous model use, and these replicas are replaced only after the Job has
+/// completed.
 pub(super) fn affinity(valid: &ValidDeployment) -> Option<Value> {
     let affinity = valid.server.placement.affinity.as_ref().map(to_json);
     let shared = valid.files.shared();

@@ -177,8 +177,8 @@ pub fn router(
     flags
 }
 
-/// Returns the content of a router's configuration file, which the router reloads when the file changes. `replicas` are
-/// the options by which the router discovers replicas.
+/// Returns the content of a router's configuration file, which the router reloads when the file changes. `replicas`
+/// contains the options that determine how the router discovers replicas.
 #[must_use]
 pub fn router_config(router: &RouterSettings, replicas: Map<String, Value>) -> String {
     let mut options = replicas;

@@ -1,9 +1,9 @@
-//! Merges the user's `podTemplate` into a rendered object.
+//! Merges one JSON value into another, such as the user's `podTemplate` into the rendered pod template.
 
 use serde_json::Value;
 
-/// The members that identify the items of a list, in order of preference. The path comes first, because the name in a
-/// volume mount is that of its volume, which may have several mounts.
+/// The members that identify the items of a list, in order of preference. `mountPath` comes first, because the `name`
+/// of a volume mount is the name of its volume, which may have several mounts.
 const KEYS: [&str; 4] = ["mountPath", "name", "containerPort", "topologyKey"];
 
 /// Merges `overlay` into `base`. Objects are merged by member. Lists are merged by the member that identifies their

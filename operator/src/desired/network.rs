@@ -19,8 +19,8 @@ pub(super) fn manifests(valid: &ValidDeployment) -> Vec<Manifest> {
     manifests
 }
 
-/// The policy of replicas. Only routers can reach their API, and replicas open no connections except to fetch
-/// their model, and images if that is allowed.
+/// The policy of replicas. Only routers can reach the API and the gRPC port of replicas. Replicas can open connections
+/// only if they fetch their model, or images for requests.
 fn server(valid: &ValidDeployment) -> Manifest {
     let owner = &valid.owner;
     let routers = json!({
@@ -39,9 +39,9 @@ fn server(valid: &ValidDeployment) -> Manifest {
     )
 }
 
-/// The policy of routers. All clients can reach their API, and the operator can reach their gRPC port, on which they
-/// report the replicas that they have admitted. Their own connections are not restricted, because a policy cannot
-/// select the API server or trace collectors.
+/// The policy of routers. All clients can reach the API of the routers, and the operator can reach their gRPC port, on
+/// which they report the replicas that they have admitted. The connections that routers open are not restricted,
+/// because a policy cannot select the API server or trace collectors.
 fn router(valid: &ValidDeployment) -> Manifest {
     policy(
         valid,
@@ -67,7 +67,7 @@ fn progress() -> Value {
     operator(PROGRESS_PORT)
 }
 
-/// The rule that selects the operator in any namespace.
+/// The rule that allows connections from the operator, in any namespace, to a port.
 fn operator(to: u16) -> Value {
     json!({
         "from": [{

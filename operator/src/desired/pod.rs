@@ -1,5 +1,5 @@
-//! The parts that all pods share: security contexts according to the restricted Pod Security Standard, ports and
-//! placement.
+//! The parts that the pods of several components share: security contexts according to the restricted Pod Security
+//! Standard, ports and placement.
 
 use k8s_openapi::api::core::v1::TopologySpreadConstraint;
 use serde_json::{Value, json};
@@ -18,8 +18,8 @@ pub(super) enum VolumeUse {
     Owned,
 }
 
-/// Returns the security context of a pod. Without a user in `security` the platform assigns user and group, and
-/// rejects pods that choose them.
+/// Returns the security context of a pod. If `security` contains no user, the platform assigns the user and the group,
+/// and rejects pods that set them.
 pub(super) fn security_context(security: &SecuritySettings, volumes: VolumeUse) -> Value {
     let mut context = json!({"runAsNonRoot": true, "seccompProfile": {"type": "RuntimeDefault"}});
     let Some(user) = security.run_as_user else { return context };
@@ -55,8 +55,8 @@ pub(super) fn health(path: &str) -> Value {
     json!({"path": format!("/v2/health/{path}"), "port": "admin"})
 }
 
-/// Sets the fields of a pod spec that place the pod. `affinity` replaces that of `placement`, and `selector` contains
-/// the labels of the pods that are spread.
+/// Sets the fields of a pod spec that place the pod. `affinity` replaces the affinity of `placement`, and `selector`
+/// contains the labels of the pods that are spread.
 pub(super) fn set_placement(
     spec: &mut Value,
     placement: &PodPlacement,

@@ -2,10 +2,11 @@
 //! current one. This module is pure.
 //!
 //! A pod template changes for one of two reasons. If the user has changed the resource, the Deployment changes to the
-//! new template immediately. If only the operator has changed, because it has another default image or renders the same
-//! resource differently, the change is an upgrade. An upgrade waits for a slot or for approval, so that a new release
-//! of the operator does not restart all models of a cluster at the same time. To distinguish the two, an annotation of
-//! each Deployment stores a digest of the fields of the resource that the template was rendered from.
+//! new template immediately or, if a Job must fetch the model first, after the fetch. If only the operator has changed,
+//! because it has another default image or renders the same resource differently, the change is an upgrade. An upgrade
+//! waits for a slot or for approval, so that a new release of the operator does not restart all models of a cluster at
+//! the same time. To distinguish the two cases, an annotation of each Deployment stores a digest of the fields of the
+//! resource that the template was rendered from.
 
 use kube::ResourceExt as _;
 use kube::api::DynamicObject;
@@ -85,7 +86,7 @@ fn render(valid: &ValidDeployment) -> [RenderedDeployment; 2] {
     [server::deployment(valid), router::deployment(valid)]
 }
 
-/// Whether the files of the model can be mounted.
+/// Whether new pods can obtain the files of the model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ModelState {
     /// The Job that fetches the model is not complete.

@@ -27,7 +27,7 @@ const ENDPOINT_REMOVAL_SECONDS: u64 = 5;
 /// If exceeded: Kubernetes kills the pod.
 const EXIT_SECONDS: u64 = 10;
 
-/// Renders the ConfigMap with the options, which routers reload when it changes.
+/// Renders the ConfigMap with the options that routers reload when the ConfigMap changes.
 pub(super) fn config_map(valid: &ValidDeployment) -> Manifest {
     let owner = &valid.owner;
     let service = format!("{}/{}", owner.namespace, owner.replicas_service());

@@ -25,10 +25,10 @@ use crate::valid_deployment::{ServerSettings, ValidDeployment};
 const EXIT_TIME: Duration = Duration::from_secs(15);
 /// Time that a server has to start, in addition to the time for reading its model.
 const START_TIME_MIN: Duration = Duration::from_secs(120);
-/// The maximum time within which a server must start. The time is computed from the memory limit, which may be any
-/// quantity, and Kubernetes counts seconds in 32 bits.
+/// The upper bound of the time within which a server must start. The time is computed from the memory limit, which may
+/// be any quantity, and Kubernetes stores it in seconds as a 32-bit integer.
 const START_TIME_MAX: Duration = Duration::from_secs(7 * 24 * 3600);
-/// The lowest read speed, in bytes per second, at which a server starts in time.
+/// The lowest speed, in bytes per second, at which a server must be able to read its model.
 const READ_BYTES_PER_SECOND: u64 = 50_000_000;
 /// The assumed size of a model in bytes if no memory limit bounds it.
 const MODEL_BYTES: u64 = 64 << 30;
@@ -121,7 +121,8 @@ fn container(valid: &ValidDeployment, model_path: &str) -> Value {
     container
 }
 
-/// Time within which a server must start: enough to read as many bytes as its memory limit allows.
+/// Time within which a server must start: enough to read as many bytes as its memory limit allows, but at most
+/// [`START_TIME_MAX`].
 fn start_time(server: &ServerSettings) -> Duration {
     let limit = server.resources.limits.as_ref().and_then(|limits| limits.get("memory"));
     let value = limit.and_then(|limit| limit.0.parse::<QuantityValue>().ok());

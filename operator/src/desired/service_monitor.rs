@@ -8,7 +8,7 @@ use crate::manifest::{Kind, Manifest};
 use crate::names::{Component, INSTANCE, NAME, OVFLEET};
 use crate::valid_deployment::ValidDeployment;
 
-/// The label of metrics with the name of their LLMDeployment. Alerts and dashboards group by it.
+/// The metric label that contains the name of the LLMDeployment. Alerts and dashboards group by this label.
 const LLMDEPLOYMENT: &str = "llmdeployment";
 
 /// Returns the ServiceMonitor, if the resource requests one.

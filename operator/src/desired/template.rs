@@ -46,8 +46,8 @@ impl RenderedDeployment {
         Self { manifest, template_hash, inputs: inputs.to_owned(), former_inputs: None }
     }
 
-    /// Records the source of the model as annotations of the Deployment and of its pods. The annotation does not
-    /// change the hash of the template, which is the same in releases without the annotation.
+    /// Records the source of the model in an annotation of the Deployment and of its pods. The hash of the template
+    /// does not include the annotation, so it is the same as in releases without the annotation.
     pub(super) fn set_source(&mut self, key: &str) {
         let body = &mut self.manifest.body;
         body["metadata"]["annotations"][SOURCE] = json!(key);

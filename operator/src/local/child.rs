@@ -1,5 +1,5 @@
-//! A child process. Its output is forwarded with its name, and it is restarted when it exits. This module decides
-//! whether an exit is a permanent failure or a restart may help.
+//! A child process. Its output is forwarded with its name, and [`Child::check`] restarts it when it exits. This module
+//! decides whether an exit is a permanent failure or a restart may help.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -23,8 +23,7 @@ const BACKOFF_MAX: Duration = Duration::from_secs(30);
 /// Run time after which an exit no longer counts as a consecutive failure.
 const STABLE_TIME: Duration = Duration::from_secs(30);
 /// Number of consecutive times that `ovfleet-operator local` restarts a process that was killed, or exited with code 0,
-/// before it served requests for the first time. A process that exits with another code before it served requests is
-/// not restarted.
+/// before it was ready for the first time. A process that exits with another code before it was ready is not restarted.
 ///
 /// If exceeded: `ovfleet-operator local` exits with an error.
 const FAILURES_MAX: u32 = 5;
@@ -47,7 +46,7 @@ pub(super) struct Child {
     output: watch::Receiver<ProcessOutput>,
     started: Instant,
     failures: u32,
-    /// Whether the process has ever served requests.
+    /// Whether the process has ever been ready to serve requests.
     has_worked: bool,
     /// The time at which the process is restarted.
     restart: Option<Instant>,
@@ -77,7 +76,7 @@ impl Child {
         self.output.borrow().addresses
     }
 
-    /// Records that the process has served requests, so that a restart may help if it exits.
+    /// Records that the process has been ready to serve requests, so that a restart may help if it exits.
     pub(super) fn set_worked(&mut self) {
         self.has_worked = true;
     }
@@ -134,7 +133,8 @@ impl Child {
     /// Checks whether the process has exited, and restarts it after a pause.
     ///
     /// # Errors
-    /// The process failed before it served any requests, so it would probably fail again after a restart.
+    /// The process failed, or exited too often, before it was ready for the first time, so it would probably fail again
+    /// after a restart; or it could not be restarted.
     pub(super) async fn check(&mut self) -> anyhow::Result<()> {
         if let Some(process) = &mut self.process
             && let Some(status) = process

@@ -12,7 +12,7 @@ use crate::args::DieWithParentArgs;
 /// Replaces this process with the program. Returns only if that fails.
 ///
 /// # Errors
-/// The program does not exist, or the parent process has already exited.
+/// The program cannot be executed, or the parent process has already exited.
 pub(crate) fn run(args: DieWithParentArgs) -> anyhow::Result<()> {
     let DieWithParentArgs { parent, command } = args;
     set_parent_process_death_signal(Some(Signal::KILL)).context("failed to set the parent-death signal")?;

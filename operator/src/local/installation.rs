@@ -28,7 +28,7 @@ impl Installation {
     /// Finds the programs of the server and the router.
     ///
     /// # Errors
-    /// A program that the arguments name does not exist.
+    /// An argument that sets the path of a program does not name a file.
     pub(super) fn new(args: LocalArgs, directory: TempDir) -> anyhow::Result<Self> {
         let server = program(args.server.as_deref(), "ovfleet-server")?;
         let router = program(args.router.as_deref(), "ovfleet-router")?;
@@ -38,7 +38,7 @@ impl Installation {
     /// Returns the path of the model, and fetches the model if necessary.
     ///
     /// # Errors
-    /// The model does not exist or cannot be fetched.
+    /// The model does not exist, or this machine cannot fetch it or mount its source.
     pub(super) async fn model(&self, valid: &ValidDeployment) -> anyhow::Result<String> {
         if let Some(model) = &self.args.model {
             ensure!(model.exists(), "--model: {} does not exist", model.display());

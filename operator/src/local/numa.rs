@@ -17,7 +17,7 @@ pub(super) fn nodes() -> Vec<u32> {
     numbers(&online).filter(is_usable).collect()
 }
 
-/// Returns the flag that assigns a replica, numbered from 0, to a node. `None` if the machine has only one node, or if
+/// Returns the flag that assigns a replica, numbered from 0, to a node. `None` if there are fewer than two nodes, or if
 /// `flags` contain the flag.
 pub(super) fn flag(nodes: &[u32], replica: usize, flags: &[String]) -> Option<String> {
     const FLAG: &str = "--numa-node";

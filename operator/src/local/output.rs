@@ -21,7 +21,7 @@ const ERROR: &str = "error: ";
 pub(super) struct ProcessOutput {
     /// The addresses that the process listens on.
     pub(super) addresses: Option<ListenAddresses>,
-    /// The error with which the process exits, and all lines after it.
+    /// The error with which the process exits, and the lines after it, up to [`ERROR_BYTES_MAX`].
     pub(super) error: String,
 }
 
@@ -29,11 +29,11 @@ pub(super) struct ProcessOutput {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct ListenAddresses {
     pub(super) http: SocketAddr,
-    /// The address for load reports of a server, or for reports of a router about its replicas.
+    /// The address at which a server reports its load, or a router reports on its replicas.
     pub(super) grpc: Option<SocketAddr>,
 }
 
-/// Forwards the lines of a process to standard error, with its name.
+/// Forwards the lines of a process to standard error, prefixed with the name of the process.
 pub(super) async fn forward(
     name: String,
     stream: impl tokio::io::AsyncRead + Unpin,
@@ -73,7 +73,7 @@ fn record(output: &watch::Sender<ProcessOutput>, text: &str) -> bool {
     is_error
 }
 
-/// Parses the line of a log with the addresses that a process listens on.
+/// Parses the log line that contains the addresses on which a process listens.
 fn listen_addresses(line: &str) -> Option<ListenAddresses> {
     let (_, addresses) = line.split_once("listening on http://")?;
     let (http, grpc) = match addresses.split_once(", gRPC on ") {

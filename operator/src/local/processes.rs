@@ -34,7 +34,7 @@ pub(super) struct Processes<'a> {
     valid: &'a ValidDeployment,
     servers: Vec<Child>,
     router: Option<Child>,
-    /// The port that the router listens on.
+    /// The port that the router listens on; 0 if the kernel chooses the port and has not chosen it yet.
     port: u16,
     /// The addresses of servers in the router's configuration file.
     configured: Vec<String>,
@@ -82,7 +82,7 @@ impl<'a> Processes<'a> {
     /// Restarts processes that exit, and prints status changes.
     ///
     /// # Errors
-    /// A process has failed permanently.
+    /// A process has failed permanently or cannot be started, or the router's configuration file cannot be written.
     pub(super) async fn supervise(&mut self) -> anyhow::Result<()> {
         let mut printed = String::new();
         let mut was_ready = false;
@@ -152,7 +152,7 @@ impl<'a> Processes<'a> {
         Some(reachable(self.router.as_ref()?.addresses()?.http))
     }
 
-    /// The address of the router's reports, if it runs.
+    /// The address at which the router reports on its replicas, if it runs.
     fn report_address(&self) -> Option<SocketAddr> {
         Some(reachable(self.router.as_ref()?.addresses()?.grpc?))
     }
@@ -285,7 +285,7 @@ mod tests {
     use crate::observe::ObservedState;
     use crate::validate::{Defaults, validate};
 
-    /// Without the flag, the router would answer requests that have no key.
+    /// Without `--api-keys`, the router would answer requests that have no key.
     #[test]
     fn the_router_gets_the_file_of_keys_even_if_its_path_is_not_utf8() {
         let args = LocalArgs {

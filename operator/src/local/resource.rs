@@ -1,5 +1,5 @@
-//! Reads a resource from a file and overrides fields from the command line. It rejects the same mistakes as the API
-//! server: unknown fields, and values that violate a rule. This module is pure.
+//! Parses a resource and overrides its fields with settings from the command line. Like the API server, this module
+//! rejects unknown fields, and values that violate a rule. This module is pure.
 
 use anyhow::{Context as _, bail, ensure};
 use operator_api::LlmDeployment;
@@ -11,7 +11,7 @@ use crate::manifest::is_empty;
 /// Reads the LLMDeployment in `text`. `settings`, such as `engine.kvCache.size=2Gi`, override fields of its spec.
 ///
 /// # Errors
-/// `text` does not contain exactly one LLMDeployment, or the LLMDeployment is invalid.
+/// `text` does not contain exactly one LLMDeployment, or a setting or the LLMDeployment is invalid.
 pub(super) fn read(text: &str, settings: &[String]) -> anyhow::Result<LlmDeployment> {
     let mut found = None;
     for document in serde_yaml::Deserializer::from_str(text) {
@@ -62,7 +62,7 @@ fn set(spec: &mut Value, setting: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The path of the first field of `given` that is not in `known`, which has only the fields of the schema.
+/// The path of the first non-empty field of `given` that is not in `known`, which has only the fields of the schema.
 fn unknown_field(given: &Value, known: &Value, path: &str) -> Option<String> {
     match (given, known) {
         (Value::Object(given), Value::Object(known)) => given.iter().find_map(|(name, value)| {

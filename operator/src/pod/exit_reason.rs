@@ -1,5 +1,5 @@
-//! Finds the reason why a process has exited in its last output: the line with the error, which is rarely the last
-//! line. This module is pure.
+//! Searches the last output of a process for the reason why the process has exited: the line with the error, which is
+//! rarely the last line. This module is pure.
 
 use serde_json::Value;
 
@@ -10,9 +10,9 @@ const PANIC: &str = "panicked at ";
 /// The prefixes of lines that only refer to further help.
 const HINTS: [&str; 2] = ["note:", "For more information"];
 
-/// Returns the reason why a process that wrote `output` has exited; an empty string if the output contains none. The
-/// returned text omits everything that differs between two exits for the same reason, such as timestamps and thread
-/// IDs.
+/// Returns the reason why a process that wrote `output` has exited; an empty string if the output contains none. From a
+/// panic and from a JSON log entry, the returned text omits the parts that differ between two exits for the same
+/// reason, such as timestamps and thread IDs.
 pub(crate) fn exit_reason(output: &str) -> String {
     let lines: Vec<&str> = output.lines().map(str::trim).collect();
     if let Some(at) = lines.iter().rposition(|line| line.starts_with(ERROR)) {
@@ -32,7 +32,7 @@ pub(crate) fn exit_reason(output: &str) -> String {
 
 /// The reason why a container has exited, from its last output and its exit code.
 pub(super) fn exit_message(output: &str, code: i32) -> String {
-    /// Length of a container's last output that a condition repeats, in characters.
+    /// Length of the part of a container's last output that a condition repeats, in characters.
     ///
     /// If exceeded: the text is truncated.
     const LENGTH_MAX: usize = 400;
@@ -44,7 +44,7 @@ pub(super) fn exit_message(output: &str, code: i32) -> String {
     }
 }
 
-/// The message of a line of a log, which may be a JSON object.
+/// The message of a log line, which may be a JSON object.
 fn message(line: &str) -> String {
     let Ok(entry) = serde_json::from_str::<Value>(line) else { return line.to_owned() };
     match (entry["message"].as_str(), entry["error"].as_str()) {

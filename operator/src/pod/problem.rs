@@ -40,7 +40,7 @@ pub(super) fn problem(pod: &Pod, status: &PodStatus) -> Option<Problem> {
 }
 
 /// The reason why the scheduler finds no node. The scheduler's message does not name unbound claims, so this function
-/// adds their names.
+/// adds the names of the pod's claims.
 fn unschedulable(pod: &Pod, condition: &PodCondition) -> String {
     let message = condition.message.clone().unwrap_or_default();
     let volumes = pod.spec.iter().flat_map(|spec| spec.volumes.iter().flatten());
@@ -99,8 +99,9 @@ fn container_problem(pod: &Pod, container: &ContainerStatus) -> Option<Problem> 
     Some(Problem { reason: "Crashing".to_owned(), message: format!("{name}: {reason}") })
 }
 
-/// The image volume that a message of the kubelet concerns: its image, and a description of the volume. A container
-/// waits for the images of its volumes with the same reasons as for its own image.
+/// The image volume that a message of the kubelet concerns: its image, and a description of the volume. The kubelet
+/// reports the same reasons for a container whose image volume cannot be pulled as for a container whose own image
+/// cannot be pulled.
 fn image_volume(pod: &Pod, message: &str) -> Option<(String, String)> {
     let volumes = pod.spec.iter().flat_map(|spec| spec.volumes.iter().flatten());
     let mut images =

@@ -47,7 +47,7 @@ pub struct ReportedReplica {
 pub struct CacheUsage {
     /// The number of blocks that requests use.
     pub blocks_active: u64,
-    /// The number of blocks.
+    /// The total number of blocks.
     pub blocks_total: u64,
 }
 
@@ -55,8 +55,8 @@ impl CacheUsage {
     /// Returns the percentage of blocks that requests use, rounded to a multiple of 5. `None` if there are no blocks.
     #[must_use]
     pub fn percent(self) -> Option<i32> {
-        /// The step in percent. With a smaller step, the value would change constantly, and the operator would write
-        /// each change to the API server.
+        /// The step in percentage points. With a smaller step, the value would change constantly, and the operator
+        /// would write each change to the API server.
         const STEP: f64 = 5.0;
         let fraction = self.blocks_active as f64 / self.blocks_total as f64;
         (self.blocks_total > 0).then(|| ((fraction * 100.0 / STEP).round() * STEP) as i32)
@@ -87,14 +87,14 @@ pub struct FetchProgress {
 
 /// A client that connects to pods.
 pub trait PodClient: Send + Sync {
-    /// Returns the reports of the router at `address`: the first one immediately, then one whenever something
-    /// changes. The stream ends with the connection. `None` if the router cannot be reached.
+    /// Returns the reports of the router at `address`: the first one immediately, then one at least once a second. The
+    /// stream ends with the connection. `None` if the router cannot be reached.
     fn watch_replicas<'a>(
         &'a self,
         address: &'a str,
     ) -> BoxFuture<'a, Option<BoxStream<'static, RouterReport>>>;
 
-    /// Returns the progress of the fetch in the pod at `address`. `None` if the pod does not respond.
+    /// Returns the progress of the fetch in the pod at `address`. `None` if the pod does not send a valid report.
     fn progress<'a>(&'a self, address: &'a str) -> BoxFuture<'a, Option<FetchProgress>>;
 }
 
@@ -128,7 +128,7 @@ impl PodClient for NetworkClient {
 }
 
 impl NetworkClient {
-    /// Returns the progress of the fetch that is served at `authority`, in the form `HOST:PORT`.
+    /// Returns the progress of the fetch whose container serves it at `authority`, which has the form `HOST:PORT`.
     async fn progress_at(&self, authority: String) -> Option<FetchProgress> {
         let request = self.0.get(format!("http://{authority}/progress")).timeout(RESPONSE_TIMEOUT);
         let mut answer = request.send().await.ok()?;
@@ -146,7 +146,7 @@ impl NetworkClient {
     }
 }
 
-/// Returns the reports of the router whose gRPC port is at `authority`, in the form `HOST:PORT`.
+/// Returns the reports of the router that provides gRPC at `authority`, which has the form `HOST:PORT`.
 pub(crate) async fn watch_replicas(authority: String) -> Option<BoxStream<'static, RouterReport>> {
     let endpoint = Endpoint::from_shared(format!("http://{authority}")).ok()?;
     let channel = endpoint.connect_timeout(RESPONSE_TIMEOUT).connect().await.ok()?;

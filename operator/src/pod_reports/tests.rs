@@ -11,7 +11,7 @@ use tokio::sync::watch;
 
 use super::*;
 
-/// The routers, by address. Any other router accepts connections but does not report.
+/// The routers, by address. Any other router never responds.
 struct Routers(BTreeMap<&'static str, watch::Receiver<RouterReport>>);
 
 impl PodClient for Routers {

@@ -112,8 +112,8 @@ fn existing_job(valid: &ValidDeployment, name: &str, job: &DynamicObject) -> Man
     valid.owner.manifest(Kind::Job, name, Component::Fetch, json!({"spec": spec}))
 }
 
-/// The Job for a source that has not been fetched yet. An incomplete Job is replaced when its pod template changes (its
-/// image, its Secret or its node selector); the next Job resumes the fetch.
+/// The Job for a source that has not been fetched yet. An incomplete Job is replaced when its pod template changes (for
+/// example, the image, the Secret or the node selector); the next Job resumes the fetch.
 fn new_job(valid: &ValidDeployment, fetched: &FetchedModel, observed: &ObservedState) -> Manifest {
     let owner = &valid.owner;
     let placement = &valid.server.placement;

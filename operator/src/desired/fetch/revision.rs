@@ -1,8 +1,9 @@
 //! Pins the commit of a repository of the Hugging Face Hub. A branch can move, so the first pod that fetches it
 //! reports the commit, and all later pods fetch that commit. This module is pure.
 //!
-//! The commit is stored in a ConfigMap, which the container reads as an environment variable when it starts. A
-//! changed argument would replace the replicas that have already fetched the commit.
+//! The commit is stored in a ConfigMap, which the container reads as an environment variable when it starts. If the
+//! commit were an argument instead, it would change the pod template, and the replicas that have already fetched the
+//! commit would be replaced.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -23,8 +24,8 @@ pub fn requested_revision(valid: &ValidDeployment) -> Option<&Revision> {
     valid.files.fetched()?.revision()
 }
 
-/// Returns the ConfigMap with the revisions that replicas fetch, if the source of the model has revisions. `pinned`
-/// is the commit that was fetched, once it is known.
+/// Returns the ConfigMap with the revisions that replicas fetch, if the source of the model has revisions. `pinned` is
+/// the commit that all replicas fetch, once it is known.
 pub(crate) fn config_map(
     valid: &ValidDeployment,
     observed: &ObservedState,
@@ -84,7 +85,7 @@ fn stored<'a>(valid: &ValidDeployment, observed: &'a ObservedState) -> BTreeMap<
     data.into_iter().flatten().filter_map(|(key, value)| Some((key.as_str(), value.as_str()?))).collect()
 }
 
-/// The key of the ConfigMap that the pod template of a Deployment refers to.
+/// The key in the ConfigMap that the pod template of a Deployment refers to.
 fn template_key(deployment: &DynamicObject) -> Option<&str> {
     let containers = deployment.data.pointer("/spec/template/spec/initContainers")?.as_array()?;
     let variables = containers.iter().filter_map(|container| container["env"].as_array()).flatten();
