@@ -21,8 +21,8 @@ pub use refused::{RefusedResource, refused_status};
 use summary::Summary;
 use transition_times::with_transition_times;
 
-/// Returns the status of a resource after the apply. `previous` is its previous status, whose unchanged values are
-/// retained.
+/// Returns the status of a resource after the apply. `previous` is the previous status of the resource. The phase, the
+/// state of the upgrade, the usage of the KV caches and the transition times of the conditions also depend on it.
 #[must_use]
 pub fn status(
     object: &LlmDeployment,
@@ -71,8 +71,8 @@ pub fn status(
     }
 }
 
-/// Returns the usage of the KV caches, or the previous value if the usage was not requested. `None` if no replica
-/// receives requests.
+/// Returns the usage of the KV caches in percent, or the previous value if no router has reported the usage. `None` if
+/// no replica receives requests.
 fn kv_cache_percent(
     applied: &ApplyResult,
     previous: Option<&LlmDeploymentStatus>,

@@ -22,10 +22,10 @@ pub struct UpgradeLimiter(Arc<Mutex<Slots>>);
 struct Slots {
     /// The number of slots.
     limit: usize,
-    /// The number of stores that will be registered: one for each namespace, or one for all.
+    /// The number of stores that will be registered: one for each namespace, or a single one for all namespaces.
     scopes: usize,
     stores: Vec<Store<StoredDeployment>>,
-    /// The UIDs of the resources that have a slot, even if their status does not show it yet.
+    /// The UIDs of the resources that have acquired a slot from this process. Their statuses may not show it yet.
     holders: HashSet<String>,
 }
 
@@ -41,12 +41,13 @@ impl UpgradeLimiter {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Registers the store with the resources of a scope.
+    /// Registers the store that contains the resources of a scope.
     pub fn register(&self, store: Store<StoredDeployment>) {
         self.slots().stores.push(store);
     }
 
-    /// Returns whether the resource with this UID may be upgraded now. If so, it holds a slot until [`Self::release`].
+    /// Returns whether the resource with this UID may be upgraded now. If so, the resource holds a slot until
+    /// [`Self::release`] is called, or until it is deleted or can no longer be decoded.
     #[must_use]
     pub fn acquire(&self, uid: &str) -> bool {
         let mut slots = self.slots();
@@ -66,7 +67,7 @@ impl UpgradeLimiter {
         has_slot
     }
 
-    /// Whether the resources of all scopes are listed. Until then, no further upgrade begins.
+    /// Whether the resources of all scopes have been listed. Before that, no further upgrade receives a slot.
     #[must_use]
     pub fn are_listed(&self) -> bool {
         self.slots().are_listed()
@@ -86,8 +87,8 @@ impl Slots {
     }
 }
 
-/// Whether the operator changes the objects of a resource. It does not change them if the resource is being deleted,
-/// which can take a long time, or cannot be decoded: such a resource would never release a slot.
+/// Whether a resource may hold a slot. The operator does not change the objects of a resource that is being deleted,
+/// which can take a long time, or that cannot be decoded, so such a resource would never release its slot.
 fn is_upgradable(object: &StoredDeployment) -> bool {
     object.0.is_ok() && object.meta().deletion_timestamp.is_none()
 }

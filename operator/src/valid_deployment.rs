@@ -75,8 +75,8 @@ pub struct ServiceMonitorSettings {
     pub labels: BTreeMap<String, String>,
 }
 
-/// Digests of the fields of a resource that pod templates are rendered from. Fields with their default value are
-/// excluded, so that the same resource has the same digests under a later schema.
+/// Digests of the fields of a resource from which pod templates are rendered. Fields that a later schema adds are
+/// excluded while they have their default value, so that the same resource has the same digests under that schema.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct InputDigests {
     /// The digest for the pod template of the replicas.
@@ -153,7 +153,7 @@ pub struct FetchedModel {
 }
 
 impl FetchedModel {
-    /// Returns the revision of the repository, if the source is one of the Hugging Face Hub.
+    /// Returns the revision if the source is a repository of the Hugging Face Hub.
     #[must_use]
     pub fn revision(&self) -> Option<&Revision> {
         match &self.source {
@@ -184,7 +184,7 @@ pub enum ModelSource {
         /// The expected SHA-256 of the file.
         sha256: Option<String>,
     },
-    /// Objects in a bucket of S3.
+    /// Objects in an S3 bucket.
     S3 {
         /// The bucket and the key, in the form `BUCKET/KEY`.
         object: String,
@@ -213,7 +213,7 @@ pub struct FetchContainer {
     pub env: BTreeMap<String, String>,
     /// The entry of a ConfigMap with the certificates of the trusted authorities; `None` for those of the image.
     pub ca_bundle: Option<DataKey>,
-    /// The annotations of the ServiceAccount of the container.
+    /// The annotations of the ServiceAccount of the pods that fetch the model.
     pub service_account_annotations: BTreeMap<String, String>,
     /// The resources of the container; `None` for the default.
     pub resources: Option<ResourceRequirements>,
@@ -244,7 +244,7 @@ pub struct CacheVolume {
     pub access_mode: AccessMode,
 }
 
-/// The nodes on which pods are placed. The fields have the same meaning as in a pod.
+/// The settings for scheduling and running pods on nodes. The fields have the same meaning as in the spec of a pod.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct PodPlacement {
     /// The labels that a node must have.
@@ -261,7 +261,7 @@ pub struct PodPlacement {
     pub runtime_class_name: Option<String>,
 }
 
-/// The number of replicas that a node drain may evict.
+/// The limit on evictions of replicas, for example while a node is drained.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum DisruptionLimit {
     /// The number or percentage of replicas that must remain available.
@@ -289,13 +289,14 @@ pub struct ServerSettings {
     pub max_unavailable: IntOrString,
     /// The number of seconds for which a new replica must be ready before it counts as available.
     pub min_ready_seconds: i32,
-    /// The time without progress after which a rollout is reported as failed.
+    /// The time without progress after which a rollout is reported as failed, not including the estimated time that a
+    /// replica needs to start.
     pub progress_deadline: Duration,
     /// Whether the rollout is paused.
     pub paused: bool,
     /// The time that a replica has to finish its requests before it stops.
     pub drain_timeout: Duration,
-    /// The number of replicas that a node drain may evict.
+    /// The limit on evictions of replicas, for example while a node is drained.
     pub disruption: DisruptionLimit,
     /// The log level of the server.
     pub log: LogLevel,
@@ -310,7 +311,7 @@ pub struct EngineSettings {
     pub device: String,
     /// The size of the KV cache in bytes; `None` for the default of the server.
     pub kv_cache_size: Option<u64>,
-    /// The type of the cached keys and values; `None` for the default of the device.
+    /// The data type of the cached keys and values; `None` for the default of the device.
     pub kv_cache_precision: Option<KvPrecision>,
     /// Whether prompts reuse cached prefixes.
     pub prefix_caching: bool,
@@ -320,7 +321,7 @@ pub struct EngineSettings {
     pub max_num_batched_tokens: u32,
     /// The maximum number of tokens of a prompt and its answer; `None` for the default of the server.
     pub max_model_len: Option<u32>,
-    /// The sources of images.
+    /// The sources from which the server may fetch the images in requests.
     pub media: MediaSources,
     /// The properties of the OpenVINO plugin.
     pub plugin_config: BTreeMap<String, String>,
@@ -337,11 +338,11 @@ pub struct RouterSettings {
     pub replicas: i32,
     /// The policy by which a router chooses a replica for a request.
     pub policy: Policy,
-    /// The maximum number of waiting requests.
+    /// The maximum number of requests that wait in a router.
     pub queue_requests: u32,
-    /// The maximum number of prompt tokens of waiting requests.
+    /// The maximum total number of prompt tokens in the requests that wait in a router.
     pub queue_tokens: u64,
-    /// The maximum time that a request waits.
+    /// The maximum time that a request waits in a router.
     pub queue_timeout: Duration,
     /// The maximum number of attempts to send a request to a replica.
     pub attempts: u32,
@@ -353,7 +354,7 @@ pub struct RouterSettings {
     pub first_token_timeout: Duration,
     /// The timeout for an answer that is not streamed.
     pub answer_timeout: Duration,
-    /// The maximum time between two bytes of an answer.
+    /// The maximum time without data from the replica after an answer has begun.
     pub idle_timeout: Duration,
     /// The Service that clients use.
     pub service: ServiceSettings,

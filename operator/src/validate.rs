@@ -1,6 +1,6 @@
-//! Validates a resource: resolves every optional field and rejects every invalid value, so that no later step reads the
-//! `spec`. Rules that the schema already enforces are repeated only where a later step depends on them. This module is
-//! pure.
+//! Validates a resource: resolves the optional fields and rejects invalid values, so that rendering the objects does
+//! not require the `spec`. Rules that the schema already enforces are repeated only where a later step depends on them.
+//! This module is pure.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -38,7 +38,7 @@ const ARCHITECTURE_LABEL: &str = "kubernetes.io/arch";
 /// The architecture that the images are built for.
 const IMAGE_ARCHITECTURE: &str = "amd64";
 
-/// The reason why a resource is invalid. Its author has to correct the resource.
+/// The reason why a resource is refused. In most cases, the author of the resource has to correct it.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ValidationError {
     /// The value of a field is invalid.
@@ -49,7 +49,7 @@ pub enum ValidationError {
         /// A description of the problem.
         problem: String,
     },
-    /// The resource does not have exactly one source of the model.
+    /// The resource does not specify exactly one source of the model.
     #[error("model.source must have exactly one of hf, http, s3, oci and pvc")]
     Source,
     /// The resource was stored under another schema.
@@ -70,7 +70,7 @@ pub enum ValidationError {
 pub(crate) const REFUSED_BY_CLUSTER: &str = "RefusedByCluster";
 
 impl ValidationError {
-    /// Returns the reason for conditions, which is stable and in CamelCase.
+    /// Returns the reason that conditions contain: a stable identifier in CamelCase.
     #[must_use]
     pub fn reason(&self) -> &'static str {
         match self {
@@ -363,8 +363,8 @@ fn bytes(field: &'static str, size: &Quantity) -> Result<u64, ValidationError> {
 }
 
 fn duration(field: &'static str, period: &Period) -> Result<Duration, ValidationError> {
-    /// Length of any duration in a resource. Longer durations are useless in all fields, and Kubernetes counts seconds
-    /// in 32 bits.
+    /// Length of any duration in a resource. Longer durations are useless in all fields, and some fields of Kubernetes
+    /// are 32-bit numbers of seconds.
     ///
     /// If exceeded: the operator rejects the resource and reports the field in its status.
     const LONGEST: Duration = Duration::from_secs(365 * 24 * 3600);

@@ -1,6 +1,6 @@
-//! The watches: one for each kind that the operator owns, one for pods and one for each kind of failure, in each
-//! namespace that the operator manages. They fill the caches in [`Stores`], and each change triggers a reconcile of
-//! the resource that owns the changed object.
+//! The watches: one for each kind of object that the operator creates, one for pods and one for each kind of failure,
+//! in each namespace that the operator manages. They fill the caches in [`Stores`]. A change of the caches usually
+//! triggers a reconcile of the resource to which the changed object belongs.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -33,12 +33,12 @@ use failures::FailureKind;
 pub use stores::Stores;
 use stores::owner;
 
-/// Number of changes that wait to be reconciled.
+/// Number of changes that the watches have reported and the controller has not received yet.
 ///
 /// If exceeded: the watches wait.
 const CHANGES_MAX: usize = 1024;
 
-/// A resource as the API server stores it. Decoding fails if the resource was stored under another schema; the value
+/// A resource as the API server stores it. Decoding can fail if the resource was stored under another schema; the value
 /// then contains the error, so that the error does not end the watch of the other resources.
 pub type StoredDeployment = DeserializeGuard<LlmDeployment>;
 
@@ -58,7 +58,7 @@ pub(crate) fn stored_deployment(event: Event<DynamicObject>) -> Event<StoredDepl
     }
 }
 
-/// The objects that watches follow, and the services that they use.
+/// The objects that are watched, and the client, the caches and the metrics that the watches use.
 #[derive(Clone, Copy)]
 pub struct WatchScope<'a> {
     /// The client for the API server.
@@ -76,7 +76,7 @@ pub struct WatchScope<'a> {
 /// The running watches of a controller.
 #[derive(Debug)]
 pub struct Watches {
-    /// Receives the resources that own a changed object.
+    /// Receives the resources to which a changed object belongs.
     pub changes: mpsc::Receiver<ObjectRef<LlmDeployment>>,
     /// A sender to `changes`, for other sources of changes.
     pub sender: mpsc::Sender<ObjectRef<LlmDeployment>>,
@@ -271,8 +271,8 @@ impl Follower {
         }
     }
 
-    /// Follows the events about a kind of failure. The operator does not wait for this watch, because it also works
-    /// without the permission to read events: its messages about failures are then less specific.
+    /// Follows the events about a kind of failure. The operator does not wait for this watch, because the operator also
+    /// works without the permission to read events. Its messages about failures are then less specific.
     async fn failures(self, kind: FailureKind, api: Api<DynamicObject>) -> anyhow::Result<()> {
         let selector = format!("involvedObject.kind={},reason={}", kind.object_kind(), kind.reason());
         let config = watcher::Config::default().fields(&selector);

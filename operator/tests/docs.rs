@@ -1,5 +1,5 @@
-//! Checks that the reference in `docs/` matches the code. `UPDATE_EXPECT=1 cargo test -p operator --test docs` writes
-//! the reference.
+//! Checks that the reference of the operator in `docs/reference` matches the code. `UPDATE_EXPECT=1 cargo test -p
+//! operator --test docs` writes the reference.
 
 use std::fmt::Write as _;
 use std::time::Duration;
@@ -53,7 +53,7 @@ fn the_resource_is_described() {
     expect_file!["../../docs/reference/llmdeployment.md"].assert_eq(&text);
 }
 
-/// Fields with types of Kubernetes, which the documentation of Kubernetes describes.
+/// Fields whose types are defined by Kubernetes and described in its documentation.
 const KNOWN: [&str; 6] = [
     "spec.placement.affinity",
     "spec.placement.tolerations",

@@ -1,5 +1,5 @@
-//! Compares the permissions that the chart grants to the operator with a list, so that the test fails if a permission
-//! is added.
+//! Compares the operator's permissions in the chart with an expected list, so that the test fails if a permission is
+//! added or removed.
 
 use expect_test::expect;
 use serde_json::Value;

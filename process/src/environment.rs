@@ -2,9 +2,9 @@
 
 use clap::Arg;
 
-/// Returns a function for `Command::mut_args` that lets an environment variable set each flag of a command. The
-/// variable has the name of the flag with `prefix` in front: with the prefix `OVFLEET_`, `OVFLEET_MAX_QUEUE` sets
-/// `--max-queue`.
+/// Returns a function for `Command::mut_args` that lets each flag of a command be set by its own environment variable.
+/// The name of the variable consists of `prefix` and the name of the flag in upper case, with underscores: with the
+/// prefix `OVFLEET_`, `OVFLEET_MAX_QUEUE` sets `--max-queue`.
 pub fn env_with_prefix(prefix: &str) -> impl FnMut(Arg) -> Arg {
     move |argument| match argument.get_long() {
         Some(flag) => {

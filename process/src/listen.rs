@@ -37,7 +37,8 @@ impl ConnectionSlots {
         Self { free, pressure, last_full: None, notifies_at: Instant::now() }
     }
 
-    /// Accepts the next connection once a slot is free. The connection occupies the slot until the permit is dropped.
+    /// Accepts the next connection once a slot is free. The connection occupies the slot until the returned permit is
+    /// dropped.
     ///
     /// # Cancel safety
     /// No connection is lost if the future is dropped.

@@ -14,9 +14,9 @@ pub struct Tracer {
 }
 
 impl Tracer {
-    /// Creates an exporter that sends the spans of `service` to `endpoint`, a URL of OTLP over gRPC. If a client has
-    /// started a trace, its sampling decision applies; of the other operations, the fraction `sampling_ratio` is
-    /// traced. Must be called within a Tokio runtime.
+    /// Creates a tracer that sends the spans of `service` to `endpoint`, a URL of OTLP over gRPC. If a client has
+    /// started the trace of an operation, the client's sampling decision applies. The fraction `sampling_ratio` of all
+    /// other operations is traced. Must be called within a Tokio runtime.
     ///
     /// # Errors
     /// `endpoint` is not a URL, or its scheme is HTTPS, which the exporter does not support because it is built without

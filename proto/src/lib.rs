@@ -1,7 +1,8 @@
-//! The contracts between the processes of a fleet. `replica.proto` defines the reports of a replica to routers, and
-//! `router.proto` those of a router to the operator. The `.proto` files document every field, and the code is generated
-//! from them. In addition, [`replica_token`] implements the token with which routers authenticate themselves to
-//! replicas, and [`path`] normalizes the spellings of paths that both accept.
+//! The contracts between the processes of a fleet. `replica.proto` defines the reports of a replica to routers and the
+//! call that drains a replica, and `router.proto` the reports of a router to the operator. The `.proto` files document
+//! every field, and the code is generated from them. In addition, [`replica_token`] implements the token with which
+//! routers authenticate themselves to replicas, and [`path`] normalizes the alternative spellings of paths that routers
+//! and replicas accept.
 
 pub mod path;
 pub mod replica_token;

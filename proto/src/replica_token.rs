@@ -1,10 +1,10 @@
 //! The replica token: the secret with which routers authenticate themselves to replicas.
 //!
-//! Routers and replicas read it from a file with one token per line, and reload the file when it changes. A router
-//! sends all tokens of its file with each HTTP request and each gRPC call, and a replica accepts requests with at least
-//! one token of its own file. Two processes can therefore communicate if their files have at least one token in common.
-//! This makes it possible to replace the token while requests are served: add the new token, wait until every process
-//! has read the file, and remove the old one.
+//! Routers and replicas read the token from a file, which can contain several tokens, one per line. They reload the
+//! file when it changes. A router sends all tokens of its file with each HTTP request and each gRPC call, and a replica
+//! accepts requests with at least one token of its own file. Two processes can therefore communicate if their files
+//! have at least one token in common. This makes it possible to replace the token while requests are served: add the
+//! new token, wait until every process has read the file, and remove the old one.
 
 use std::fmt;
 use std::fs::File;
@@ -19,7 +19,7 @@ use subtle::{Choice, ConstantTimeEq as _};
 /// The header of HTTP requests and gRPC calls that contains the tokens of a router, separated by commas.
 pub const HEADER: &str = "x-ovfleet-replica-token";
 /// The authentication scheme that a replica names in `WWW-Authenticate` when it rejects a request without a valid
-/// token. By this scheme, a router recognizes that the replica has rejected the router and not the client.
+/// token. The scheme shows the router that the replica has rejected the router and not the client.
 pub const SCHEME: &str = "ovfleet-replica-token";
 
 /// Number of tokens in the file given by `--replica-token-file`.
@@ -120,8 +120,8 @@ impl ReplicaTokens {
         headers.insert(HEADER, self.header.clone());
     }
 
-    /// Returns whether `headers` contain one of the tokens. The time of the comparison depends on the number and the
-    /// lengths of the tokens, but not on their content.
+    /// Returns whether one of these tokens is among the first `TOKENS_MAX` tokens in `headers`. The time of the
+    /// comparison depends on the number and the lengths of the tokens, but not on their content.
     #[must_use]
     pub fn are_in(&self, headers: &HeaderMap) -> bool {
         let values = headers.get_all(HEADER).iter().map(HeaderValue::as_bytes);
@@ -163,7 +163,7 @@ impl ReplicaTokenFile {
     /// Reads the tokens of the file at `path`.
     ///
     /// # Errors
-    /// The file cannot be read or contains no valid tokens.
+    /// The file cannot be read, or its content is invalid.
     pub fn open(path: &Path) -> Result<Self, Error> {
         let tokens = ArcSwap::from_pointee(read(path)?);
         Ok(Self(Arc::new(Inner { path: path.to_owned(), tokens, problem: Mutex::default() })))
@@ -178,7 +178,7 @@ impl ReplicaTokenFile {
     /// Reads the file again. Returns the number of tokens if they have changed.
     ///
     /// # Errors
-    /// The file cannot be read or contains no valid tokens. The previous tokens stay in effect. If the previous call
+    /// The file cannot be read, or its content is invalid. The previous tokens stay in effect. If the previous call
     /// failed for the same reason, the error is not repeated: the result is `Ok(None)`.
     pub fn reload(&self) -> Result<Option<usize>, Error> {
         let mut problem = self.0.problem.lock().unwrap_or_else(PoisonError::into_inner);

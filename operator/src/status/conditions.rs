@@ -150,7 +150,7 @@ fn router(applied: &ApplyResult) -> ConditionState {
     }
 }
 
-/// Whether all routers have the current pod template of their Deployment.
+/// Whether the desired number of routers exists and all of them have the current pod template of their Deployment.
 pub(super) fn routers_are_updated(applied: &ApplyResult) -> bool {
     let Some(deployment) = deployment(applied, Component::Router) else { return false };
     let desired = applied.valid.router.replicas;
@@ -294,9 +294,10 @@ pub(super) fn available(desired: i32, routable: i32, router: &ConditionState) ->
     }
 }
 
-/// Returns the condition `Ready`, which reports whether the resource has its desired state. A resource that is scaled
-/// to zero is ready: a client that waits for readiness would otherwise wait forever. The condition `Available` reports
-/// whether requests are served.
+/// Returns the condition `Ready`, which reports whether the resource is accepted, a router is ready, and enough
+/// up-to-date replicas receive requests. A resource that is scaled to zero is ready once no replica exists: a client
+/// that waits for readiness would otherwise wait forever. The condition `Available` reports whether requests are
+/// served.
 pub(super) fn ready(summary: &Summary, basic: &BasicConditions) -> ConditionState {
     let BasicConditions { accepted, model, replicas, router } = basic;
     if accepted.holds == Some(false) {

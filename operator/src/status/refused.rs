@@ -1,6 +1,6 @@
 //! Computes the status of a resource that is invalid or cannot be decoded. The operator does not change the objects of
-//! such a resource, so the status describes the replicas that exist, and its other fields retain their previous values.
-//! This module is pure.
+//! such a resource. The status therefore reports the error and describes the replicas that exist; the other fields of
+//! the status retain their previous values. This module is pure.
 
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;

@@ -47,7 +47,8 @@ pub(super) fn release_status(
     }
 }
 
-/// Whether all pods have the applied templates and are ready.
+/// Whether the desired number of replicas exists, all replicas have the applied template and receive requests, and the
+/// routers are up to date.
 fn is_rolled_out(applied: &ApplyResult, summary: &Summary) -> bool {
     let replicas_are_updated = summary.updated == summary.desired
         && summary.present == summary.desired

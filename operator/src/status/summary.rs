@@ -22,17 +22,17 @@ pub(super) struct Summary {
     pub(super) present: i32,
     pub(super) ready: i32,
     pub(super) routable: i32,
-    /// The number of replicas with the desired pod template.
+    /// The number of existing replicas with the desired pod template.
     pub(super) updated: i32,
     /// The number of updated replicas that are ready and admitted.
     pub(super) updated_routable: i32,
     /// The number of replicas that are being deleted.
     pub(super) draining: i32,
-    /// The most frequent problem of the replicas.
+    /// The reason why pods of replicas cannot be created, or otherwise the most frequent problem of the replicas.
     pub(super) problem: Option<Problem>,
     /// The problem that prevents the Job from fetching the model.
     pub(super) fetch_problem: Option<Problem>,
-    /// A message about the volumes that the containers of a replica wait for.
+    /// A message about the objects that a replica mounts, while its containers wait to be created.
     pub(super) awaits: Option<String>,
     /// The number of replicas that work but have not been admitted by the routers.
     pub(super) not_admitted: i32,
@@ -115,8 +115,8 @@ pub(super) fn router_problem(applied: &ApplyResult) -> Option<Problem> {
     replica_failure(deployment(applied, Component::Router)).or_else(|| most_frequent_problem(&pods))
 }
 
-/// The most frequent problem of the pods. If several problems are equally frequent, it is the first one in their sort
-/// order.
+/// The most frequent problem of the pods. If several problems are equally frequent, the first of them in sort order is
+/// returned.
 fn most_frequent_problem(pods: &[&PodState]) -> Option<Problem> {
     let mut problems: Vec<&Problem> = pods.iter().filter_map(|pod| pod.problem.as_ref()).collect();
     problems.sort();
@@ -149,7 +149,7 @@ fn fetch_problem(applied: &ApplyResult, cache: Option<&CacheStatus>) -> Option<P
 /// The state of the fetch of a model.
 #[derive(Default)]
 struct FetchState {
-    /// `None` if the model is not fetched.
+    /// `None` if the model is mounted instead of fetched.
     cache: Option<CacheStatus>,
     model_digest: Option<String>,
 }

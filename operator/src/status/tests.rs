@@ -1,4 +1,4 @@
-//! Tests of the status in all states of the replicas.
+//! Tests of the status for different states of replicas, routers and fetches.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -250,7 +250,7 @@ fn refused(
     refused_status(&resource, Timestamp::UNIX_EPOCH)
 }
 
-/// The observed state of `object` with ready routers, after the operator has applied its objects.
+/// The observed state of `object` with a ready router, after the operator has applied its objects.
 fn serving(object: &LlmDeployment, pods: &[PodState]) -> ObservedState {
     let applied = applied(object, observed(pods), 1);
     ObservedState { owned: applied.objects, ..applied.observed }
@@ -517,7 +517,7 @@ fn the_release_says_what_its_upgrade_waits_for() {
     }
 }
 
-/// Checks the invariants of the status for random pods, and that computing it again yields the same status.
+/// Checks the invariants of the status for random pods, and that computing the status again yields the same result.
 #[test]
 fn invariants_hold_for_random_states_of_pods() {
     use rand::{RngExt as _, SeedableRng as _};

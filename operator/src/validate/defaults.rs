@@ -13,7 +13,7 @@ pub struct Defaults {
     pub image_pull_policy: Option<String>,
     /// The address that pods listen on: the unspecified address of the cluster's IP family.
     pub host: IpAddr,
-    /// The origin of the user that pods run as.
+    /// Whether the operator or the platform sets the user that pods run as.
     pub pod_user: PodUser,
 }
 
@@ -31,11 +31,11 @@ impl Defaults {
     }
 }
 
-/// The origin of the user that pods run as.
+/// Whether the operator or the platform sets the user that pods run as.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PodUser {
     /// The operator sets a fixed user.
     Fixed,
-    /// The platform assigns the user: OpenShift has a range of users for each namespace and rejects others.
+    /// The platform assigns the user: OpenShift has a range of user IDs for each namespace and rejects other user IDs.
     Platform,
 }

@@ -1,5 +1,5 @@
-//! Digests of the user's settings. They change if and only if the user requests different pods, regardless of how the
-//! operator renders them. This module is pure.
+//! Digests of the user's settings. They change when the user requests different pods, and not when another version of
+//! the operator renders the same settings differently. This module is pure.
 
 use operator_api::{CacheMode, Fetch, KeyIsolation, LlmDeploymentSpec, Model};
 use serde::Serialize;
@@ -53,8 +53,8 @@ pub(super) fn input_digests(spec: &LlmDeploymentSpec) -> InputDigests {
     }
 }
 
-/// Returns `model` with only the settings that affect the pod template of the replicas. With a shared cache, the
-/// settings of its volume and of the Job that fetches the model do not affect it.
+/// Returns `model` with only the settings that affect the pod template of the replicas. With a shared cache, the size
+/// and the StorageClass of its volume and the settings of the Job that fetches the model do not affect the template.
 fn rendered_settings(model: &Model) -> Model {
     let mut model = model.clone();
     if let Some(fetch) = &mut model.fetch {

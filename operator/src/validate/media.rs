@@ -1,8 +1,8 @@
 //! Checks the sources of images as the server does when it starts: pods with an entry that the server refuses would
 //! never become ready, and a pattern in the schema cannot express all rules. This module is pure.
 //!
-//! `tests/fixtures/media-sources.yaml` contains examples. A test of the operator and a test of the server read it, so
-//! that both programs accept the same entries.
+//! `operator/tests/fixtures/media-sources.yaml` contains examples. A test of the operator and a test of the server read
+//! it, so that both programs accept the same entries.
 
 use ipnet::IpNet;
 use reqwest::Url;

@@ -1,6 +1,6 @@
-//! Failures that Kubernetes reports only in events: a Job that cannot create its pod (because of a quota or Pod
-//! Security), and a pod whose volumes cannot be mounted (because a Secret does not exist). The API server selects these
-//! events, so that other events of a busy namespace do not reach the operator.
+//! Failures that Kubernetes reports only in events: a Job that cannot create its pod (for example, because of a quota
+//! or Pod Security), and a pod whose volumes cannot be mounted (for example, because a Secret does not exist). The API
+//! server filters the events by kind and reason, so that most events of a busy namespace do not reach the operator.
 
 use k8s_openapi::api::core::v1::Event as KubernetesEvent;
 use kube::ResourceExt as _;
@@ -53,7 +53,8 @@ pub(super) struct Failure {
 }
 
 impl Failure {
-    /// Returns the failure that an event reports, with the namespace and name of the object that it concerns.
+    /// Returns the failure that an event reports, with the namespace and name of the object that the event concerns.
+    /// `None` if the object is not one of the operator's, or if the failure may be temporary.
     pub(super) fn new(kind: FailureKind, event: &KubernetesEvent) -> Option<((String, String), Self)> {
         let object = &event.involved_object;
         let key = (object.namespace.clone()?, object.name.clone()?);

@@ -1,5 +1,5 @@
-//! The caches that the watches fill: owned objects by the UID of their resource, pods by the name of their resource,
-//! and the failures that Kubernetes reports in events.
+//! The caches that the watches fill: owned objects by the UID of their resource, pods by the namespace and name of
+//! their resource, and the failures that Kubernetes reports in events.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -112,8 +112,8 @@ impl Stores {
         caches.owned.values().flat_map(BTreeMap::values).map(|compact| compact.owner.clone()).collect()
     }
 
-    /// Stores an object, and returns its owner. An object without an owner is removed, and its former owner is
-    /// returned.
+    /// Stores an object, and returns its owner. An object that no longer has an owner is removed from the caches, and
+    /// its former owner is returned.
     pub fn insert(&self, kind: Kind, object: DynamicObject) -> Option<ObjectRef<LlmDeployment>> {
         let Some((owner, uid)) = owner(&object) else { return self.remove(kind, &object) };
         let name = object.name_any();
@@ -122,7 +122,7 @@ impl Stores {
         Some(owner)
     }
 
-    /// Stores an object that the API server has returned for an apply, unless its watch has already reported a later
+    /// Stores an object that the API server has returned for an apply, unless the watch has already reported a later
     /// version. That version would otherwise be hidden until the next change.
     pub fn insert_applied(&self, kind: Kind, object: DynamicObject) {
         let Some((owner, uid)) = owner(&object) else { return };
@@ -217,7 +217,8 @@ impl Stores {
         gone.iter().filter_map(|(namespace, name)| caches.remove_pod(namespace, name)).collect()
     }
 
-    /// Stores the failure that an event reports, and returns the resource that it concerns if the failure is new.
+    /// Stores the failure that an event reports, and returns the resource that the failure concerns, unless the same
+    /// failure is already known.
     pub(super) fn insert_failure(
         &self,
         kind: FailureKind,
@@ -291,7 +292,7 @@ pub(super) fn owner(object: &DynamicObject) -> Option<(ObjectRef<LlmDeployment>,
     Some((ObjectRef::new(&owner.name).within(&object.namespace()?), owner.uid.clone()))
 }
 
-/// The name of the resource that a pod belongs to; `None` if the pod lacks the labels that the pods of resources have.
+/// The name of the resource that a pod belongs to; `None` if the pod lacks the labels of an ovfleet pod.
 fn instance(pod: &Pod) -> Option<&str> {
     let labels = pod.labels();
     labels.get(INSTANCE).filter(|_| labels.get(NAME).is_some_and(|name| name == OVFLEET)).map(String::as_str)
@@ -376,7 +377,7 @@ mod tests {
         check(&|object| stores.remove(Kind::Service, &object));
     }
 
-    /// A pod of the resource `instance`. `name` is the value of the label with the name of the application.
+    /// A pod of the resource `instance`. `name` is the value of the label `app.kubernetes.io/name`.
     fn pod(instance: &str, name: &str) -> Pod {
         let labels = json!({INSTANCE: instance, NAME: name});
         let pod = json!({"metadata": {"name": "a", "namespace": "models", "labels": labels}});

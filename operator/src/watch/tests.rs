@@ -14,7 +14,7 @@ use tokio::time::timeout;
 
 use super::*;
 
-/// The maximum time to wait for a watch. It suffices on a busy machine.
+/// The maximum time to wait for a watch. It suffices even on a busy machine.
 const LIMIT: Duration = Duration::from_secs(60);
 
 /// The ConfigMap `name` of the LLMDeployment `chat`.

@@ -35,7 +35,7 @@ impl Routers {
         change(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Sets whether the routers admit no replica.
+    /// Makes the routers admit no replica if `is_closed`, and all running replicas otherwise.
     pub(crate) fn close(&self, is_closed: bool) {
         self.with(|admission| admission.is_closed = is_closed);
     }
@@ -53,7 +53,7 @@ impl Routers {
         })
     }
 
-    /// Returns the number of connections to the routers.
+    /// Returns the number of connections to the routers that have been opened so far.
     pub(crate) fn connections(&self) -> u64 {
         self.with(|admission| admission.connections)
     }
@@ -83,7 +83,8 @@ impl PodClient for Routers {
     }
 }
 
-/// Sets the status of all pods of a namespace to running, until it is dropped.
+/// Updates the pods of a namespace until this value is dropped: pods that fetch a model end with the result that
+/// [`Self::set_fetch_result`] sets, all other pods run, and pods that are being deleted are removed.
 pub(crate) struct Kubelet {
     routers: Routers,
     /// The exit code and the report of the containers that fetch models.

@@ -1,5 +1,5 @@
-//! Tests the operator with a real API server: the validation rules, and the objects that it creates for resources.
-//! The cluster has no node: a simulated kubelet reports the status of pods.
+//! Tests the operator with a real API server, for example the validation rules and the objects that the operator
+//! creates for resources. The cluster has no node: a simulated kubelet reports the status of pods.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 #![expect(clippy::needless_pass_by_value, reason = "values are written where they are passed")]
 

@@ -36,7 +36,8 @@ impl Operator {
         Self { metrics, stop, tasks }
     }
 
-    /// Closes several connections of the operator to `port`. Panics if the operator stops or becomes the leader.
+    /// Accepts several connections of the operator to `port` and closes them. Panics if the operator stops or becomes
+    /// the leader.
     async fn until_it_retries(&mut self, port: &TcpListener) {
         for _ in 0..3 {
             tokio::select! {

@@ -18,7 +18,7 @@ use tower::ServiceExt as _;
 use crate::leaders::is_leader;
 use crate::support::{Settings, cluster, config, eventually, grant, permissions};
 
-/// A user without the permission to list Jobs.
+/// A user that initially lacks the permission to list Jobs.
 const USER: &str = "restricted-operator";
 
 async fn readiness(admin: &Admin) -> (StatusCode, String) {

@@ -1,4 +1,5 @@
-//! Tests of the Secret with the replica token, created by an operator that has no other permission for Secrets.
+//! Tests of the Secret with the replica token. The operator creates the Secret, and has no permission for Secrets
+//! except to create them.
 
 use k8s_openapi::api::core::v1::{Pod, ResourceQuota, Secret};
 use kube::ResourceExt as _;

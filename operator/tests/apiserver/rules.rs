@@ -1,4 +1,4 @@
-//! Tests every rule of the schema against a real API server, with valid and invalid values, and checks the messages.
+//! Tests the rules of the schema against a real API server, with valid and invalid values, and checks the messages.
 
 use futures_util::{StreamExt as _, stream};
 use kube::api::{Api, PostParams};
@@ -7,7 +7,7 @@ use serde_json::{Map, Value, json};
 
 use crate::support::{cluster, smallest};
 
-/// The smallest spec, with changed values at some paths.
+/// The smallest spec, with the values of `changes` at their paths.
 fn with(changes: &[(&str, Value)]) -> Value {
     let mut spec = smallest();
     for (path, value) in changes {
@@ -124,8 +124,8 @@ async fn every_value_that_the_schema_accepts_can_be_decoded() {
     assert!(failed.is_empty(), "{failed:#?}");
 }
 
-/// Returns objects of a schema that have null or an extreme number in one field each, and otherwise only the required
-/// fields.
+/// Returns values for a schema: null, extreme numbers where the schema permits a number, and objects that have such a
+/// value in one field and otherwise only the required fields.
 fn extremes(schema: &Value) -> Vec<Value> {
     let numbers = [i64::MIN, -3_000_000_000, -1, 3_000_000_000, i64::MAX].map(Value::from);
     let mut values = vec![Value::Null];

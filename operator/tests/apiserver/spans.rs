@@ -1,4 +1,4 @@
-//! Tests of the spans of reconciles that a collector receives.
+//! Tests that a collector receives the spans of reconciles.
 
 use std::sync::{Arc, Mutex};
 

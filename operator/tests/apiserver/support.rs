@@ -1,4 +1,4 @@
-//! The cluster that all tests of this program share, an operator in it, and functions that wait for a state.
+//! The cluster that most tests of this program share, an operator in it, and functions that wait for a state.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -25,11 +25,11 @@ use tokio_util::sync::CancellationToken;
 
 use crate::kubelet::{Kubelet, Routers};
 
-/// The maximum time to wait for a state. It suffices on a busy machine.
+/// The maximum time to wait for a state. It suffices even on a busy machine.
 pub(crate) const LIMIT: Duration = Duration::from_secs(90);
 /// The interval at which a state is checked.
 const CHECK_INTERVAL: Duration = Duration::from_millis(25);
-/// The user of the operator, which has the permissions that the chart grants, and no others.
+/// The user as which the operator connects. This user has only the permissions that the chart grants the operator.
 pub(crate) const OPERATOR: &str = "operator";
 
 static CLUSTER: OnceCell<ControlPlane> = OnceCell::const_new();
@@ -109,7 +109,7 @@ impl Stage {
         Api::namespaced_with(self.client.clone(), &self.namespace, &kind.api_resource())
     }
 
-    /// Applies a resource as `kubectl apply` does.
+    /// Applies a resource as `kubectl apply --server-side --force-conflicts` does.
     pub(crate) async fn apply(&self, name: &str, spec: Value) -> kube::Result<LlmDeployment> {
         let patch = json!({
             "apiVersion": "ovfleet.dev/v1alpha1",
@@ -120,7 +120,7 @@ impl Stage {
         self.resources().patch(name, &PatchParams::apply("user").force(), &Patch::Apply(&patch)).await
     }
 
-    /// Waits until the status is current and a condition has the expected status, in the form `Ready=True`.
+    /// Waits until the status is current and a condition has the expected status. `expected` has the form `Ready=True`.
     pub(crate) async fn until(&self, name: &str, expected: &str) -> LlmDeployment {
         let (condition, expected_status) = expected.split_once('=').unwrap();
         let mut last = Value::Null;
@@ -147,7 +147,7 @@ impl Stage {
     }
 
     /// Returns the objects in the namespace that any LLMDeployment owns, except Secrets and ServiceMonitors, each as
-    /// `KIND NAME`, such as `deployments chat`.
+    /// `KIND NAME`, such as `Service chat`.
     pub(crate) async fn owned(&self) -> Vec<String> {
         let mut found = Vec::new();
         for kind in Kind::BUILT_IN {

@@ -1,4 +1,4 @@
-//! Tests that a new release of the operator does not restart all resources at the same time.
+//! Tests that a new release of the operator does not restart the pods of all resources at the same time.
 
 use kube::api::{Api, Patch, PatchParams};
 use operator::metrics::Metrics;
@@ -43,7 +43,7 @@ impl Releases {
         tasks
     }
 
-    /// Returns the state of a resource's release, the image of its replicas, and whether it is ready.
+    /// Returns the state of a resource's release, the image of its replicas, and whether the resource is ready.
     async fn state(&self, name: &str) -> (UpgradeState, String, bool) {
         let status = self.resources.get(name).await.unwrap().status.unwrap_or_default();
         let is_ready = status.conditions.iter().any(|known| known.type_ == "Ready" && known.status == "True");

@@ -1,5 +1,5 @@
-//! Tests of the objects that `validate` and `desired` render, with snapshots in `snapshots/`. `UPDATE_EXPECT=1 cargo
-//! test -p operator --test desired` updates the snapshots; review the changes.
+//! Tests of the objects that `desired` renders for validated resources, with snapshots in `snapshots/`.
+//! `UPDATE_EXPECT=1 cargo test -p operator --test desired` updates the snapshots; review the changes.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::collections::BTreeMap;
@@ -39,7 +39,7 @@ fn render(object: &LlmDeployment, observed: &ObservedState) -> DesiredState {
     desired(&valid(object, observed), observed, UpgradePermission::Granted)
 }
 
-/// The observed state after the fetch Job of `resources`, if there is one, is complete.
+/// The observed state after the fetch Job of `resources`, if there is one, has completed.
 fn after_fetch(resources: &DesiredState) -> ObservedState {
     let mut observed = ObservedState { has_service_monitors: true, ..ObservedState::default() };
     for manifest in resources.manifests.iter().filter(|manifest| manifest.kind == Kind::Job) {
@@ -74,7 +74,7 @@ fn rendered_objects_match_the_snapshots() {
     }
 }
 
-/// The server rejects a flag that is given twice.
+/// The server would reject such a flag as given twice if the user could also set it.
 #[test]
 fn flags_that_the_operator_sets_are_reserved() {
     for name in FIXTURES {
@@ -222,12 +222,13 @@ fn scaling_and_suspending_work_while_the_next_model_is_fetched() {
     }
 }
 
-/// The annotation with the source of a Deployment, a Job or a pod template.
+/// The annotation of a Deployment, a Job or a pod template that contains the source of the model.
 fn source_of(object: &Value) -> Option<&str> {
     object["metadata"]["annotations"]["ovfleet.dev/source"].as_str()
 }
 
-/// Removes the annotation with the source, as if an earlier release of the operator had created the objects.
+/// Removes the annotations that contain the source of the model, as if an earlier release of the operator had created
+/// the objects.
 fn without_source(observed: &mut ObservedState) {
     for object in observed.owned.values_mut() {
         let object = Arc::make_mut(object);

@@ -8,7 +8,8 @@ use crate::routers::{LeastLoad, LlmD, Oracle, Ovfleet};
 use crate::workload::{Kind, Request, workload};
 
 /// A replica with a small model on eight cores: its step times are a quarter of those measured on two cores
-/// (`docs/performance/results.md`), its cache has 32,768 tokens, and its step sizes are the server's defaults.
+/// (`docs/performance/results.md`), its cache has space for 32,768 tokens, and its step sizes are the server's
+/// defaults.
 pub(crate) const REPLICA: EngineConfig = EngineConfig {
     block_tokens: 16,
     blocks_total: 2048,
@@ -30,7 +31,7 @@ pub(crate) enum Competitor {
     Oracle,
 }
 
-/// The runs: each competitor over each kind of traffic with each seed.
+/// The parameters of the runs. Each competitor serves each kind of traffic once per seed.
 #[derive(Clone, Debug)]
 pub(crate) struct Arena {
     pub(crate) replicas: usize,

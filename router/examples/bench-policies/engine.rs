@@ -47,12 +47,12 @@ pub(crate) struct EngineConfig {
     pub(crate) decode_token: Nanos,
 }
 
-/// The first token or the last token of a request, at the end of a step.
+/// An event at the end of a step: the first or the last token of a request has been generated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Outcome {
-    /// The prompt is computed.
+    /// The first token has been generated.
     First { request: usize },
-    /// All tokens are generated.
+    /// The last token has been generated.
     Finished { request: usize },
 }
 

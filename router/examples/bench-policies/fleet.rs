@@ -1,9 +1,9 @@
 //! The event loop in virtual time: a request arrives at the router, is sent to a replica, is computed there, and
 //! appears in load reports.
 //!
-//! A simulated router receives the same information as a real one, at the same times: a report follows a change after
-//! 20 ms, and otherwise every second. Reports and requests take a random time to cross the network, so they can
-//! overtake each other. Only the oracle sees the replicas themselves.
+//! A simulated router receives the same information as a real one, at the same times: a replica sends a report 20 ms
+//! after a change, and otherwise every second. Reports and requests take a random time to cross the network, so they
+//! can overtake each other. Only the oracle sees the replicas themselves.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
@@ -23,7 +23,7 @@ use crate::workload::{Arrival, Request};
 const COALESCE: Nanos = 20_000_000;
 /// The longest time between two reports.
 const HEARTBEAT: Nanos = SECOND;
-/// The number of the router in reports.
+/// The ID of the router in reports.
 pub(crate) const ROUTER: u64 = 7;
 
 /// Decides to which replica each request goes.
@@ -60,7 +60,7 @@ pub(crate) struct Replica {
     /// The dispatches that have arrived at the replica.
     arrived: Ranges,
     published: Load,
-    /// The dispatches that the report in `published` includes.
+    /// The dispatches that the load in `published` includes.
     included: Ranges,
     /// The load in the latest report.
     reported: Load,

@@ -1,8 +1,9 @@
 //! Compares routing policies with the same traffic in virtual time. The replicas run the server's own scheduler.
 //!
-//! A run depends only on its seed: it uses no clock and no network, and its result does not depend on threads. `make
-//! bench-policies` prints the table, and `--update` also writes it to `docs/performance/results.md`. The tests of this
-//! example run fewer requests and check the targets of the default policy.
+//! The results depend only on the arguments: they do not depend on the clock or on the number of threads, and no
+//! network is used. `make bench-policies` prints the tables, and `--update` also writes them to
+//! `docs/performance/results.md`. The tests of this example run fewer requests and check the targets of the default
+//! policy.
 #![expect(clippy::print_stdout, clippy::print_stderr, reason = "a program that prints a table")]
 
 use std::process::ExitCode;

@@ -1,5 +1,5 @@
-//! The competitors: ovfleet's router with each of its policies, the published formulas of other projects, and an
-//! oracle.
+//! The competitors: ovfleet's router with each of its policies except `session`, the published formulas of other
+//! projects, and an oracle.
 
 use std::cmp::Reverse;
 use std::collections::HashMap;
@@ -129,8 +129,9 @@ impl Router for Ovfleet {
     }
 }
 
-/// The scorers of llm-d's endpoint picker with their default weights: 2 for the queue and the KV cache, 3 for the
-/// prefix. The highest sum wins; ties are broken at random. The picker polls the replicas every 50 ms.
+/// The scorers of llm-d's endpoint picker with their default weights: 2 each for the queue and the KV cache, and 3 for
+/// the prefix, if prefixes are scored. The highest sum wins; ties are broken at random. The picker polls the replicas
+/// every 50 ms.
 pub(crate) struct LlmD {
     loads: Vec<Load>,
     /// The approximate prefix index of each replica, if the competitor uses one.
@@ -189,8 +190,8 @@ impl Router for LlmD {
 }
 
 /// The least-load formula of the Shepherd Model Gateway: the queued tokens and those sent since the last poll, divided
-/// by the throughput, plus a barrier for the KV cache. The first of several equal replicas wins. The gateway polls once
-/// a second, which is ten times as often as its default.
+/// by the throughput, plus a penalty that grows with the usage of the KV cache. The first of several equal replicas
+/// wins. The gateway polls once a second, which is ten times as often as its default.
 pub(crate) struct LeastLoad {
     loads: Vec<Load>,
     sent: Vec<f64>,

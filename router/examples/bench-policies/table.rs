@@ -3,12 +3,13 @@
 use crate::arena::{Arena, Competitor, Score};
 use crate::workload::{KINDS, Kind};
 
-/// The largest permitted 99th percentile of `kv` with uneven traffic, as a fraction of that of round robin and least
-/// requests.
+/// The largest permitted 99th percentile of the time to the first token with `kv` and bimodal or bursty traffic, as a
+/// fraction of the 99th percentile with round robin and with least requests.
 const P99_RATIO_MAX: f64 = 0.7;
 /// The smallest permitted number of kinds of traffic with which `kv` is the best policy.
 const BEST_KINDS_MIN: usize = 5;
-/// A policy is near the oracle if its 99th percentile is at most this multiple of the oracle's.
+/// A policy is near the oracle if its 99th percentile of the time to the first token is at most this multiple of the
+/// oracle's.
 const NEAR_ORACLE_RATIO: f64 = 1.1;
 /// The smallest permitted number of kinds of traffic with which `kv` is near the oracle.
 const NEAR_ORACLE_KINDS_MIN: usize = 4;

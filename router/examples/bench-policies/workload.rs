@@ -17,11 +17,11 @@ use crate::engine::{EngineConfig, Nanos, SECOND, Spec};
 pub(crate) enum Kind {
     /// Requests of equal size at random times.
     Uniform,
-    /// One in five requests is long; the others are short.
+    /// About one in five requests is long; the others are short.
     Bimodal,
     /// Requests of different sizes arrive in bursts of sixteen.
     Bursty,
-    /// Half of the prompts begin with the same 2,048 tokens.
+    /// About half of the prompts begin with the same 2,048 tokens.
     OneHotPrefix,
     /// Conversations: each prompt consists of the previous prompt, its answer and a new message.
     MultiTurn,
@@ -70,7 +70,7 @@ pub(crate) struct Request {
     pub(crate) arrival: Arrival,
     pub(crate) spec: Rc<Spec>,
     pub(crate) prefix_hashes: PrefixHashes,
-    /// The number of prompt tokens, estimated from the bytes of the prompt with an error of up to 15%.
+    /// The number of prompt tokens with a random error of up to 15%, like an estimate from the bytes of the prompt.
     pub(crate) estimated_prompt_tokens: u32,
 }
 
@@ -81,14 +81,15 @@ struct RequestMaker {
     requests: Vec<Request>,
 }
 
-/// The beginning of a text.
+/// The first `tokens` tokens of a text.
 #[derive(Clone, Copy)]
 struct Segment {
     text: u64,
     tokens: u32,
 }
 
-/// Generates `count` requests for a fleet of `replicas` with this configuration.
+/// Generates `count` requests for a fleet of `replicas` with this configuration, or a few more to complete the last
+/// conversation.
 pub(crate) fn workload(
     kind: Kind,
     replicas: usize,

@@ -1,8 +1,9 @@
-//! Parses the framing of an HTTP/1.1 answer as it arrives: whether it is complete, and how many events it contains.
+//! Parses the framing of an HTTP/1.1 answer as the answer arrives, to determine whether it is complete and how many
+//! events it contains.
 
 use anyhow::{Context as _, bail, ensure};
 
-/// The largest size of a head or of any other line, in bytes.
+/// The largest size of the head of an answer or of a line of its framing, in bytes.
 const LINE_BYTES_MAX: usize = 16 * 1024;
 
 /// The part of an answer that has arrived.
@@ -14,9 +15,9 @@ pub(crate) struct Answer {
     is_chunked: bool,
     /// The previous byte, which is needed to recognize the blank line that ends an event.
     last: u8,
-    /// The status of the answer.
+    /// The status code of the answer; 0 until the head has arrived.
     pub(crate) status: u16,
-    /// The number of bytes of the body.
+    /// The number of bytes of the body that have arrived.
     pub(crate) bytes: usize,
     /// The number of complete events.
     pub(crate) events: u64,

@@ -17,7 +17,7 @@ use crate::process::Process;
 use crate::report::Replica;
 use crate::upstream::Upstream;
 
-/// The longest time that a router may take until it has sent a request to each replica.
+/// The longest time that a program may take until it can send requests to each replica.
 const READY_MAX: Duration = Duration::from_secs(90);
 
 /// A program that forwards requests.
@@ -82,7 +82,7 @@ impl Name {
         Ok(command)
     }
 
-    /// The version of the installed program.
+    /// The name and the version of the program.
     pub(crate) fn version(self, args: &Args) -> anyhow::Result<String> {
         let mut command = match self {
             Self::Forward => return Ok("a process that only forwards bytes".to_owned()),
@@ -143,7 +143,7 @@ impl Contender {
         Self { router: None, targets: upstream.addresses() }
     }
 
-    /// Starts a router and waits until it sends requests to every replica.
+    /// Starts a program and waits until it can send requests to every replica.
     pub(crate) async fn start(name: Name, args: &Args, upstream: &Upstream) -> anyhow::Result<Self> {
         let port = free_port()?;
         let mut process = Process::start(name.command(args, port, upstream)?)?;

@@ -1,7 +1,7 @@
-//! The forwarder, which copies bytes without parsing them. Its cost is the lower bound of the cost of a router.
+//! The forwarder, which copies bytes without parsing them. Its cost is a lower bound for the cost of a router.
 //!
-//! It runs as a separate process with one thread, and opens one connection to a replica for each client. No router can
-//! work with fewer wake-ups and copies.
+//! It runs as a separate process with one thread, and opens one connection to a replica for each client. A router that
+//! parses requests needs at least as many wake-ups and copies.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -11,10 +11,10 @@ use tokio::io::copy_bidirectional;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinSet;
 
-/// Forwards the connections to `port` to the `targets` in turn, until the process is killed.
+/// Accepts connections on `port` and forwards them to the `targets` in turn, until the process is killed.
 ///
 /// # Errors
-/// The process cannot listen on the port.
+/// The process cannot listen on the port or accept a connection.
 pub(crate) async fn run(port: u16, targets: Arc<[SocketAddr]>) -> anyhow::Result<()> {
     let listener = TcpListener::bind(("127.0.0.1", port))
         .await

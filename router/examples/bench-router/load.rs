@@ -155,8 +155,8 @@ impl PacedStreams {
     }
 }
 
-/// Measures the time in seconds until a replica notices that its client has disconnected, for `count` clients. The time
-/// is infinite if the replica does not notice.
+/// Measures the time in seconds until a replica notices that a client has disconnected, for `count` clients. The time
+/// is infinite if the replica does not notice within [`GONE_MAX`].
 pub(crate) async fn leave(
     target: SocketAddr,
     gone: &mut mpsc::Receiver<Instant>,

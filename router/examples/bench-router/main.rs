@@ -1,13 +1,14 @@
-//! Measures the cost of the router, in comparison with two other routers and with no router, in a single run.
+//! Measures the cost of the router, in comparison with two other routers, a forwarder and no router, in a single run.
 //!
 //! ```text
 //! load (this thread) ─► ovfleet | vllm-router | sglang-router | forwarder | nothing ─► upstream (a thread) ─► load
 //! ```
 //!
-//! Every case runs against each contender in turn, in an order that rotates from round to round. The figures are
-//! medians of the rounds. The processor time is that of the router, according to the kernel. The added latency is the
-//! latency of the load through the router minus its latency without a router, in the same round. `make bench-router`
-//! runs the benchmark; `--update` writes the tables into `docs/performance/results.md`.
+//! Every case runs against each contender in turn, in an order that rotates from round to round. Except for memory,
+//! which is measured once, the figures are medians of the rounds. The processor time is that of the router, according
+//! to the kernel. The added latency is the latency of the load through the router minus its latency without a router,
+//! in the same round. `make bench-router` runs the benchmark; `--update` writes the tables into
+//! `docs/performance/results.md`.
 #![expect(clippy::print_stdout, clippy::print_stderr, reason = "a program that prints tables")]
 
 use std::net::SocketAddr;

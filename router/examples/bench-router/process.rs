@@ -40,7 +40,7 @@ impl Process {
         }
     }
 
-    /// The processor time of the threads, with nanosecond resolution if the kernel provides it.
+    /// The processor time of the existing threads, with nanosecond resolution if the kernel provides it.
     pub(crate) fn cpu(&self) -> anyhow::Result<Duration> {
         let directory = format!("/proc/{}/task", self.child.id());
         let mut nanoseconds = 0;
@@ -53,7 +53,8 @@ impl Process {
         if nanoseconds == 0 { self.cpu_in_ticks() } else { Ok(Duration::from_nanos(nanoseconds)) }
     }
 
-    /// The processor time in hundredths of a second, for kernels that do not report it in nanoseconds.
+    /// The processor time with a resolution of one hundredth of a second, for kernels that do not report it in
+    /// nanoseconds.
     fn cpu_in_ticks(&self) -> anyhow::Result<Duration> {
         const TICKS_PER_SECOND: f64 = 100.0;
         let text = std::fs::read_to_string(format!("/proc/{}/stat", self.child.id()))?;

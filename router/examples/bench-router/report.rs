@@ -1,5 +1,5 @@
-//! The load reports of a replica, as the server sends them: one immediately, one within 20 ms of a change, one every
-//! second otherwise, each with the dispatches that it includes.
+//! The load reports of a replica, as the server sends them: one when a router connects, one 20 ms after a change, and
+//! otherwise one every second. Each report lists the dispatches that it includes.
 
 use std::net::SocketAddr;
 use std::pin::Pin;
@@ -26,7 +26,7 @@ const INTERVAL: Duration = Duration::from_secs(1);
 /// The number of cache blocks, which is larger than the load needs.
 const BLOCKS: u32 = 1 << 20;
 
-/// The numbers of the router and of the dispatch in the header of a request.
+/// The ID of the router and the number of the dispatch in the header of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Dispatch {
     pub(crate) router: u64,
@@ -57,7 +57,8 @@ pub(crate) struct Replica {
 struct ReplicaState {
     report: u64,
     running: u32,
-    /// The router that sent the last request, and the numbers of its dispatches.
+    /// The ID of the router that sent the last request with a dispatch header. `included` contains the numbers of its
+    /// dispatches.
     router: u64,
     included: Vec<DispatchRange>,
 }

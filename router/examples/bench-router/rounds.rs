@@ -12,7 +12,7 @@ use crate::load::{self, Clients, PacedStreams};
 use crate::process::Memory;
 use crate::upstream::Upstream;
 
-/// The requests per second in the cases that send at a fixed rate.
+/// The number of requests per second in the cases with a fixed rate.
 const RATE: u32 = 500;
 /// The number of concurrent paced streams.
 const PACED_STREAMS: usize = 256;
@@ -63,7 +63,8 @@ impl Case {
     }
 }
 
-/// The result of a case in seconds. For streams at a fixed rate, the latency is measured to the first event.
+/// The result of a case in seconds. For streams at a fixed rate, the latency is the time until the first byte of the
+/// body. For clients that disconnect, `p99` is the longest time.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Sample {
     /// The processor time of the router per request, or per event of paced streams.
@@ -181,7 +182,7 @@ async fn sample(
     }))
 }
 
-/// The result of `work`, and the processor time of the router.
+/// The result of `work`, and the processor time that the router has used meanwhile.
 async fn measured<T>(
     contender: &mut Contender,
     work: impl Future<Output = anyhow::Result<T>>,
