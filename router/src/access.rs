@@ -42,8 +42,8 @@ pub struct Client {
     pub(crate) name: Box<str>,
 }
 
-/// The SHA-256 of a key. Keys are looked up by their digest, so that the time of a lookup reveals nothing about valid
-/// keys, and no key remains in memory.
+/// The SHA-256 digest of a key. Keys are looked up by their digests, so that the time of a lookup reveals nothing about
+/// valid keys, and the router does not have to store the keys themselves.
 type KeyDigest = [u8; 32];
 
 /// The valid keys, if keys are required, and the usage of each.

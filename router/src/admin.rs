@@ -1,5 +1,5 @@
-//! The pages for operators: probes, metrics, the state of the replicas, the most recent picks, and the console. The
-//! list of models is the only part of the API that this module serves.
+//! The pages for administrators (probes, metrics, the state of the replicas, the most recent picks, and the console),
+//! and the gRPC service. The list of models is the only part of the API that this module serves.
 
 use std::borrow::Cow;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
@@ -26,7 +26,7 @@ use crate::watch_replicas;
 
 /// The page of the console. It is self-contained: it loads no other files.
 const CONSOLE: &str = include_str!("admin/console.html");
-/// The content security policy of the console: it may run only its own scripts and call only this router.
+/// The content security policy of the console: the page may run only inline scripts and call only this router.
 const CONSOLE_POLICY: &str = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; \
      connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 
@@ -35,7 +35,7 @@ const CONSOLE_POLICY: &str = "default-src 'none'; style-src 'unsafe-inline'; scr
 pub(crate) struct Pages(Router);
 
 impl Pages {
-    /// The pages on `--admin-port`: health and metrics.
+    /// The pages on `--admin-port`: the probes and the metrics.
     pub(crate) fn probes(app: App) -> Self {
         Self(probes().fallback(unknown_path).method_not_allowed_fallback(unsupported_method).with_state(app))
     }

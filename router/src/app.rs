@@ -62,7 +62,7 @@ impl App {
         &self.0.dispatcher
     }
 
-    /// The API keys and their rate limits.
+    /// The API keys and their usage.
     pub fn access(&self) -> &Access {
         &self.0.access
     }

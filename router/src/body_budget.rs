@@ -6,16 +6,15 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use bytes::Bytes;
 
-/// Size up to which a body may use the whole budget. Larger bodies leave up to an eighth of it to small bodies, so that
-/// clients with small requests, which are the majority, are served even while other clients send large bodies at full
-/// speed.
+/// Size up to which a body may use the whole budget. Larger bodies leave up to an eighth of the budget to small bodies,
+/// so that small requests, which are the majority, are served even while other clients send large bodies at full speed.
 const SMALL_BODY_BYTES: u64 = 64 << 10;
 
 /// The number of bytes that all bodies together may reserve.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BudgetLimits {
     total: u64,
-    /// The limit for bodies of more than [`SMALL_BODY_BYTES`].
+    /// The limit that applies when a body has more than [`SMALL_BODY_BYTES`].
     large: u64,
 }
 

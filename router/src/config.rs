@@ -1,5 +1,5 @@
-//! The configuration file. Its keys are the flags of the command line, and the same code parses both, so that a value
-//! has the same meaning and causes the same errors in both places.
+//! The configuration file. Its keys are the names of command-line flags, and the same code parses the values from both
+//! sources, so that a value has the same meaning and causes the same errors in both.
 
 use std::ffi::OsString;
 use std::io;
@@ -37,7 +37,7 @@ pub enum Error {
         #[source]
         source: serde_yaml::Error,
     },
-    /// A key is not a flag, or its value is invalid.
+    /// The file is not a mapping, a key is not a flag or is only allowed on the command line, or a value is invalid.
     #[error("{path}: {problem}")]
     Option {
         /// The path of the file.
@@ -57,8 +57,8 @@ impl CommandLine {
         Self(arguments.into_iter().collect())
     }
 
-    /// Parses the arguments without the file. If they are invalid or request help, this function prints a message and
-    /// exits the process.
+    /// Parses the arguments without the file. If the arguments are invalid or request the help or the version, this
+    /// function prints a message and exits the process.
     #[must_use]
     pub fn parse(&self) -> Args {
         Args::parse_from(&self.0)

@@ -3,7 +3,7 @@
 //! urgent to do; any other thread does the work immediately.
 //!
 //! Bookings and permits, their release, and charges on arrival are never deferred, because waiting requests depend on
-//! them. The estimates and quotas that the next request meets may not include the latest answers yet.
+//! them. When the next request arrives, the estimates and quotas may therefore not include the latest answers yet.
 
 use std::cell::RefCell;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use std::sync::Arc;
 use tokio::sync::Notify;
 use tokio::task::JoinSet;
 
-/// Number of jobs that a thread defers. Further jobs run immediately.
+/// Number of jobs that a thread defers at the same time. Further jobs run immediately.
 const JOBS_MAX: usize = 1024;
 
 type Job = Box<dyn FnOnce()>;
@@ -26,7 +26,8 @@ struct DeferredQueue {
     wake: Option<Arc<Notify>>,
 }
 
-/// Runs `job` soon on this thread. A job may defer another job, but must not block.
+/// Runs `job` on this thread: soon if the thread defers jobs, and otherwise immediately. A job may defer another job,
+/// but must not block.
 pub(crate) fn defer(job: impl FnOnce() + 'static) {
     let run_now = DEFERRED.with_borrow_mut(|deferred| match &deferred.wake {
         Some(wake) if deferred.jobs.len() < JOBS_MAX => {
@@ -66,10 +67,10 @@ pub(crate) fn run_deferred() {
 pub(crate) struct DeferredTasks(#[expect(dead_code, reason = "dropping it aborts the task")] JoinSet<()>);
 
 impl DeferredTasks {
-    /// Starts to defer jobs.
+    /// Starts to defer jobs on this thread. The current Tokio runtime must run tasks on this thread alone.
     ///
     /// # Panics
-    /// If called outside of a Tokio runtime. The runtime must belong to this thread alone.
+    /// If called outside of a Tokio runtime.
     pub(crate) fn start() -> Self {
         let wake = Arc::new(Notify::new());
         DEFERRED.with_borrow_mut(|deferred| deferred.wake = Some(Arc::clone(&wake)));

@@ -1,5 +1,5 @@
-//! Discovers replicas: by a fixed address, by DNS, or by a Kubernetes Service. Each source publishes its complete list
-//! of replicas whenever the list changes.
+//! Discovers replicas through fixed addresses, DNS names and Kubernetes Services. Each source publishes its complete
+//! list of replicas whenever the list changes.
 //!
 //! ```text
 //! fixed ─┐
@@ -63,9 +63,9 @@ impl Sources {
     }
 }
 
-/// Follows all `sources`, and publishes their replicas in `discovered` whenever they change. When `sources` changes,
-/// the sources that remain continue without interruption. The replicas of a source whose settings change remain until
-/// the source has been read again.
+/// Follows all `sources`, and publishes the union of their replicas in `discovered` whenever the union changes. When
+/// `sources` changes, the sources that it still contains continue without interruption. The replicas of a source whose
+/// settings change remain until the source has been read again.
 ///
 /// # Cancel safety
 /// Dropping the future ends all tasks that it has started.
@@ -132,7 +132,7 @@ fn publish(
     });
 }
 
-/// Sends the lists of the sources.
+/// Sends the lists of replicas together with their sources.
 type Lists = mpsc::Sender<(Source, Vec<DiscoveredReplica>)>;
 
 /// Sends the replicas of a source whenever they change.

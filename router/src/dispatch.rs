@@ -1,14 +1,15 @@
-//! Assigns replicas to requests. A request receives a [`Placement`] immediately if a replica has room, and otherwise
-//! waits in the queue of its model. The proxy sends the request; this module sends nothing.
+//! Assigns replicas to requests. A new request receives a [`Placement`] immediately if a replica has room and no
+//! earlier request is waiting, and otherwise waits in the queue of its model. The proxy sends the request; this module
+//! sends nothing.
 //!
 //! ```text
 //! place ─► Picker::book ─► a Placement (RAII) ─► the proxy sends the request
 //!   └► queue (all replicas are full, or there is none) ─► place_waiting, when there may be room ─► a Placement
 //! ```
 //!
-//! Requests that are waiting because all replicas are full and requests that are waiting because the model has no
-//! replica are in the same queue, so that a new replica serves the requests that have waited for it before newcomers.
-//! Requests of the second kind have a separate limit and timeout: `--replica-wait-requests` and
+//! Requests that are waiting because all replicas are full and requests that are waiting because no replica of the
+//! model accepts requests are in the same queue, so that a new replica serves the requests that have waited for it
+//! before newcomers. Requests of the second kind have a separate limit and timeout: `--replica-wait-requests` and
 //! `--replica-wait-timeout`.
 //!
 //! When room becomes free, `dispatcher` assigns it to waiting requests: `backfill` decides which of them gets the room,
@@ -41,15 +42,16 @@ use picker::{Search, SearchResult};
 pub use placement::{Outcome, Placement};
 use queue_guard::WaitReason;
 
-/// The longest pause before the router sends a request again to a replica that failed to answer it, if no other replica
-/// can answer it.
+/// The longest pause before the router retries a request at a replica that has already failed to answer it, if no other
+/// replica is available.
 const FAILED_REPLICA_PAUSE: Duration = Duration::from_millis(200);
 
 impl Dispatcher {
     /// Books a replica for a request, after waiting for one if necessary.
     ///
     /// # Errors
-    /// No replica became available in time, or the request is not allowed to wait.
+    /// No replica became available in time, the request is not allowed to wait, or the only replica that can answer the
+    /// request is gone.
     ///
     /// # Cancel safety
     /// Dropping the future removes the request from the queue. If a replica has just been booked for it, the room is

@@ -1,4 +1,5 @@
-//! Determines the endpoint of a request: the router handles the endpoints differently and counts them separately.
+//! Determines the endpoint of a request: the router handles the endpoints differently and counts the requests for each
+//! of them separately.
 
 /// An endpoint of the API, or a group of endpoints.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -15,7 +16,7 @@ impl Endpoint {
     pub(crate) const ALL: [Self; 6] =
         [Self::Chat, Self::Completions, Self::Responses, Self::Conversations, Self::Models, Self::Other];
 
-    /// The endpoint that a standard path belongs to, or `None` if the path is not part of the API.
+    /// The endpoint that a path belongs to, or `None` if the path is not part of the API.
     pub(crate) fn from_path(path: &str) -> Option<Self> {
         // vLLM serves these two endpoints without a prefix.
         if matches!(path, "/tokenize" | "/detokenize") {

@@ -1,5 +1,6 @@
 //! The errors with which the router itself answers a request. One exhaustive match maps them to status and code, and
-//! another to the label in metrics. Errors of replicas are forwarded unchanged.
+//! another to the label in metrics. If the last attempt ends with an error response of a replica, the router forwards
+//! this response, except for the rejection of its replica token.
 
 use std::time::Duration;
 
@@ -21,7 +22,7 @@ pub(crate) enum Error {
     MissingModel,
     #[error("the router does not serve the model {0:?}")]
     UnknownModel(String),
-    /// The replica that stored the object no longer exists, or the object was never stored.
+    /// The object was never stored, or the replica that stored it no longer exists or serves another model.
     #[error("{param}: {id:?} does not exist, or the replica that stored it is gone or serves another model")]
     ObjectNotFound { param: &'static str, code: &'static str, id: String },
     #[error("the replica that stored the referenced object is gone or serves another model")]

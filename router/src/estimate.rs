@@ -1,5 +1,5 @@
-//! Estimates quantities that a request does not contain: the number of bytes per token, of tokens per answer, and of
-//! tokens per event. The estimates are updated from the usage that answers report.
+//! Estimates quantities that a request does not contain: the number of bytes per token, of tokens per generated
+//! sequence, and of tokens per event of a stream. The estimates are updated from the usage that answers report.
 
 /// The estimates for one model: moving averages that start at typical values.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -27,12 +27,13 @@ impl Estimates {
         }
     }
 
-    /// Updates the tokens per answer with a generated sequence.
+    /// Updates the tokens per sequence with a generated sequence of `tokens` tokens.
     pub fn observe_output(&mut self, tokens: u32) {
         self.output_tokens += WEIGHT * (f64::from(tokens) - self.output_tokens);
     }
 
-    /// Updates the tokens per event with a stream. With speculative decoding, an event can have several tokens.
+    /// Updates the tokens per event with a stream of `events` events and `tokens` tokens. With speculative decoding, an
+    /// event can have several tokens.
     pub fn observe_events(&mut self, events: u32, tokens: u32) {
         if events > 0 && tokens > 0 {
             let ratio = (f64::from(tokens) / f64::from(events)).clamp(0.5, 64.0);
@@ -58,7 +59,8 @@ impl Estimates {
         (bytes as f64 / self.bytes_per_token).ceil().clamp(1.0, f64::from(u32::MAX)) as u32
     }
 
-    /// The expected number of tokens of an answer that is limited to `tokens_max` tokens.
+    /// The expected number of tokens of a generated sequence whose length the client limits to `tokens_max`, if it sets
+    /// a limit.
     #[must_use]
     pub fn output_tokens(&self, tokens_max: Option<u32>) -> u32 {
         (self.output_tokens.round().clamp(1.0, f64::from(u32::MAX)) as u32)

@@ -2,29 +2,30 @@
 //!
 //! A replica that fails several times in a row, or for a large fraction of its requests, is ejected for a while. Then a
 //! few requests probe it (the circuit breaker is half open), and the replica is trusted again if they succeed. A probe
-//! succeeds when its answer begins, because a stream can take minutes; a later failure counts like that of any other
-//! request. Only a fraction of the replicas of a model can be ejected at the same time: if most of them fail, the cause
-//! is probably elsewhere. If too few replicas remain anyway (because healthy ones were removed), ejections are ignored
-//! for that model, as in Envoy below its panic threshold. The module also manages the retry budget. It reads no clock.
+//! succeeds when its answer begins, because a stream can take minutes; a later failure counts like a failure of any
+//! other request. Only a fraction of the replicas of a model can be ejected at the same time: if most of them fail, the
+//! cause is probably elsewhere. If too few replicas remain anyway (because healthy ones were removed), ejections are
+//! ignored for that model, as in Envoy below its panic threshold. The module also manages the retry budget. It reads no
+//! clock.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-/// The conditions for ejections and their duration.
+/// The settings that determine when a replica is ejected, for how long, and when it is trusted again.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct HealthConfig {
     /// The number of consecutive failures that ejects a replica.
     pub consecutive_failures: u32,
-    /// The fraction of failures among the recent requests that ejects a replica.
+    /// The fraction of its recent requests that must fail for a replica to be ejected.
     pub failure_share: f32,
-    /// The smallest number of recent requests for which the fraction of failures is considered.
+    /// The smallest number of recent requests for which the fraction of failed requests is considered.
     pub requests_min: u32,
     /// The duration of the first ejection. It doubles with each further ejection.
     pub ejection: Duration,
     /// The longest duration of an ejection.
     pub ejection_max: Duration,
-    /// The fraction of a model's replicas that can be ejected at the same time. One of two replicas can always
-    /// be ejected.
+    /// The fraction of a model's replicas that can be ejected at the same time. If a model has several replicas, one of
+    /// them can always be ejected.
     pub ejected_share_max: f32,
     /// The fraction of available replicas of a model below which all replicas are used, ejected or not, because the
     /// available replicas could not handle the load of the others.
@@ -109,9 +110,10 @@ enum Breaker {
     },
 }
 
-/// The number of recent requests over which failures are counted.
+/// The number of counted requests at which this number and the number of failures are halved, so that older requests
+/// count less.
 const REQUESTS_WINDOW: u32 = 200;
-/// The number of successful requests in a row that resets the number of ejections.
+/// The number of recent requests without a failure after which the number of ejections is reset.
 const FORGIVEN_AFTER: u32 = 50;
 
 impl Health {
@@ -131,14 +133,14 @@ impl Health {
         self.replicas.remove(&replica);
     }
 
-    /// Clears the history of a replica, because another process has replaced it.
+    /// Clears the history of a replica whose process has been replaced.
     pub fn reset(&mut self, replica: u64) {
         if let Some(record) = self.replicas.get_mut(&replica) {
             *record = Record::default();
         }
     }
 
-    /// Whether the replica may receive requests now. A replica that was never added may not.
+    /// Whether the replica may receive requests now. A replica that was not added, or was removed, may not.
     #[must_use]
     pub fn state(&self, replica: u64, now: Instant) -> HealthState {
         let Some(record) = self.replicas.get(&replica) else { return HealthState::Ejected };
@@ -166,7 +168,7 @@ impl Health {
     }
 
     /// Records that a request is sent to the replica. Exactly one call of [`Self::succeeded`], [`Self::failed`] or
-    /// [`Self::unknown`] must follow. [`Self::answer_began`] may be called before it.
+    /// [`Self::unknown`] must follow. [`Self::answer_began`] may be called before that.
     #[must_use]
     pub fn sent(&mut self, replica: u64, now: Instant) -> SentRequest {
         let Some(record) = self.replicas.get_mut(&replica) else { return SentRequest { probe_round: None } };
@@ -185,8 +187,8 @@ impl Health {
         SentRequest { probe_round }
     }
 
-    /// Records that the answer has begun. If the request is a probe, the probe has succeeded, and the rest of the
-    /// answer counts like that of any other request.
+    /// Records that the answer has begun. If the request is a probe, the probe has succeeded, and a later failure
+    /// counts like a failure of any other request.
     pub fn answer_began(&mut self, replica: u64, request: &mut SentRequest) {
         let probes = self.config.probes.max(1);
         let probe_round = request.probe_round.take();
@@ -214,9 +216,10 @@ impl Health {
         }
     }
 
-    /// Records that the request failed: no connection, a broken connection, no answer in time, a rejected replica
-    /// token, or a 5xx status other than 503. Returns whether the failure ejected the replica. `model_replicas` lists
-    /// all replicas of the request's model; their number limits how many can be ejected.
+    /// Records that the request failed: no connection, a broken connection (unless the replica may only have closed an
+    /// idle connection), no answer in time, a rejected replica token, or a 5xx status other than 503. Returns whether
+    /// the failure ejected the replica. `model_replicas` lists all replicas of the request's model; their number limits
+    /// how many can be ejected.
     pub fn failed(
         &mut self,
         replica: u64,
@@ -256,7 +259,7 @@ impl Health {
         }
     }
 
-    /// Whether `replica` may be ejected in addition to the ejected replicas of `model_replicas`.
+    /// Whether `replica` may be ejected in addition to those of `model_replicas` that are ejected or being probed.
     fn may_eject(&self, replica: u64, model_replicas: impl IntoIterator<Item = u64>, now: Instant) -> bool {
         let (mut others, mut ejected) = (0_usize, 0_usize);
         for other in model_replicas.into_iter().filter(|&other| other != replica) {
@@ -294,7 +297,7 @@ impl Record {
     }
 }
 
-/// Limits the retries to a percentage of the requests, so that retries do not multiply the load of a fleet that fails.
+/// Limits the retries to a percentage of the requests, so that retries do not multiply the load of a failing fleet.
 #[derive(Clone, Copy, Debug)]
 pub struct RetryBudget {
     retries_per_request: f64,

@@ -6,8 +6,8 @@
 //! booking stops counting as load. Therefore, no dispatch is counted twice, and none is missing between two reports.
 //! The booking is an RAII guard: however a request ends, its booking ends with it.
 //!
-//! Reports and bookings share one lock, which is held only for the few instructions of each call: a snapshot never
-//! contains a report without the dispatches that it acknowledges. The module reads no clock; time is a parameter.
+//! Reports and bookings share one lock, which each call holds only briefly. A snapshot therefore never counts a
+//! dispatch as unreported if its report includes the dispatch. The module reads no clock; time is a parameter.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -91,7 +91,7 @@ pub struct ReportedLoad {
     pub waiting: u32,
     /// The number of tokens to compute before each running and waiting sequence has its next token.
     pub uncomputed_tokens: u64,
-    /// The largest number of sequences that run at the same time, or 0 if it was not reported.
+    /// The largest number of sequences that can run at the same time, or 0 if it was not reported.
     pub sequences_max: u32,
     /// The largest number of requests that the replica accepts at the same time, or 0 if it was not reported.
     pub requests_max: u32,
@@ -107,15 +107,15 @@ pub struct ReportedLoad {
     pub is_sleeping: bool,
 }
 
-/// The state of a replica at a point in time: its last report, and the requests that the report does not include.
+/// The state of a replica at a point in time: its last report, and the load of the dispatches of this router.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LoadSnapshot {
     /// The last report, or `None` if there is no report or it is too old.
     pub reported: Option<ReportedLoad>,
     /// The age of the last report, even if it is too old.
     pub report_age: Option<Duration>,
-    /// The time since the reported speeds of prefill and decode last changed. The replica has computed nothing since
-    /// then.
+    /// The time since the reported speeds of prefill and decode last changed. The replica has probably computed nothing
+    /// since then.
     pub speed_age: Option<Duration>,
     /// The time since the reported speed of the image encoder last changed.
     pub image_speed_age: Option<Duration>,
@@ -134,7 +134,7 @@ pub enum ReportOutcome {
     Accepted,
     /// The report is the first of a new process. All conclusions from earlier reports are invalid.
     NewEpoch,
-    /// The report was ignored because a later report has arrived already.
+    /// The report was ignored because the same report or a later one has arrived already.
     Outdated,
 }
 
@@ -168,7 +168,7 @@ struct LastReport {
     speeds_at: Instant,
     /// The time at which the speed of the image encoder in the figures was first reported.
     image_speed_at: Instant,
-    /// The number of reported uncomputed tokens that belong to dispatches of this router.
+    /// The estimated number of the reported uncomputed tokens that belong to dispatches of this router.
     router_uncached: u64,
 }
 
@@ -182,7 +182,7 @@ struct Entry {
     is_without_token: bool,
 }
 
-/// A dispatch in flight. Dropping it ends the dispatch.
+/// The booking of a dispatch in flight. Dropping this value ends the booking.
 #[derive(Debug)]
 #[must_use = "dropping a booking ends it"]
 pub struct BookingGuard {
@@ -191,7 +191,7 @@ pub struct BookingGuard {
 }
 
 impl Ledger {
-    /// Creates an empty ledger. `router` is the number of this router (see [`Dispatches`]).
+    /// Creates an empty ledger. `router` is the ID of this router (see [`Dispatches`]).
     #[must_use]
     pub fn new(router: u64) -> Arc<Self> {
         Arc::new(Self { router, state: Mutex::new(Inner { next: 1, ..Inner::default() }) })
@@ -220,8 +220,8 @@ impl Ledger {
         self.lock().observe(self.router, load, now)
     }
 
-    /// The snapshot of the replica at `now`. A report older than `ttl` is ignored. The uncomputed tokens exclude the
-    /// prompts whose first token has arrived since the report.
+    /// The snapshot of the replica at `now`. A report older than `ttl` is ignored. The uncomputed tokens exclude those
+    /// of the prompts that this router sent and whose first token has arrived since the report.
     #[must_use]
     pub fn snapshot(&self, now: Instant, ttl: Duration) -> LoadSnapshot {
         let inner = self.lock();
@@ -247,8 +247,8 @@ impl Ledger {
         self.lock().tenants.get(&tenant).copied().unwrap_or_default()
     }
 
-    /// Gives up the dispatches that no report has included for [`UNREPORTED_MAX`], and returns their number. The caller
-    /// must call this method periodically.
+    /// Stops counting as load the dispatches that no report has included within [`UNREPORTED_MAX`], and returns their
+    /// number. The caller must call this method periodically.
     pub fn expire(&self, now: Instant) -> u32 {
         let mut inner = self.lock();
         let Inner { entries, booked, .. } = &mut *inner;

@@ -6,11 +6,11 @@
 //! outcomes ─────► health ─────────────────┘
 //! ```
 //!
-//! `policy`, `ledger`, `prefix`, `queue`, `health`, `limits` and `estimate` are pure: time and random numbers are
-//! parameters.
+//! `policy`, `ledger`, `prefix`, `queue`, `health`, `limits` and `estimate` do no I/O, and receive the time and random
+//! numbers as parameters.
 //!
-//! The other modules do I/O: `discovery` finds replicas, `load` receives their reports, `dispatch` books replicas for
-//! requests, `proxy` forwards requests and answers, and `admin` serves the pages for operators.
+//! Of the other modules, `discovery` finds replicas, `load` receives their reports, `dispatch` books replicas for
+//! requests, `proxy` forwards requests and answers, and `admin` serves the pages for administrators.
 
 pub mod access;
 mod admin;

@@ -1,8 +1,8 @@
 //! Rate limits per API key: requests and tokens per minute, each in a token bucket.
 //!
-//! A request is charged for an estimated number of tokens when it arrives, and the charge is corrected to the real
-//! number when it ends. A client that used more than estimated waits longer for its next request. The module reads no
-//! clock.
+//! A request is charged for an estimated number of tokens when it arrives, and the charge is corrected to the actual
+//! number when the request ends. A client that used more tokens than estimated must wait longer before its next request
+//! is accepted. The module reads no clock.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -34,7 +34,7 @@ pub enum RateKind {
     Tokens,
 }
 
-/// The token buckets of all keys that have sent a request. The caller limits their number: it charges only valid keys,
+/// The token buckets of all keys that have been charged. The caller limits their number: it charges only valid keys,
 /// and removes the buckets of keys that are no longer valid.
 #[derive(Debug, Default)]
 pub struct RateLimits {

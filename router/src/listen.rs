@@ -26,12 +26,13 @@ use connection::ShutdownSignals;
 pub use server::ConnectionServer;
 pub(crate) use server::ListenerKind;
 
-/// The number of accepted connections that wait for a thread.
+/// The number of accepted connections that can wait for one thread.
 const HANDOVER_MAX: usize = 256;
-/// The interval at which old idle connections to replicas are closed.
+/// The interval at which the connections to replicas are checked, and those that have been idle for too long are
+/// closed.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(5);
-/// Size of the kernel's buffer of a connection in each direction. By default, the buffer can grow to megabytes for each
-/// client that does not read or that sends data ahead.
+/// Size of the kernel's buffer of a connection in each direction. By default, the kernel can enlarge the buffer to
+/// megabytes for each client that does not read or that sends data ahead.
 const SOCKET_BUFFER_BYTES: u32 = 256 * 1024;
 /// Number of connections that wait to be accepted.
 const BACKLOG: u32 = 1024;
@@ -45,7 +46,7 @@ struct AcceptedConnection {
 /// Listens on `port` of `host`.
 ///
 /// # Errors
-/// The port is in use, or the process is not permitted to use it.
+/// The port is in use, the process is not permitted to use it, or the machine does not have the address `host`.
 pub(crate) fn bind(host: IpAddr, port: u16) -> anyhow::Result<TcpListener> {
     let address = SocketAddr::new(host, port);
     let listen = || {

@@ -23,8 +23,8 @@ use crate::proxy::upstream::{ReplicaConnection, rejects_router};
 use crate::replica::Replica;
 use crate::replicas::ReplicasUpdate;
 
-/// Time within which a replica must accept a connection for load reports, and the same time again to open the stream.
-/// A replica must also return its list of models within this time.
+/// Time within which a replica must accept a connection for load reports, and within which it must then open the
+/// stream. A replica must also return its list of models within this time.
 ///
 /// If exceeded: the router retries.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
@@ -116,7 +116,7 @@ fn expire(dispatcher: &Dispatcher) {
     }
 }
 
-/// Receives the reports of a replica until the task is aborted.
+/// Receives the reports of a replica, or requests its models if it does not report its load, until the task is aborted.
 async fn listen(dispatcher: &Arc<Dispatcher>, replica: &Arc<Replica>) {
     let mut backoff = BACKOFF_MIN;
     loop {
@@ -214,14 +214,14 @@ struct Model {
     max_model_len: Option<u64>,
 }
 
-/// Returns the `max_model_len` of each model in the list that reports one.
+/// Returns the `max_model_len` of each model for which the list contains one.
 fn max_model_lens(models: &[Model]) -> BTreeMap<String, u64> {
     models.iter().filter_map(|model| Some((model.id.clone(), model.max_model_len?))).collect()
 }
 
-/// Requests the `max_model_len` of each model of a replica, which its load reports do not contain, and retries until
-/// the replica has answered. The future stays pending after that, so that the caller can race it against the stream of
-/// reports.
+/// Requests the `max_model_len` of each model of a replica, because the load reports do not contain it, and retries
+/// until the replica has listed its models. The future stays pending after that, so that the caller can race it against
+/// the stream of reports.
 async fn request_model_lengths(dispatcher: &Dispatcher, replica: &Replica) {
     loop {
         let answer = tokio::time::timeout(CONNECT_TIMEOUT, request_models(dispatcher, replica)).await;
@@ -235,7 +235,7 @@ async fn request_model_lengths(dispatcher: &Dispatcher, replica: &Replica) {
     }
 }
 
-/// Requests the models periodically.
+/// Requests the models of a replica periodically, until a request fails.
 async fn poll_models(dispatcher: &Arc<Dispatcher>, replica: &Arc<Replica>) -> anyhow::Result<()> {
     loop {
         let answer = tokio::time::timeout(CONNECT_TIMEOUT, request_models(dispatcher, replica)).await;
@@ -252,7 +252,7 @@ async fn poll_models(dispatcher: &Arc<Dispatcher>, replica: &Arc<Replica>) -> an
 /// The header with the `store_id` of a replica that does not report its load.
 const STORE_ID: &str = "x-ovfleet-store-id";
 
-/// Requests the models of a replica, and the ID of its store, which is 0 if it has none.
+/// Requests the models of a replica and the ID of its store, which is 0 if the replica has no store.
 async fn request_models(dispatcher: &Dispatcher, replica: &Replica) -> anyhow::Result<(Vec<Model>, u64)> {
     let mut connection = ReplicaConnection::connect(replica.discovered.http, CONNECT_TIMEOUT)
         .await

@@ -21,7 +21,7 @@ use crate::health::{Health, HealthState};
 use crate::policy::Terms;
 use crate::replica::Replica;
 
-/// The values of the gauges at the time when the metrics are read.
+/// The state from which the gauges are set when the metrics are read.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct GaugeSources<'a> {
     pub(crate) is_ready: bool,
@@ -60,7 +60,7 @@ struct Inner {
     ready: Gauge,
 }
 
-/// The parts of the scores of the picked replicas.
+/// The histograms of the parts of the scores of picked replicas.
 #[derive(Debug)]
 struct TermHistograms {
     queued_prefill: Histogram,
@@ -142,7 +142,7 @@ struct ReplicaLabels {
     replica: String,
 }
 
-/// A histogram with buckets from 1 us to 32 ms.
+/// A histogram with buckets from 1 us to 33 ms.
 fn short() -> Histogram {
     Histogram::new(exponential_buckets(0.000_001, 2.0, 16))
 }
@@ -215,7 +215,7 @@ impl Default for Metrics {
 }
 
 impl Metrics {
-    /// Counts a request that was answered or rejected.
+    /// Counts a finished request.
     pub fn record_request(&self, endpoint: &'static str, outcome: &'static str, status: StatusCode) {
         self.0.requests.get_or_create(&RequestLabels::new(endpoint, outcome, status.as_u16())).inc();
     }

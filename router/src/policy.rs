@@ -1,8 +1,8 @@
 //! Decides which replica a request is sent to.
 //!
 //! All functions of this module depend only on their arguments: they read no clock, take no lock, and draw random
-//! numbers only from the caller's generator. They do not book the pick; the caller books it
-//! ([`crate::ledger::Ledger::book_if`]) before it sends the request.
+//! numbers only from the caller's generator. They do not book the pick; the caller books the picked replica
+//! ([`crate::ledger::Ledger::book_if`]) before the request is sent.
 //!
 //! ```text
 //! (Demand, Candidates) ─► capacity: now, later or never? ─► Policy::pick ─► a Candidate, and the Terms of each score
@@ -23,7 +23,7 @@ use counts::below;
 pub use kv::KvConfig;
 pub use session::mix;
 
-/// The method by which the replicas for a request are compared.
+/// The method by which a replica is picked for a request.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Policy {
     /// Picks the replica with the lowest estimated time to the first token, based on its queued work, speed, free KV
@@ -58,8 +58,8 @@ pub struct UnknownPolicy(String);
 
 impl Policy {
     /// Returns the index of the candidate to send the request to. `terms` is replaced by the terms of all candidates,
-    /// in the order of the candidates. Candidates with equal scores are equally likely. A sleeping replica is not
-    /// considered while one that is awake has room.
+    /// in the order of the candidates. If several candidates have the lowest score, they are equally likely to be
+    /// picked. A sleeping replica is not considered while one that is awake has room.
     ///
     /// # Errors
     /// No candidate accepts the request: each is unavailable, too small, or reserved for another request. If all

@@ -1,10 +1,11 @@
 //! Estimates which prefixes of prompts a replica has in its cache, from the requests that the router has sent to it.
 //!
 //! A prompt is divided into blocks, and the hash of each block includes the hash of the previous block, so equal hashes
-//! mean equal prompts up to that block. The router does not tokenize, so it divides a text into blocks of as many bytes
-//! as a block of tokens has on average. The index of a replica evicts the least recently used blocks first, and the
-//! end of a prompt before its beginning. The replica evicts in a similar order, but retains prefixes that several
-//! requests share for longer (decision 0042). The index contains no more blocks than the cache of the replica.
+//! mean that the prompts are equal up to the end of that block. The router does not tokenize, so it divides a text into
+//! blocks of about as many bytes as a block of tokens has on average. The index of a replica evicts the least recently
+//! used blocks first, and the end of a prompt before its beginning. The replica evicts in a similar order, but retains
+//! for longer the prefixes that requests have continued in different ways (decision 0042). If the replica has reported
+//! the size of its cache, the index contains no more blocks than the cache.
 //!
 //! A wrong estimate costs time but never affects answers, because the replica looks up prompts in its own cache.
 
@@ -23,7 +24,7 @@ pub const PREFIX_BLOCKS_MAX: usize = 4096;
 /// If exceeded: the least recently used blocks are removed from the index.
 pub const INDEX_BLOCKS_MAX: usize = 1 << 15;
 
-/// The hashes of the leading full blocks of a prompt. Each hash includes all blocks before it.
+/// The hashes of the leading full blocks of a prompt. Each hash depends on its block and all previous blocks.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PrefixHashes {
     hashes: Vec<u64>,
@@ -49,11 +50,11 @@ pub struct PromptContext<'a> {
     pub model: &'a str,
     /// The tenant of the request, or empty if the request has none.
     pub tenant: &'a [u8],
-    /// The salt that a client has set to separate its cached blocks.
+    /// The salt that the client has set. Only prompts with the same salt share cached blocks.
     pub cache_salt: &'a [u8],
     /// The tools, which chat templates insert before the messages.
     pub tools: &'a [u8],
-    /// The deprecated form of the tools.
+    /// The value of `functions`, the deprecated form of the tools.
     pub functions: &'a [u8],
     /// The instructions, which precede the conversation of a response.
     pub instructions: &'a [u8],
@@ -85,7 +86,8 @@ impl PrefixHashes {
         Self { hashes, block_len: block_bytes, unit: LengthUnit::Bytes }
     }
 
-    /// The hashes of a prompt of tokens.
+    /// The hashes of a prompt that is a list of tokens, in blocks of `block_tokens` tokens, with a seed from
+    /// [`PromptContext`].
     ///
     /// # Panics
     /// Panics if `block_tokens` is 0.
@@ -138,8 +140,8 @@ fn linked<H: FnOnce(u64) -> u64>(seed: u64, blocks: impl Iterator<Item = H>) -> 
         .collect()
 }
 
-/// The number of bytes in a block of text. It changes only if the measured number of bytes per token changes a lot,
-/// because a new length changes all hashes, which makes the index useless.
+/// The number of bytes in a block of text. It changes only if the measured size of a block of tokens changes a lot,
+/// because a new length changes all hashes and therefore makes the index useless.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BlockBytes(usize);
 
@@ -175,7 +177,8 @@ pub struct PrefixIndex {
     /// The nodes form a ring in the order of use: the `next` node of the sentinel (node 0) was used most recently.
     nodes: Vec<Node>,
     unused: Vec<u32>,
-    /// The size of the replica's cache in blocks, if it is known, up to [`INDEX_BLOCKS_MAX`].
+    /// The size of the replica's cache in blocks, up to [`INDEX_BLOCKS_MAX`], which also applies while the size is
+    /// unknown.
     capacity: usize,
 }
 
@@ -235,8 +238,8 @@ impl PrefixIndex {
     }
 
     /// Evicts the least recently used blocks until at most `blocks` remain: as many as the replica reports as active or
-    /// evictable, plus those that requests without blocks will need. Prompts that are recorded later may exceed this
-    /// number, because they use free blocks of the cache.
+    /// evictable, plus those that requests without blocks will need. With prompts that are recorded later, the index
+    /// may exceed this number again, because these prompts use free blocks of the cache.
     pub fn trim(&mut self, blocks: usize) {
         while self.blocks() > blocks {
             let oldest = self.nodes[SENTINEL as usize].previous;
@@ -248,7 +251,7 @@ impl PrefixIndex {
         }
     }
 
-    /// Clears the index, because another process has replaced the replica. The size of the new process's cache is
+    /// Clears the index, because the process of the replica has been replaced. The size of the new process's cache is
     /// unknown.
     pub fn reset(&mut self) {
         *self = Self::default();

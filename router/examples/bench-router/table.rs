@@ -1,4 +1,4 @@
-//! The figures as tables, compared with their requirements.
+//! Formats the measured figures as tables, and compares them with their requirements.
 
 use std::fmt::Write as _;
 use std::process::Command;
@@ -12,7 +12,7 @@ use crate::rounds::{Case, LEAVING, Results, Sample};
 
 /// The largest permitted ratio of our router's figure to the best figure of the other routers.
 const RATIO_MAX: f64 = 0.8;
-/// The largest permitted added latency at a fixed request rate, in seconds.
+/// The largest permitted median of the added latency at a fixed request rate, in seconds.
 const ADDED_P50_MAX: f64 = 100e-6;
 const ADDED_P99_MAX: f64 = 1e-3;
 /// The largest permitted time until a replica notices that a client has disconnected, in seconds.
@@ -75,7 +75,8 @@ impl Tables<'_> {
         Ok(())
     }
 
-    /// The processor time and the added latency with clients that send the next request immediately.
+    /// Adds the processor time and the added latency for clients that send their next request as soon as the previous
+    /// answer is complete.
     fn closed(&mut self) {
         let cases: Vec<(Case, String)> = [1, 32, 256]
             .into_iter()
@@ -108,7 +109,7 @@ impl Tables<'_> {
         }
     }
 
-    /// The figures at a fixed rate, and the figures for clients that disconnect.
+    /// Adds the figures at a fixed request rate, for paced streams, and for clients that disconnect.
     fn rates(&mut self) {
         let rates =
             [(Case::JsonRate, "JSON, whole answer"), (Case::StreamRate, "short stream, to the first event")];
@@ -171,8 +172,8 @@ impl Tables<'_> {
         (0..self.args.routers.len()).map(of).collect()
     }
 
-    /// The added figure of each router in a case: the median over the rounds of its figure minus that without a router
-    /// in the same round.
+    /// The amount by which each router increases a figure in a case: the median, over the rounds, of the difference
+    /// between the figures with and without the router in the same round.
     fn added(&self, case: Case, get: fn(&Sample) -> f64) -> Vec<f64> {
         let samples = |contender| self.results.samples.get(&(case, contender));
         let of = |index| {

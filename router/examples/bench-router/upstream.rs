@@ -103,10 +103,10 @@ async fn accept(replica: Arc<Replica>, listener: TcpListener, gone: mpsc::Sender
     }
 }
 
-/// A request to the upstream.
+/// A request to a simulated replica.
 #[derive(Debug, PartialEq)]
 enum ClientRequest {
-    /// A request for the page at this path.
+    /// A GET request, with the body of its response.
     Page(String),
     Answer(Kind, Option<Dispatch>),
 }
@@ -178,7 +178,7 @@ impl Connection {
     }
 }
 
-/// The first request in `bytes` and its length, or `None` if the request is incomplete.
+/// The first request in `bytes` and its length, or `None` if the request is incomplete or invalid.
 fn read(bytes: &[u8]) -> Option<(ClientRequest, usize)> {
     let end = memchr::memmem::find(bytes, b"\r\n\r\n")? + 4;
     let head = std::str::from_utf8(&bytes[..end]).ok()?;
@@ -208,7 +208,7 @@ fn read(bytes: &[u8]) -> Option<(ClientRequest, usize)> {
     Some((request, end + length))
 }
 
-/// The page that a router requests before it sends requests.
+/// The body of the response to a GET request, with which a router lists the models or checks the health of a replica.
 fn page(first_line: &str) -> String {
     if first_line.contains("/models") {
         format!(

@@ -1,5 +1,5 @@
-//! Limits the time of requests to the API server: without a limit, a request over a connection whose peer has
-//! disappeared would wait for 15 minutes, or forever, and the router would not notice new replicas.
+//! Limits the time of requests to the Kubernetes API server: without a limit, a request over a connection whose peer
+//! has disappeared would wait for 15 minutes, or forever, and the router would not notice new replicas.
 
 use std::time::Duration;
 

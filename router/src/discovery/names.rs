@@ -4,7 +4,7 @@ use std::fmt;
 use std::net::Ipv6Addr;
 use std::str::FromStr;
 
-/// The address of a replica: HOST:PORT/GRPC_PORT.
+/// The address of a replica: HOST:PORT or HOST:PORT/GRPC_PORT.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct FixedReplica {
     /// The IP address or the name of the host.
@@ -15,7 +15,7 @@ pub struct FixedReplica {
     pub grpc_port: Option<u16>,
 }
 
-/// A DNS name that resolves to the addresses of replicas: NAME:PORT/GRPC_PORT.
+/// A DNS name that resolves to the addresses of replicas: NAME:PORT or NAME:PORT/GRPC_PORT.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct DnsName(pub FixedReplica);
 
@@ -31,9 +31,9 @@ pub struct ServiceName {
 /// The names of the ports of a Service.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct PortNames {
-    /// The name of the port of the API.
+    /// The name of the API port.
     pub http: String,
-    /// The name of the port of the load reports.
+    /// The name of the port for load reports.
     pub grpc: String,
 }
 

@@ -19,7 +19,7 @@ use super::client::with_request_timeout;
 use super::names::{PortNames, ServiceName};
 use super::replica::{DiscoveredReplica, Pod};
 
-/// The pause before the router tries again to connect to the cluster.
+/// The pause before the router loads the Kubernetes configuration again, after this has failed or a watch has ended.
 const RETRY_PAUSE: Duration = Duration::from_secs(2);
 
 /// Watches the slices of a Service, and calls `on_change` when the replicas change. While the cluster is unreachable,
@@ -40,7 +40,7 @@ pub(super) async fn watch<F: Future<Output = ()>>(
     }
 }
 
-/// Watches the slices with `client` until the watch ends. The time of each request is limited.
+/// Watches the slices with `client` until the watch ends. The time until the response to each request is limited.
 pub async fn follow<F: Future<Output = ()>>(
     client: Client,
     service: &ServiceName,

@@ -3,7 +3,8 @@
 //!
 //! A request that fits nowhere does not block the requests behind it: the next few requests are tried as well
 //! (backfill). To prevent them from overtaking it forever, a replica is reserved for the first request of the queue if
-//! this request has waited for two seconds: the replica that is expected to have room for it first.
+//! this request has waited for two seconds. The policy picks that replica; the default policy picks the one that is
+//! expected to answer the request first.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -20,12 +21,13 @@ pub(super) const BACKFILL_MAX: usize = 16;
 pub(super) const RESERVE_AFTER: Duration = Duration::from_secs(2);
 /// The time after which a reservation also excludes the requests of other tenants. If it excluded them from the start,
 /// a tenant with large requests could block everyone else; if it never did, a tenant with many small requests could
-/// block a large one forever.
+/// block a large request of another tenant forever.
 pub(super) const RESERVE_AGAINST_ALL_AFTER: Duration = Duration::from_secs(30);
 
 /// The result of an attempt to place a waiting request.
 pub(super) enum BackfillResult {
-    /// The request has left the queue. `unclaimed` is its assignment if its task has stopped waiting.
+    /// The request has left the queue. `unclaimed` is its assignment if its task stopped waiting before it received the
+    /// assignment.
     Dequeued { unclaimed: Option<Assignment> },
     /// The request can be tried again immediately: its list of failed replicas was cleared.
     TryAgain,
@@ -43,7 +45,8 @@ pub(super) struct Backfill<'a> {
 }
 
 impl Backfill<'_> {
-    /// Tries to place the next requests until one of them leaves the queue. Considers all replicas, or only `at`.
+    /// Tries to place the next requests in turn until the result of an attempt is not [`BackfillResult::Full`].
+    /// Considers all replicas, or only `at`.
     pub(super) fn place_next(&self, waiting: &mut WaitingList, at: Option<&Arc<Replica>>) -> BackfillResult {
         for (position, ticket) in waiting.queue.upcoming(BACKFILL_MAX).into_iter().enumerate() {
             match self.try_place(waiting, ticket, at) {
@@ -55,8 +58,8 @@ impl Backfill<'_> {
         BackfillResult::Full
     }
 
-    /// Tries to place a request that has just entered the queue, if it is among those that are next. The first request
-    /// of the queue is tried before it, in case there is room that no event has announced.
+    /// Tries to place a request that has just entered the queue, if it is among the next [`BACKFILL_MAX`] requests. The
+    /// first request of the queue is tried before it, in case a replica has room that no event has announced.
     pub(super) fn place_newcomer(&self, waiting: &mut WaitingList, ticket: Ticket) -> BackfillResult {
         let upcoming = waiting.queue.upcoming(BACKFILL_MAX);
         if !upcoming.contains(&ticket) {
@@ -100,8 +103,9 @@ impl Backfill<'_> {
         }
     }
 
-    /// Reserves a replica for the first request of a queue if it has waited for long enough, or another replica if the
-    /// reserved one can no longer serve the request.
+    /// Reserves a replica for the first request of a queue if the request has waited for long enough, or another
+    /// replica if the reserved one can no longer serve the request. After [`RESERVE_AGAINST_ALL_AFTER`], the
+    /// reservation excludes the requests of all other tenants.
     fn reserve_for(&self, waiting: &mut WaitingList, ticket: Ticket) {
         let Self { picker, served_model, now } = *self;
         let Some(waiter) = waiting.waiters.get(&ticket) else { return };

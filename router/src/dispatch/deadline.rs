@@ -1,4 +1,5 @@
-//! The time until which a request waits: a timeout of the router, or that of the client if it is shorter.
+//! The time until which a request waits: the end of a timeout of the router, or the deadline of the client if that is
+//! earlier.
 
 use std::time::{Duration, Instant};
 
@@ -9,7 +10,7 @@ use crate::queue::QueuedRequest;
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Deadline {
     pub(super) at: Instant,
-    /// Whether the deadline is that of the client instead of a timeout of the router.
+    /// Whether this is the deadline of the client instead of the end of a timeout of the router.
     pub(super) is_set_by_client: bool,
 }
 
@@ -27,7 +28,7 @@ impl Deadline {
         }
     }
 
-    /// The error of a request for which no replica was available until the deadline.
+    /// The error for a request if no replica became available by the deadline.
     pub(super) fn no_replica(self, target: WaitTarget) -> PlacementError {
         if self.is_set_by_client { PlacementError::ClientTimeout(target) } else { PlacementError::NoReplica }
     }

@@ -1,4 +1,5 @@
-//! The state that all requests share, and the assignment of room to waiting requests when it becomes free at a replica.
+//! Holds the state that the placements of all requests share, and assigns room that becomes free at a replica to
+//! waiting requests.
 //!
 //! A load report, or the end of a request, frees room at one replica. Only this replica is then offered to the waiting
 //! requests, so the work per event does not grow with the number of replicas. Room that no event announces (for
@@ -41,9 +42,9 @@ pub struct Dispatcher {
     /// The number of requests in the queues of all models, including those that wait for a replica to become
     /// available.
     pub(super) queued: AtomicUsize,
-    /// The number of queued requests that wait for a replica to appear.
+    /// The number of queued requests that wait for a replica to become available.
     pub(super) queued_without_replica: AtomicUsize,
-    /// The number of requests that wait for a replica to appear, in a queue or because their model is not known yet.
+    /// The number of requests that wait for a replica to become available, or to report its models or its store.
     pub(super) requests_without_replica: AtomicUsize,
 }
 
@@ -92,7 +93,7 @@ impl Dispatcher {
         self.queued.load(Ordering::Relaxed).saturating_sub(without_replica)
     }
 
-    /// The number of requests that wait for a replica to appear.
+    /// The number of requests that wait for a replica to become available, or to report its models or its store.
     pub fn requests_without_replica(&self) -> usize {
         self.requests_without_replica.load(Ordering::Relaxed)
     }
@@ -133,7 +134,8 @@ impl Dispatcher {
         }
     }
 
-    /// Assigns the room that has become free at `replica` to the requests that wait for a model that it serves.
+    /// Assigns the room that has become free at `replica` to the waiting requests for the models that the replica
+    /// serves.
     pub fn place_waiting_at(&self, replica: &Arc<Replica>) {
         if self.queued.load(Ordering::Acquire) == 0 || replica.is_removed() {
             return;
@@ -143,13 +145,14 @@ impl Dispatcher {
         }
     }
 
-    /// Assigns replicas to the requests that wait for a model until no room is left. Considers all replicas, or only
-    /// `at`.
+    /// Assigns replicas to the waiting requests for a model until no further request can be placed. Considers all
+    /// replicas, or only `at`.
     pub(super) fn place_waiting(&self, served_model: &Arc<ServedModel>, at: Option<&Arc<Replica>>) {
         while served_model.waiters() > 0 && self.place_next_waiting(served_model, at, Instant::now()) {}
     }
 
-    /// Tries to place the next requests until one of them leaves the queue. Returns whether more room may be available.
+    /// Tries to place the next requests as [`Backfill::place_next`] does. Returns whether another attempt may place a
+    /// request.
     pub(super) fn place_next_waiting(
         &self,
         served_model: &Arc<ServedModel>,
@@ -170,7 +173,8 @@ impl Dispatcher {
         }
     }
 
-    /// Completes a placement outside of the lock of the queue. Returns whether another attempt may place a request.
+    /// Completes an attempt to place a request, outside of the lock of the queue. Returns whether another attempt may
+    /// place a request.
     fn settle(&self, result: BackfillResult) -> bool {
         match result {
             BackfillResult::Dequeued { unclaimed } => {

@@ -22,11 +22,11 @@ pub struct PickLog(VecDeque<Pick>);
 pub struct Pick {
     /// The time of the pick.
     pub at: SystemTime,
-    /// The model that the request names.
+    /// The model that the request is for.
     pub served_model: Arc<ServedModel>,
     /// The estimated size of the request.
     pub demand: Demand,
-    /// The candidates, the chosen one first. The list may be incomplete.
+    /// The candidates, the chosen one first. If there are many, the list contains only some of them.
     pub candidates: Vec<ScoredCandidate>,
     /// The total number of candidates.
     pub candidate_count: usize,

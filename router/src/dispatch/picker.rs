@@ -23,7 +23,7 @@ use crate::replica::{Replica, Reservation};
 use crate::served_model::ServedModel;
 use crate::waiting::{Assignment, PlacementRequest};
 
-/// The number of picks of a request that bookings of other threads may invalidate. The next pick is booked
+/// The number of times that a booking by another thread may invalidate the pick for a request. The next pick is booked
 /// unconditionally.
 const RACES_MAX: u32 = 3;
 /// The number of tokens per block that is assumed for a replica that has not reported one.
@@ -52,7 +52,7 @@ impl<'a> Search<'a> {
 pub(super) enum SearchResult {
     /// The request is booked at a replica.
     Booked(Assignment),
-    /// All replicas are full.
+    /// None of the considered replicas has room now.
     Full,
     /// No replica accepts requests.
     NoReplica,
@@ -70,7 +70,8 @@ pub(super) struct Picker {
     log: Arc<Mutex<PickLog>>,
 }
 
-/// The working memory of a pick. Each thread reuses its own, so that a pick allocates nothing.
+/// The working memory of a pick. Each thread reuses its own, so that collecting and scoring the candidates rarely
+/// allocates memory.
 #[derive(Default)]
 struct Scratch {
     candidates: Vec<Candidate>,
@@ -94,7 +95,7 @@ fn least(demand: &Demand) -> Demand {
 }
 
 /// The load to book for a request. A request that can never fit the replica is booked with the smallest demand, because
-/// the replica will reject it: until then, it must take no room from other requests.
+/// the replica will reject the request, which should take as little room as possible from other requests until then.
 fn cost_of(candidate: &Candidate, demand: &Demand) -> Cost {
     match candidate.capacity(demand) {
         Capacity::Never => candidate.cost(&least(demand)),
@@ -139,7 +140,8 @@ impl Picker {
                 || health.is_panicking(identities(&replicas), now))
     }
 
-    /// Picks and books a replica, if any has room now.
+    /// Picks and books a replica if any has room now, or if no replica can ever fit the request: the picked replica
+    /// then rejects the request with an exact message.
     pub(super) fn book(&self, search: Search<'_>, now: Instant) -> SearchResult {
         let demand = &search.request.demand;
         SCRATCH.with_borrow_mut(|scratch| {
@@ -194,7 +196,7 @@ impl Picker {
         })
     }
 
-    /// Whether the replica that is reserved for a request will have room for it.
+    /// Whether the replica that is reserved for a request can still serve the request, now or later.
     pub(super) fn can_fit(
         &self,
         served_model: &Arc<ServedModel>,
@@ -212,7 +214,7 @@ impl Picker {
         })
     }
 
-    /// Reserves the replica that the policy expects to be the first with room for a request.
+    /// Reserves the replica that the policy picks for a request.
     pub(super) fn reserve(
         &self,
         served_model: &Arc<ServedModel>,

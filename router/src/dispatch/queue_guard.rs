@@ -83,7 +83,7 @@ pub(super) struct QueueGuard<'a> {
 }
 
 impl QueueGuard<'_> {
-    /// Waits for a replica until `deadline`. Returns whether the request has one.
+    /// Waits for a replica until `deadline`. Returns whether a replica has been assigned to the request.
     pub(super) async fn wait(&mut self, deadline: Deadline) -> bool {
         if self.placement.is_none() {
             let assignment = timeout_at(deadline.at.into(), &mut self.woken).await.ok().and_then(Result::ok);
@@ -135,7 +135,7 @@ impl QueueGuard<'_> {
         }
     }
 
-    /// The assignment that arrived after the last wait. No assignment arrives after [`Self::remove`].
+    /// The placement for an assignment that arrived after the last wait. No assignment arrives after [`Self::remove`].
     fn late_placement(&mut self) -> Option<Placement> {
         let assignment = self.woken.try_recv().ok()?;
         Some(Placement::new(self.dispatcher, self.served_model, assignment))

@@ -15,14 +15,15 @@ use crate::replicas::Replicas;
 use crate::served_model::ServedModel;
 
 impl Dispatcher {
-    /// Waits until a replica serves `model`. Returns `None` if every replica has reported its models and none serves
-    /// this one, or if only some have reported them within `--replica-wait-timeout`: otherwise, a replica that cannot
-    /// start would turn the 404 for every unknown model into a 503.
+    /// Waits until a replica serves `model`, or, without a name, until exactly one model is served. Returns `None` if
+    /// every replica has reported its models and no such model exists, or if only some have reported them within
+    /// `--replica-wait-timeout`: otherwise, a replica that cannot start would turn the 404 for every unknown model into
+    /// a 503.
     ///
     /// # Errors
     /// No replica has reported its models by the deadline, or too many requests wait for a replica before any has
     /// reported. With a deadline of the client, an error is also returned if only some replicas have reported, because
-    /// another one may still serve the model.
+    /// another replica may still report the model.
     pub async fn await_model(
         &self,
         model: Option<&str>,
@@ -46,8 +47,8 @@ impl Dispatcher {
         }
     }
 
-    /// Waits until a replica reports that it has the store with this ID. Returns `None` once every replica has
-    /// reported its store and none has this one.
+    /// Waits until a replica reports that it has the store with this ID. Returns `None` once every replica has reported
+    /// its store and none of them has the requested one.
     ///
     /// # Errors
     /// Not every replica has reported its store in time, or too many requests wait.

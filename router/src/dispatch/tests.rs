@@ -43,7 +43,7 @@ fn app(replicas: u16, arguments: &[&str]) -> (App, Vec<Arc<Replica>>) {
     (app, new)
 }
 
-/// A report of a replica that runs `running` of at most `sequences_max` sequences.
+/// A report of a replica that runs `running` sequences and can run at most `sequences_max`.
 fn report(number: u64, running: u32, sequences_max: u32) -> Load {
     Load {
         epoch: 1,
@@ -499,7 +499,7 @@ async fn a_timeout_ejects_only_a_replica_that_makes_no_progress() {
     assert_eq!(replicas.iter().filter(ejected).count(), 1, "at most one of two replicas is ejected");
 }
 
-/// Two replicas that have reported once.
+/// A router with two replicas, each of which has sent one report.
 fn app2(arguments: &[&str]) -> (App, Vec<Arc<Replica>>) {
     let (app, replicas) = app(2, arguments);
     for replica in &replicas {

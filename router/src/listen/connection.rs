@@ -2,7 +2,7 @@
 //!
 //! A connection without a request is closed after `--read-timeout`, or within seconds while other connections wait to
 //! be accepted. The time until the client has shown which protocol it speaks counts as well. An answer that the client
-//! does not read is aborted after `--write-timeout`, which frees all resources of the request in the router and at its
+//! does not read is aborted after `--write-timeout`; this frees all resources of the request in the router and at the
 //! replica. A connection that is being closed remains open for up to `--write-timeout` after its last answer, because
 //! the end of the answer may still be in its buffer.
 
@@ -26,7 +26,8 @@ use crate::proxy::Body;
 
 /// The time for a graceful shutdown of a connection that has sent all answers.
 const GRACE: Duration = Duration::from_secs(5);
-/// The shortest interval between checks of a connection. The interval is a quarter of the shorter timeout.
+/// The shortest interval between checks of a connection. Between the two bounds, the interval is a quarter of the
+/// shorter timeout.
 const CHECK_MIN: Duration = Duration::from_millis(10);
 /// The longest interval between checks of a connection.
 const CHECK_MAX: Duration = Duration::from_secs(10);
@@ -123,7 +124,7 @@ impl Activity {
 pub(super) struct ActiveRequest(Arc<Activity>);
 
 impl ActiveRequest {
-    /// Creates the answer to the request, which remains active until the answer is dropped or aborted.
+    /// Creates the answer to the request. The request remains active until the answer is dropped or aborted.
     pub(super) fn answer(self, body: Body) -> WatchedBody {
         let activity = Arc::clone(&self.0);
         let resources = AnswerResources { body, _request: self };

@@ -1,4 +1,4 @@
-//! Serves the connections of one thread over HTTP/1 and HTTP/2: the API, the pages for operators, or gRPC.
+//! Serves the connections of one thread over HTTP/1 and HTTP/2: the API, the pages for administrators, or gRPC.
 
 use std::convert::Infallible;
 use std::net::IpAddr;
@@ -29,7 +29,7 @@ const H2_STREAMS_MAX: u32 = 256;
 const H2_STREAM_BYTES: u32 = 256 * 1024;
 /// The flow-control window of an HTTP/2 connection in bytes.
 const H2_CONNECTION_BYTES: u32 = 1024 * 1024;
-/// The smallest buffer that hyper accepts for HTTP/1.
+/// The smallest buffer that hyper accepts for an HTTP/1 connection, in bytes.
 const H1_BUFFER_MIN: usize = 8192;
 /// The interval at which requests that wait for an answer check their deadlines.
 const TICK_INTERVAL: Duration = Duration::from_millis(500);
@@ -43,9 +43,9 @@ const H2_PING_TIMEOUT: Duration = Duration::from_secs(20);
 /// The service that a port provides.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ListenerKind {
-    /// The API, the probes, the metrics and the console.
+    /// The API, the probes, the metrics, the debug pages and the console.
     Api,
-    /// Only the probes and the metrics are served.
+    /// Only the probes and the metrics.
     Admin,
     /// The gRPC service for the operator.
     Grpc,
@@ -62,7 +62,7 @@ impl ListenerKind {
     }
 }
 
-/// Serves connections on the thread that created this value, which must also call [`Self::serve`].
+/// Serves connections on the thread that created this value. Only this thread may call [`Self::serve`].
 pub struct ConnectionServer {
     app: App,
     service: Service,
@@ -73,16 +73,17 @@ pub struct ConnectionServer {
 }
 
 impl ConnectionServer {
-    /// Creates a server of the API that runs until `stop` is canceled.
+    /// Creates a server of the API that runs until `stop` is canceled. The current Tokio runtime must run tasks on this
+    /// thread alone.
     ///
     /// # Panics
-    /// If called outside of a Tokio runtime. The runtime must belong to this thread alone.
+    /// If called outside of a Tokio runtime.
     #[must_use]
     pub fn new(app: &App, stop: CancellationToken) -> Self {
         Self::start(app.clone(), ListenerKind::Api, ShutdownSignals { stop, pressure: Arc::default() })
     }
 
-    /// Creates a server of a kind that runs until `shutdown`. The requirements of [`Self::new`] apply.
+    /// Creates a server of this `kind`, which runs until `shutdown`. The requirements of [`Self::new`] apply.
     pub(super) fn start(app: App, kind: ListenerKind, shutdown: ShutdownSignals) -> Self {
         let service = Service::new(app.clone(), kind);
         let mut ticking = JoinSet::new();
@@ -92,7 +93,7 @@ impl ConnectionServer {
         Self { app, service, shutdown, _deferred: DeferredTasks::start(), _ticking: ticking }
     }
 
-    /// Serves the connection of the client at this address until it ends.
+    /// Serves the connection of the client at this address until the connection ends.
     ///
     /// # Cancel safety
     /// Dropping the future closes the connection and frees all resources of its requests.
@@ -115,7 +116,7 @@ impl ConnectionServer {
         connection::supervise(connection, &activity, limits, &self.shutdown).await;
     }
 
-    /// Closes connections to replicas that have been idle for too long.
+    /// Closes those connections to replicas that have been idle for too long.
     pub(super) fn sweep(&self) {
         if let Service::Api(worker) = &self.service {
             worker.pool.sweep();
@@ -172,7 +173,7 @@ fn builder(app: &App) -> auto::Builder<TokioExecutor> {
     builder
 }
 
-/// Periodically wakes the requests that wait for an answer, which is cheaper than one timer per request.
+/// Periodically wakes the requests that wait for an answer, because this is cheaper than one timer per request.
 async fn tick(worker: Arc<Worker>) {
     let mut ticks = tokio::time::interval(TICK_INTERVAL);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);

@@ -5,7 +5,7 @@ use proto::v1alpha1::State;
 use crate::ledger::{Cost, LoadSnapshot, ReportedLoad, TenantLoad};
 use crate::queue::NO_TENANT;
 
-/// The demand that a request puts on a replica, as far as the router can know it.
+/// The demand that a request places on a replica, as far as the router can know it.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Demand {
     /// The number of tokens of the prompt, estimated from its bytes if the prompt is text.
@@ -29,23 +29,23 @@ pub struct Demand {
 }
 
 /// The reciprocal of the fraction of a replica that is available to a tenant even if others have filled the replica.
-/// The scheduler of the replica reserves this fraction of its batch and cache for tenants other than the one that uses
-/// the most.
+/// While several tenants use a replica, its scheduler reserves this fraction of the batch and the cache for tenants
+/// other than the one that uses the most.
 const TENANT_RESERVE: u32 = 8;
 
-/// The state of one replica, as far as the router knows it, when it picks a replica for a request.
+/// The state of one replica, as far as the router knows it, at the time when a replica is picked for a request.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Candidate {
     /// A number that does not change when the replica restarts, such as a hash of its address.
     pub identity: u64,
-    /// The last report of the replica, and the dispatches of this router since then.
+    /// The last report of the replica, and the load of the dispatches of this router.
     pub snapshot: LoadSnapshot,
     /// The number of leading tokens of the prompt that are expected to be in the cache of the replica.
     pub cached_tokens: u32,
     /// The load of the current dispatches of the request's tenant to the replica.
     pub tenant_load: TenantLoad,
-    /// The fraction of its usual load that should be sent to the replica: 0 while it is ejected, less than 1 while it
-    /// is probed.
+    /// The fraction of its usual load that should be sent to the replica: 0 if it should receive no requests (for
+    /// example, while it is ejected), and less than 1 while it is probed.
     pub weight: f32,
     /// Whether the replica is reserved for another request, which has waited for too long.
     pub is_reserved: bool,
@@ -58,8 +58,8 @@ pub struct Candidate {
 pub enum Capacity {
     /// The replica can start the request, as far as the router knows.
     Now,
-    /// The replica would queue or reject the request until other requests end. The request should wait in the router,
-    /// which can use whichever replica has room first.
+    /// The replica would queue or reject the request until other requests end, or it is reserved for another request.
+    /// The request should wait in the router, which can use whichever replica has room first.
     Later,
     /// The request can never fit the replica, or the replica accepts no requests.
     Never,
@@ -79,14 +79,15 @@ pub struct Terms {
     pub prefill: f64,
     /// The time to encode the images of the requests ahead, and the images of the request that are not cached.
     pub image_encoding: f64,
-    /// The time by which decoding sequences prolong the steps that compute these prompts.
+    /// The time by which decoding sequences prolong the steps that compute the prompt of the request and the prompts
+    /// ahead of it.
     pub decode_interference: f64,
-    /// The time until a sequence can start, if the replica already runs as many sequences as it can.
+    /// The time until the sequences of the request can start, if the replica already runs as many sequences as it can.
     pub sequence_wait: f64,
     /// The time until enough blocks are free.
     pub block_wait: f64,
     /// A penalty that grows with the used fraction of the cache, steeply when the cache is nearly full, because
-    /// sequences that outgrow the cache are computed twice.
+    /// sequences that outgrow the cache are preempted and recomputed.
     pub cache_pressure: f64,
     /// The number of requests in flight that this router has sent to the replica.
     pub in_flight: u32,
@@ -159,8 +160,8 @@ impl Candidate {
         }
     }
 
-    /// The number of tokens of the request's images that are not expected to be cached, if the images are spread evenly
-    /// from the first to the last.
+    /// The number of tokens of the request's images that are not expected to be cached, assuming that the image tokens
+    /// are spread evenly from the start of the first image to the end of the last.
     fn uncached_image_tokens(&self, demand: &Demand) -> u32 {
         let length = demand.images_end.saturating_sub(demand.images_start);
         let cached = self.cached_tokens.saturating_sub(demand.images_start).min(length);
@@ -169,7 +170,7 @@ impl Candidate {
         uncached.div_ceil(u64::from(length.max(1))) as u32
     }
 
-    /// Whether a request would have to wake the replica. A request in flight is already waking it.
+    /// Whether a request would have to wake the replica. If a request is in flight, it is already waking the replica.
     pub(super) fn is_sleeping(&self) -> bool {
         self.snapshot.booked.in_flight == 0
             && self.snapshot.reported.is_some_and(|reported| reported.is_sleeping)
@@ -186,15 +187,15 @@ impl Candidate {
         tokens.div_ceil(self.block_tokens()).saturating_mul(demand.sequences.max(1))
     }
 
-    /// The number of blocks that a sequence needs if it is as long as the client permits, or that its prompt needs if
-    /// the client has set no limit.
+    /// The number of blocks that a sequence needs if it is as long as the client permits, or that its prompt and one
+    /// output token need if the client has set no limit.
     fn sequence_blocks(&self, demand: &Demand) -> u64 {
         let tokens = u64::from(demand.prompt_tokens) + u64::from(demand.output_tokens_max.unwrap_or(1));
         tokens.div_ceil(u64::from(self.block_tokens()))
     }
 
-    /// The number of free blocks that will be needed by requests that wait at the replica or were sent since the
-    /// report.
+    /// The estimated number of free blocks that will be needed by the requests that wait at the replica and by those
+    /// that the report does not include.
     pub(super) fn blocks_claimed(&self) -> u64 {
         let Some(reported) = &self.snapshot.reported else { return 0 };
         let waiting = if reported.waiting > 0 {

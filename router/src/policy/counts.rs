@@ -1,5 +1,5 @@
-//! The policies whose scores do not depend on load reports. They are meant for fleets whose replicas do not report
-//! their load, and for comparison.
+//! The policies that count requests or picks, and do not use the figures of load reports in their scores. They are
+//! meant for fleets whose replicas do not report their load, and for comparison.
 
 use rand::Rng;
 

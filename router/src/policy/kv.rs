@@ -1,11 +1,12 @@
-//! The default policy: the lowest estimated time to the first token.
+//! The default policy, which picks the replica with the lowest estimated time to the first token.
 //!
-//! The estimate is the sum of the delays at a replica: the prompt tokens that are ahead of the request (those in the
-//! report and those sent since then); its own prompt tokens that are not cached there; the images that must be encoded
-//! first; the sequences that decode in the same steps; the wait for a sequence to end, if the replica already runs as
-//! many as it can; the wait for free blocks; and a penalty that grows with the used fraction of the cache, steeply when
-//! the cache is nearly full. The decisions behind the estimate and the measurements are in
-//! `docs/decisions/0010-routing.md`.
+//! The estimate is the sum of the delays at a replica: the time to compute the prompt tokens that are ahead of the
+//! request (those in the report and those sent since then); the time to compute the request's own prompt tokens that
+//! are not cached there; the time to encode the images that must be encoded first; the time by which sequences that
+//! decode in the same steps prolong these steps; the wait for a sequence to end, if the replica already runs as many as
+//! it can; the wait for free blocks; and a penalty that grows with the used fraction of the cache, steeply when the
+//! cache is nearly full. `docs/decisions/0010-routing.md` explains the decisions behind the estimate and contains the
+//! measurements.
 
 use std::time::Duration;
 
@@ -27,13 +28,14 @@ pub struct KvConfig {
     /// The time by which each decoding sequence prolongs a step that computes prompts, as a fraction of the time per
     /// generated token.
     pub decode_interference: f32,
-    /// The number of prompt tokens that a replica computes in a step in which other sequences decode.
+    /// The number of prompt tokens that a replica is assumed to compute in a step in which other sequences decode.
     pub step_tokens: f32,
-    /// The prefill speed of a replica that has not computed a prompt yet, if no other candidate has either.
+    /// The assumed prefill speed of a replica that has not computed a prompt yet, if no other candidate has either.
     pub prefill_tokens_per_second: f32,
-    /// The decode speed of a replica that has not generated a token yet, if no other candidate has either.
+    /// The assumed decode speed of a replica that has not generated a token yet, if no other candidate has either.
     pub decode_tokens_per_second: f32,
-    /// The speed of the image encoder of a replica that has not encoded an image yet, if no other candidate has either.
+    /// The assumed speed of the image encoder of a replica that has not encoded an image yet, if no other candidate has
+    /// either.
     pub image_tokens_per_second: f32,
 }
 
@@ -77,12 +79,12 @@ pub(super) fn score(config: &KvConfig, demand: &Demand, candidates: &[Candidate]
 /// The factor up to which replicas are assumed to be equally fast. Measured speeds differ by chance, above all with
 /// short prompts, and a chance difference should not attract requests.
 const SPEED_FACTOR: f64 = 3.0;
-/// The age above which a measured speed is ignored, because the replica may have been cold when it was measured. A
+/// The age above which a measured speed is ignored, because the replica may have been cold during the measurement. A
 /// replica that was slow is therefore tried again at this interval.
 const SPEED_AGE_MAX: Duration = Duration::from_secs(10);
 
-/// The mean of the recently measured speeds of the replicas, or of all measured speeds if none is recent. Replicas
-/// without a measurement are assumed to have these speeds.
+/// The mean of the recently measured speeds of the replicas, of all measured speeds if none is recent, or the defaults
+/// of [`KvConfig`] if none was measured. Replicas without a recent measurement are assumed to have these speeds.
 struct TypicalSpeeds {
     prefill: f64,
     decode: f64,

@@ -1,6 +1,6 @@
-//! Sends each session to the same replica without a table (rendezvous hashing): a hash ranks all replicas for each
-//! session, and the highest-ranked available replica gets the session. When a replica is removed, only its sessions
-//! move.
+//! Sends each session to the same replica without a table (rendezvous hashing): a hash of the session and the replica
+//! ranks all replicas for each session, and the available replica with the lowest hash gets the session. When a replica
+//! is removed, only its sessions move.
 
 use super::candidate::{Candidate, Terms};
 
