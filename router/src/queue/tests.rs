@@ -93,8 +93,8 @@ fn a_tenant_leaves_a_part_of_the_queue_to_others() {
     assert!(queue.push(of_tenant(2, now), now).is_err(), "the queue is full");
 }
 
-/// If requests of two tenants are always waiting, the numbers of tokens served for these tenants differ by at most one
-/// request.
+/// If requests of two tenants are always waiting, the numbers of tokens served for these tenants differ by at most the
+/// tokens of one request.
 #[test]
 fn tenants_get_equal_parts_at_random() {
     for seed in 0..50 {
