@@ -1,5 +1,5 @@
-//! The path of a request through the router: it is received, placed at a replica and sent there, and its answer is
-//! forwarded to the client as it arrives.
+//! How a request passes through the router: the router receives the request, selects a replica, sends the request to
+//! it, and forwards the answer to the client.
 //!
 //! ```text
 //! client ─► receive ─► Fields ─► Dispatcher::place ─► attempt ─► Relay ─► client
@@ -7,9 +7,9 @@
 //!                                      └──── retry ◄─────┘  only until the client has received the first byte
 //! ```
 //!
-//! Bodies are forwarded unchanged, with two exceptions. A stream that breaks ends with an error event. If a token
-//! quota applies, the router requests the usage of a stream and removes it from the events before the client receives
-//! them.
+//! Bodies are forwarded unchanged, with two exceptions. A stream that breaks ends with an error event. If a token quota
+//! applies and the client did not request the usage of a stream, the router requests it, and removes it from the events
+//! before the client receives them.
 
 use std::convert::Infallible;
 use std::net::IpAddr;
@@ -76,7 +76,7 @@ const TIMEOUT: &str = "x-ovfleet-timeout";
 /// The header with which a client names its session.
 const SESSION: &str = "x-session-id";
 
-/// Answers a request of any kind from the client at this address.
+/// Answers any request from the client at `client_address`.
 pub(crate) async fn serve(
     worker: Arc<Worker>,
     client_address: IpAddr,
@@ -245,8 +245,8 @@ fn check_encoding(parts: &Parts) -> Result<(), Error> {
     }
 }
 
-/// Whether a replica computes the answer and its usage. The answers to other requests, such as those for a stored
-/// response, contain at most the usage of an earlier request.
+/// Whether a replica computes the answer and its usage. The answer to another request, such as one for a stored
+/// response, contains at most the usage of an earlier request.
 fn is_computed(method: &Method, endpoint: Endpoint, path: &str) -> bool {
     *method == Method::POST
         && match endpoint {
@@ -257,7 +257,8 @@ fn is_computed(method: &Method, endpoint: Endpoint, path: &str) -> bool {
         }
 }
 
-/// The replicas of the model that the request names.
+/// Waits until a replica serves the model that the request names, and returns this model. A request that names no model
+/// is for the only served model, if there is exactly one.
 async fn served_model_of(
     app: &App,
     fields: &Fields<'_>,
@@ -322,8 +323,8 @@ fn placement_request(
     }
 }
 
-/// The number of bytes from which the tokens of the prompt are estimated, including those of the members that chat
-/// templates insert.
+/// The number of bytes from which the number of prompt tokens is estimated: those of the prompt itself, and those of
+/// the other members that the replica inserts into the prompt.
 fn prompt_bytes(fields: &Fields<'_>, prompt: &RoutingPrompt<'_>) -> usize {
     let members = [fields.tools, fields.functions, fields.instructions, fields.documents, fields.suffix];
     prompt.text.len() + members.iter().map(|member| member.len()).sum::<usize>()
@@ -336,8 +337,8 @@ fn measurable_prompt_bytes(fields: &Fields<'_>, prompt: &RoutingPrompt<'_>) -> u
     if has_history || prompt.image_tokens > 0 { 0 } else { prompt_bytes(fields, prompt) }
 }
 
-/// Charges the request to the rate limits of its client, with the tokens of its demand unless nothing is computed for
-/// it. Returns whether the tokens of the client are limited.
+/// Charges a request to the rate limits of its client, together with the tokens of `demand`, which is `None` if no
+/// answer is computed. Returns whether the router limits the tokens of clients.
 fn charge(
     app: &App,
     client: &Client,

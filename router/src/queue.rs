@@ -2,9 +2,8 @@
 //! a client should retry if the queue is full. The caller removes requests that have waited too long.
 //!
 //! Tenants are served fairly (`fair_order.rs`). The requests of a tenant are ordered by their arrival time plus a delay
-//! that depends on the priority class. A class is therefore served before the classes below it, but no request waits
-//! forever behind requests that keep arriving. The queue is a state machine: time is a parameter, and the queue wakes
-//! no task.
+//! that depends on the priority class. Higher classes are therefore preferred, but no request waits forever behind
+//! requests that keep arriving. The queue is a state machine: time is a parameter, and the queue wakes no task.
 
 use std::collections::BTreeMap;
 use std::str::FromStr;
@@ -82,10 +81,10 @@ pub struct QueuedRequest {
     pub deadline: Option<Instant>,
 }
 
-/// The queue has no room for another request.
+/// The queue has no room for another request, or for another request of the same tenant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QueueFull {
-    /// The time after which there should be room, estimated from the recent drain rate of the queue.
+    /// The time after which the client should retry, estimated from the recent drain rate of the queue.
     pub retry_after: Duration,
 }
 
@@ -129,7 +128,7 @@ impl Queue {
     /// Adds a request to the queue.
     ///
     /// # Errors
-    /// The queue is full.
+    /// The queue has no room for the request.
     pub fn push(&mut self, request: QueuedRequest, now: Instant) -> Result<Ticket, QueueFull> {
         let QueueConfig { queue_requests, queue_tokens, class_delay, .. } = self.config;
         let is_too_much = !self.entries.is_empty() && self.tokens + u64::from(request.tokens) > queue_tokens;

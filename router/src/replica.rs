@@ -20,7 +20,7 @@ use crate::prefix::PrefixIndex;
 /// If exceeded: further models of the replica are ignored.
 const REPLICA_MODELS_MAX: usize = 64;
 
-/// A replica that discovery lists.
+/// A replica that discovery lists or has listed.
 #[derive(Debug)]
 pub struct Replica {
     /// The addresses and the name that discovery has reported.
@@ -47,8 +47,8 @@ pub struct Replica {
     status: Mutex<ReplicaStatus>,
     /// The time when the last report arrived, in milliseconds after `since`; [`NEVER`] before the first.
     reported: AtomicU64,
-    /// The time of the last evidence that the replica computed something, in milliseconds after `since`; [`NEVER`]
-    /// before that.
+    /// The time of the last evidence that the replica computed something, in milliseconds after `since`; [`NEVER`] if
+    /// there has been none.
     progressed: AtomicU64,
     since: Instant,
     is_removed: AtomicBool,
@@ -63,7 +63,7 @@ pub struct Replica {
 /// Marks the time of an event that has not happened yet.
 const NEVER: u64 = u64::MAX;
 
-/// The state that a replica has reported, apart from the figures that the policies use.
+/// The models and the last load report of a replica, and the state of the connection to it.
 #[derive(Clone, Debug, Default)]
 pub struct ReplicaStatus {
     /// The names of the models that it serves.
@@ -114,7 +114,7 @@ impl Replica {
         })
     }
 
-    /// The state that the replica has reported.
+    /// Locks and returns the status of the replica.
     pub fn status(&self) -> MutexGuard<'_, ReplicaStatus> {
         self.status.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -182,7 +182,7 @@ impl Replica {
     }
 
     /// Reserves the replica for one request of a tenant, unless it is reserved already. Requests of other tenants may
-    /// still be placed there.
+    /// still be placed there until [`Reservation::extend_to_all_tenants`] is called.
     pub(crate) fn reserve(self: &Arc<Self>, tenant: u64) -> Option<Reservation> {
         let tenant = digest(tenant);
         let swap =

@@ -1,4 +1,4 @@
-//! All replicas, and the models that they serve. The lists follow discovery and the reports of the replicas. This
+//! All replicas, and the models that they serve. Discovery and the reports of the replicas update the lists. This
 //! module does not choose replicas for requests.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -46,7 +46,7 @@ pub struct ReplicasUpdate {
 }
 
 impl Replicas {
-    /// Creates an empty list. `router` is the number by which replicas identify this router.
+    /// Creates an empty list. `router` is the ID of this router, by which replicas identify it.
     #[must_use]
     pub fn new(router: u64) -> Self {
         Self {
@@ -79,7 +79,7 @@ impl Replicas {
         }
     }
 
-    /// The number by which replicas identify this router.
+    /// The ID by which replicas identify this router.
     #[must_use]
     pub fn router(&self) -> u64 {
         self.router
@@ -101,7 +101,7 @@ impl Replicas {
         all.iter().find(|replica| replica.is_listed() && replica.has_store(store_id)).cloned()
     }
 
-    /// The first model that a replica serves.
+    /// The first model, in alphabetical order, that a replica serves.
     pub fn served_model_of(&self, replica: &Arc<Replica>) -> Option<Arc<ServedModel>> {
         self.served_models.load().values().find(|served_model| served_model.contains(replica)).cloned()
     }
@@ -111,7 +111,7 @@ impl Replicas {
         self.served_models_by_replica.load().get(&replica.discovered.http).cloned().unwrap_or_default()
     }
 
-    /// The model that is served, if there is exactly one.
+    /// The model that is served, if there is exactly one. All names that the same replicas serve count as one model.
     pub fn only_served_model(&self) -> Option<Arc<ServedModel>> {
         let served_models = self.served_models.load();
         let mut served = served_models.values().filter(|served_model| !served_model.replicas().is_empty());
@@ -194,7 +194,8 @@ impl Replicas {
         self.changes.send_modify(|number| *number += 1);
     }
 
-    /// Assigns the replicas to their models. A model without a replica keeps its queue and its statistics.
+    /// Assigns the replicas to their models. A model without a replica keeps its queue and its statistics, unless it is
+    /// forgotten because of [`MODELS_MAX`].
     fn rebuild(&self) {
         let all = self.all.load();
         let mut members: BTreeMap<String, Vec<Arc<Replica>>> = BTreeMap::new();

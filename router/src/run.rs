@@ -1,5 +1,5 @@
-//! Runs the process: binds the ports first, so that an error in that step is reported immediately; then discovers
-//! replicas and accepts requests; and on a signal, finishes the requests in flight.
+//! Runs the process: first binds the ports, so that a port in use is reported immediately; then discovers replicas and
+//! accepts requests; and on a signal, finishes the requests in flight.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -31,7 +31,8 @@ impl CommandLine {
     /// requests help.
     ///
     /// # Errors
-    /// The router could not start, or a second signal arrived while it was stopping.
+    /// The router could not start, a background task ended unexpectedly, or a second signal arrived while the router
+    /// was stopping.
     pub fn run(self) -> anyhow::Result<()> {
         let mut args = self.parse();
         let text = args.config.as_deref().map(config::read).transpose()?;
@@ -177,7 +178,7 @@ async fn log_when_ready(app: App) {
     std::future::pending().await
 }
 
-/// Finishes the requests in flight, within `timeout`.
+/// Waits until the requests in flight are finished, for at most `timeout`.
 async fn drain(
     app: &App,
     threads: &mut Threads,
@@ -243,7 +244,7 @@ impl Files {
     }
 }
 
-/// Applies changes of files, and logs an error if a file has become invalid.
+/// Applies changes of files, and logs a message if a file has become invalid or unreadable.
 async fn watch_files(mut files: Files, app: App, sources: watch::Sender<Sources>) {
     loop {
         tokio::time::sleep(FILE_CHECK_INTERVAL).await;

@@ -29,7 +29,7 @@ pub struct ServedModel {
 /// The router's expectations of the requests for a model.
 #[derive(Clone, Copy, Debug)]
 pub struct Expectations {
-    /// The averages of bytes per token, tokens per answer and tokens per event.
+    /// The averages of bytes per token, tokens per generated sequence and tokens per event.
     pub estimates: Estimates,
     /// The number of bytes of text in a block.
     pub block_bytes: BlockBytes,

@@ -1,5 +1,6 @@
-//! Adds the tenant of a request to its headers, so that clients with different API keys share neither stored responses
-//! nor cached prompts on replicas. The tenant is a digest: replicas and their logs never see a key.
+//! Adds the tenant of a request to its headers, so that different tenants share neither stored responses nor cached
+//! prompts on replicas. By default, each API key is a tenant (`--key-isolation`). The tenant is sent as a digest:
+//! replicas and their logs never see a key.
 
 use http::{HeaderMap, HeaderName, HeaderValue, header};
 use sha2::{Digest as _, Sha256};
@@ -12,8 +13,8 @@ pub(crate) const HEADER: HeaderName = HeaderName::from_static("x-ovfleet-tenant"
 /// Number of bytes of the digest that identifies a tenant.
 const BYTES: usize = 16;
 
-/// Sets the header with the tenant, replacing any value that the client has sent. Requests without a key have no
-/// tenant.
+/// Sets the header with the tenant, replacing any value that the client has sent. Requests without a key, and all
+/// requests with `--key-isolation=none`, have no tenant.
 pub(crate) fn set_header(headers: &mut HeaderMap, client: Option<&Client>, isolation: KeyIsolation) {
     headers.remove(&HEADER);
     // Otherwise, a client could have the header removed by listing it in `Connection`.

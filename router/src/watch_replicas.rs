@@ -27,7 +27,7 @@ const STREAMS_MAX: usize = 16;
 const REQUEST_BYTES_MAX: usize = 4096;
 /// The interval at which a stream checks for changes.
 const CHECK_INTERVAL: Duration = Duration::from_millis(100);
-/// The longest time between two messages.
+/// The time after which a message is sent even if nothing has changed.
 const HEARTBEAT: Duration = Duration::from_secs(1);
 
 /// The implementation of the service.
@@ -88,7 +88,7 @@ impl Watcher {
     }
 }
 
-/// Whether anything except the counts, which change all the time, has changed.
+/// Whether the list of replicas has changed, apart from the counts, which change all the time.
 fn differs(before: &RouterReplicas, after: &RouterReplicas) -> bool {
     let routing = |replica: &RouterReplica| RouterReplica {
         requests_in_flight: 0,

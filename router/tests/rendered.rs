@@ -1,4 +1,4 @@
-//! Parses the command lines and options that the operator renders, with the code of the router.
+//! Uses the code of the router to parse the command lines and options that the operator renders.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::ffi::OsString;

@@ -20,7 +20,7 @@ use crate::dispatch::Placement;
 /// the request if the replica fails. Streams are forwarded as they arrive.
 ///
 /// If exceeded: the response is forwarded as it arrives, and is aborted if the replica fails. The same applies to a
-/// response without `Content-Length`.
+/// response without `Content-Length`. A larger 429 or 5xx response counts as a broken connection.
 const WHOLE_BYTES_MAX: u64 = 1 << 20;
 
 /// An answer that has begun.
@@ -34,7 +34,8 @@ pub(super) enum Answer {
 /// Sends a request to a replica.
 ///
 /// # Errors
-/// The replica returned no answer that can be forwarded.
+/// Not enough of an answer arrived in time, the replica rejected the router, or the status means that another replica
+/// may still answer the request.
 pub(super) async fn attempt(
     worker: &Worker,
     placement: &Placement,
@@ -123,7 +124,8 @@ async fn exchange(
     Ok((connection, parts))
 }
 
-/// Receives the rest of a body. Fails if the body continues after more than [`WHOLE_BYTES_MAX`] bytes.
+/// Receives the rest of a body. Fails if more data arrives after more than [`WHOLE_BYTES_MAX`] bytes have been
+/// received.
 async fn receive_whole(connection: &mut ReplicaConnection) -> std::io::Result<Bytes> {
     let Some(first) = connection.next().await.transpose()? else { return Ok(Bytes::new()) };
     let Some(second) = connection.next().await.transpose()? else { return Ok(first) };
@@ -137,8 +139,8 @@ async fn receive_whole(connection: &mut ReplicaConnection) -> std::io::Result<By
     Ok(all.into())
 }
 
-/// Monitors a replica until the first byte of its answer: checks the deadline, and whether the replica still reports
-/// its load.
+/// Monitors a replica until the router can forward its answer: checks the deadline, and whether the replica still
+/// reports its load.
 struct FirstByteMonitor<'a> {
     worker: &'a Worker,
     placement: &'a Placement,
@@ -169,7 +171,7 @@ impl<'a> FirstByteMonitor<'a> {
         }
     }
 
-    /// Whether the replica has stopped reporting while another replica of the model still reports.
+    /// Whether the replica has stopped reporting, and another replica of the model has not.
     fn hangs(&self) -> bool {
         let limit = self.worker.app.settings().hang_timeout;
         let now = Instant::now();

@@ -9,9 +9,9 @@ use hyper::body::{Frame, SizeHint};
 
 use super::relay::Relay;
 
-/// Number of bytes of an answer in memory that the connection receives at once. The connection buffers a piece of any
-/// size, and polls for the next piece only when the client has read enough of it, so each poll proves that the client
-/// reads.
+/// Maximum number of bytes of an in-memory answer that the connection receives at once. The connection buffers a piece
+/// of any size, and polls for the next piece only when the client has read enough of it, so each poll proves that the
+/// client reads.
 const PIECE_BYTES_MAX: usize = 64 * 1024;
 
 /// The body of an answer.
@@ -35,7 +35,7 @@ impl Body {
         Self(Kind::Relay(Box::new(relay)))
     }
 
-    /// A page of the router.
+    /// The body of a page of the router.
     pub(crate) fn page(body: axum::body::Body) -> Self {
         Self(Kind::Page(body))
     }

@@ -7,19 +7,21 @@ use http::{Response, StatusCode};
 use super::retry_safety::RetrySafety;
 use crate::error::Error;
 
-/// The reason why a replica returned no answer that can be forwarded.
+/// The reason why an attempt failed.
 #[derive(Debug)]
 pub(super) enum Failure {
-    /// The replica accepted no connection, so nothing was sent.
+    /// No connection was established, or it was closed before any byte of the request was sent.
     Connect,
-    /// The connection broke after the request was sent and before enough of the answer had arrived to forward it.
+    /// The connection broke, or the answer was invalid, after the replica may have received the request and before
+    /// enough of the answer had arrived to forward it.
     Broken {
-        /// Whether the connection was idle before, so that the replica may have closed it without having failed.
+        /// Whether the connection had been idle before the request, so that the replica may have closed it without
+        /// having failed.
         was_reused: bool,
     },
-    /// The replica did not begin to answer in time.
+    /// The time limit passed before enough of the answer had arrived to forward it.
     TimedOut,
-    /// The replica stopped reporting its load while the request waited for it.
+    /// The replica stopped reporting its load while the router waited for the answer.
     Hung,
     /// The replica rejected the request because the replica token of this router is invalid or missing.
     Unauthenticated,

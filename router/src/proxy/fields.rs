@@ -1,6 +1,6 @@
-//! Reads the fields of a request body that routing needs, in one pass and without building a tree: nested values and
-//! strings are skipped. It copies nothing except strings with escape sequences. The replica validates the body. This
-//! module only requires an object whose members can be separated.
+//! Reads the fields that routing needs from a request body, in one pass and without building a tree: nested values and
+//! strings are skipped. Only strings with escape sequences are copied. The replica validates the body; this module only
+//! requires an object whose members can be separated.
 
 use std::borrow::Cow;
 
@@ -30,13 +30,13 @@ pub(crate) struct Fields<'a> {
     max_tokens: Option<u32>,
     /// The value of `max_completion_tokens` or `max_output_tokens`.
     max_completion_tokens: Option<u32>,
-    /// The value of `n`, if it is a number.
+    /// The value of `n`, if it is a non-negative integer.
     pub(crate) choices: Option<u32>,
     /// The value of `best_of`, which is the number of sequences to generate and choose from.
     pub(crate) best_of: Option<u32>,
     /// Whether the value of `stream` is true.
     pub(crate) is_stream: bool,
-    /// The raw value of `user`, without quotation marks.
+    /// The raw value of `user` without quotation marks, if it is a string that is not empty.
     pub(crate) user: Option<&'a [u8]>,
     /// The raw value of `cache_salt`. Prompts with different salts share no cached blocks.
     pub(crate) cache_salt: &'a [u8],
@@ -60,8 +60,9 @@ pub(crate) const MODEL_SHOWN_MAX: usize = 256;
 #[error("the body is not a JSON object (invalid at byte {0})")]
 pub(crate) struct MalformedBody(pub(crate) usize);
 
-/// Reads the fields of a request to `endpoint`. If a member occurs more than once, the last value counts. Members that
-/// the endpoint ignores are not read, because they would hide the members that the replica uses.
+/// Reads the fields of a request to `endpoint`. If a member occurs more than once, the last value counts. The prompt,
+/// the text that is inserted into it, and the limit on generated tokens are read only from members that the endpoint
+/// uses: other members would hide those that the replica reads.
 ///
 /// # Errors
 /// The top level is not a valid object.
@@ -356,7 +357,8 @@ mod tests {
         assert_eq!(odd, Fields::default());
     }
 
-    /// The fields of random objects equal those that `serde_json` reads, and random bytes cause no panic.
+    /// The values of `model` and `stream` in random objects equal those that `serde_json` reads, and invalid objects
+    /// cause no panic.
     #[test]
     fn agrees_with_serde_json_and_never_panics() {
         let seed = 9;

@@ -35,7 +35,7 @@ pub(super) fn remove_hop_by_hop(headers: &mut HeaderMap) {
     }
 }
 
-/// The further headers that a `Connection` header lists.
+/// The names in a `Connection` header, except `keep-alive` and `close`.
 fn listed(connection: &HeaderValue) -> impl Iterator<Item = HeaderName> {
     let names = connection.to_str().unwrap_or_default().split(',').map(str::trim);
     names
@@ -43,7 +43,8 @@ fn listed(connection: &HeaderValue) -> impl Iterator<Item = HeaderName> {
         .filter_map(|name| name.parse().ok())
 }
 
-/// The entries of this router in the `Via` header, which contain its name and the protocol version of the request.
+/// The entries of this router for the `Via` header, one for each protocol version of a request. Each entry contains the
+/// version and the name of the router.
 #[derive(Debug)]
 pub(crate) struct Via {
     name: String,
@@ -53,7 +54,7 @@ pub(crate) struct Via {
 }
 
 impl Via {
-    /// Creates the entries of the router with this number.
+    /// Creates the entries of the router with this ID.
     pub(crate) fn new(router: u64) -> Self {
         let name = format!("ovfleet-{router:016x}");
         let entry = |version: &str| {
@@ -78,7 +79,7 @@ impl Via {
     }
 }
 
-/// The values that determine the headers for a replica, in addition to the headers of the client.
+/// The values that, together with the client's headers, determine the headers of a request to a replica.
 #[derive(Clone, Debug)]
 pub(super) struct ForwardingContext<'a> {
     pub(super) client_address: IpAddr,
@@ -86,7 +87,7 @@ pub(super) struct ForwardingContext<'a> {
     pub(super) via: &'a Via,
     /// Whether to remove the client's API key, because it is meant for the router.
     pub(super) hides_key: bool,
-    /// The trace header that replaces that of the client.
+    /// The trace header that replaces the client's trace header.
     pub(super) trace: Option<HeaderValue>,
     pub(super) has_body: bool,
 }
@@ -117,7 +118,8 @@ pub(super) fn for_replica(parts: &mut Parts, forwarding: ForwardingContext<'_>) 
     headers
 }
 
-/// The value of `X-Forwarded-For`: the addresses in the request, followed by the address of the client.
+/// The value of `X-Forwarded-For`: the addresses in this header of the client's request, followed by the address of the
+/// client.
 fn forwarded_for(headers: &HeaderMap, client_address: IpAddr) -> HeaderValue {
     let mut all = Vec::new();
     for value in headers.get_all(FORWARDED_FOR) {

@@ -3,7 +3,8 @@
 //!
 //! The replacement is a text of about as many tokens as the image has, and equal images have equal replacements.
 //! Therefore, the length of a prompt is estimated, and its prefix is compared, in the same way with and without images.
-//! A replacement is never longer than what it replaces, because a client can declare a large image in a few bytes.
+//! A replacement is never longer than the URL that it replaces, because a client can declare a large image in a few
+//! bytes.
 
 use std::borrow::Cow;
 use std::ops::Range;
@@ -19,12 +20,12 @@ use xxhash_rust::xxh3::xxh3_64;
 /// If exceeded: the image counts as one of average size.
 const HEADER_BYTES_MAX: usize = 64 << 10;
 
-/// The number of pixels for each token of an image, as in Qwen's models. Other families use fixed numbers of tokens
-/// within [`TOKENS_RANGE`].
+/// The number of pixels for each token of an image, as in Qwen2-VL and Qwen2.5-VL. Other model families derive the
+/// number of tokens in other ways, which the router does not know.
 const PIXELS_PER_TOKEN: u64 = 28 * 28;
 /// The smallest and the largest number of tokens that an image is assumed to have.
 const TOKENS_RANGE: [u64; 2] = [64, 1280];
-/// The number of bytes that replace a token of an image, which is the length of a token of ordinary text.
+/// The number of bytes that replace a token of an image: the typical length of a token of text.
 const TOKEN_BYTES: usize = 4;
 /// The number of tokens of an image whose size is unknown.
 const TOKENS_UNKNOWN: u32 = 256;
@@ -78,7 +79,7 @@ fn without_escapes(content: &[u8]) -> Cow<'_, [u8]> {
     content.iter().copied().filter(|&byte| byte != b'\\').collect()
 }
 
-/// The estimated number of tokens of an image in base64. Only its header is read.
+/// The estimated number of tokens of an image in base64. Only the beginning of the image is decoded.
 fn tokens(content: &[u8]) -> u32 {
     let digits = &content[..content.len().min(HEADER_BYTES_MAX / 3 * 4)];
     // The beginning of a text in base64 can be decoded only in whole groups of four digits.

@@ -11,11 +11,13 @@ use super::usage::may_have_usage;
 /// Size in bytes of a `stream_options` object to which the router adds `include_usage`. The parsed options take many
 /// times as much memory.
 ///
-/// If exceeded: the router leaves the object unchanged, and estimates the usage of the stream.
+/// If exceeded: the router leaves the object unchanged, and estimates the usage of the stream unless the object already
+/// requests it.
 const STREAM_OPTIONS_MAX: usize = 4096;
 
-/// The body of a request for a stream, changed to request the usage. `None` if it requests the usage already, or if its
-/// options are too long or invalid. The replica has a better error message for invalid options.
+/// The body of a request for a stream, changed to request the usage. `None` if the client's body already requests the
+/// usage, or if its `stream_options` are too long or invalid. The replica has a better error message for invalid
+/// options.
 pub(super) fn request_usage(body: &Bytes, fields: &Fields<'_>) -> Option<RequestBody> {
     const OPTIONS: &[u8] = b"{\"include_usage\":true}";
     let Some(given) = fields.stream_options else {
@@ -71,7 +73,7 @@ enum UsageMember {
     Absent,
     /// The byte range of the member, including the comma that separates it.
     Member(usize, usize),
-    /// The data has the usage but no choices, so the event was sent only to report the usage.
+    /// The data has a usage object and an empty list of choices, so the event was sent only to report the usage.
     OnlyMember,
 }
 

@@ -9,7 +9,7 @@ use crate::dispatch::Placement;
 use crate::endpoint::Endpoint;
 use crate::replicas::Replicas;
 
-/// A request to replicas.
+/// A request that the router sends to replicas.
 pub(super) struct OutgoingRequest {
     pub(super) endpoint: Endpoint,
     pub(super) request_id: HeaderValue,

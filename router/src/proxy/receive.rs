@@ -1,4 +1,5 @@
-//! Receives the body of a client's request, within the limits on its size, its duration and the memory for all bodies.
+//! Receives the body of a client's request, within the limits on its size, on the time until it has arrived, and on the
+//! memory for all bodies.
 
 use bytes::Bytes;
 use http::{HeaderMap, header};
@@ -10,8 +11,9 @@ use crate::app::App;
 use crate::body_budget::{BudgetExceeded, BudgetLimits};
 use crate::error::Error;
 
-/// Size of the part of a rejected request body that the router reads and discards. A client that is still sending does
-/// not read the answer, and closing the connection early would discard the answer with the unread data.
+/// Size of the part of a rejected request body that the router reads and discards. A client that is still sending may
+/// not read the answer yet, and if the router closed the connection early, the answer could be lost together with the
+/// unread data.
 ///
 /// If exceeded: the router responds without reading the rest, and closes the connection.
 const DISCARDED_BYTES_MAX: usize = 64 << 20;
@@ -89,7 +91,7 @@ async fn receive_parts(
     Ok(received.into_bytes())
 }
 
-/// Reads the rest of a body, up to [`DISCARDED_BYTES_MAX`].
+/// Reads and discards the rest of a body, up to [`DISCARDED_BYTES_MAX`].
 async fn discard(body: &mut Incoming) -> Result<(), Error> {
     let mut discarded = 0;
     while let Some(part) = next_part(body).await? {

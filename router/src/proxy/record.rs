@@ -29,9 +29,9 @@ struct Inner {
     first_byte: Option<Instant>,
     span: Option<Span>,
     client: Option<Client>,
-    /// The tokens that were charged to the client's quota.
+    /// The number of tokens that were charged to the client's quota.
     charged_tokens: u32,
-    /// The number of charged tokens that are for the prompt.
+    /// The part of `charged_tokens` that is for the prompt.
     prompt_tokens: u32,
     replica: Option<HeaderValue>,
     model: Option<String>,
@@ -43,12 +43,12 @@ struct Inner {
 /// The number of tokens that a request used, as far as the router knows it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum TokensUsed {
-    /// No replica computed any tokens that are charged.
+    /// The request used no tokens that are charged.
     None,
     /// The replica reported the usage.
     Reported(Usage),
-    /// The replica reported no usage. The tokens of the answer were estimated from its events, and those of the prompt
-    /// from its bytes.
+    /// The replica reported no usage. The tokens of the answer, which are the content of this variant, were estimated
+    /// from its events. The tokens of the prompt were estimated from its bytes on arrival.
     Estimated(u32),
     /// The usage is unknown. Only the estimate that was charged on arrival is available.
     Unknown,
@@ -74,7 +74,7 @@ impl RequestRecord {
         }))
     }
 
-    /// Moves the record to the relay of the answer.
+    /// Moves the content of the record into a new one, which can outlive the function that handles the request.
     pub(super) fn detach(&mut self) -> Self {
         Self(self.0.take())
     }
@@ -119,8 +119,8 @@ impl RequestRecord {
         }
     }
 
-    /// Records that the answer was received completely. The usage that it reports improves the estimates for the next
-    /// requests.
+    /// Records that the answer of a replica was received completely. The usage that the answer reports improves the
+    /// estimates for the next requests.
     pub(super) fn answered(
         &mut self,
         placement: &Placement,
@@ -155,7 +155,7 @@ impl RequestRecord {
         self.detach()
     }
 
-    /// Records that the router rejected the request.
+    /// Records that the client receives an error of the router instead of an answer of a replica.
     pub(super) fn rejected(&mut self, error: &Error) {
         self.close(error.label(), error.status(), TokensUsed::None);
     }

@@ -22,21 +22,22 @@ use crate::deferred::defer;
 use crate::dispatch::{Outcome, Placement};
 use crate::served_model::ServedModel;
 
-/// The interval at which the relay of a silent answer checks whether the replica still reports.
+/// The longest time between two checks of a replica that sends no data: whether it still reports, and whether it has
+/// been silent for too long.
 const SILENCE_CHECK_INTERVAL: Duration = Duration::from_secs(2);
 
 /// An answer that has begun.
 pub(super) struct StreamedAnswer {
     pub(super) parts: Parts,
     pub(super) connection: ReplicaConnection,
-    /// The part of the body that has arrived.
+    /// The first part of the body, if it has been received already.
     pub(super) first: Option<Bytes>,
     /// Whether the body consists of server-sent events.
     pub(super) is_events: bool,
 }
 
 impl StreamedAnswer {
-    /// Creates the answer for the client. From now on, the client's connection drives it.
+    /// Creates the answer for the client. From then on, the client's connection polls the answer.
     pub(super) fn into_response(
         self,
         worker: &Arc<Worker>,
@@ -70,7 +71,7 @@ impl StreamedAnswer {
     }
 }
 
-/// The body of a forwarded answer. Dropping it closes the connection to the replica.
+/// The body of a forwarded answer. Dropping it before the answer has ended closes the connection to the replica.
 pub(super) struct Relay {
     worker: Arc<Worker>,
     status: StatusCode,

@@ -18,13 +18,13 @@ use crate::replica::Replica;
 use crate::served_model::ServedModel;
 use crate::waiting::PlacementRequest;
 
-/// Number of broken connections to replicas after which the router gives up on a request. The request itself may crash
-/// the replicas, and must not crash one after another.
+/// Number of broken connections to replicas after which the router gives up on a request. The request itself may have
+/// crashed these replicas, and must not crash more of them.
 ///
 /// If exceeded: 502, `replicas_failed`, with `x-should-retry: false`.
 const BROKEN_MAX: u32 = 2;
 
-/// The model that a request is for, its demand on a replica, and how it waits for one.
+/// The model that a request is for, the properties that determine its replica, and its entry in the queue.
 pub(super) struct Destination {
     pub(super) served_model: Arc<ServedModel>,
     pub(super) request: PlacementRequest,
@@ -34,7 +34,7 @@ pub(super) struct Destination {
 /// Sends a request to replicas until one answers.
 ///
 /// # Errors
-/// No replica answered.
+/// The request was not placed at any replica in time, or no replica answered it.
 ///
 /// # Cancel safety
 /// Dropping the future cancels the request at the replica and ends its placement.

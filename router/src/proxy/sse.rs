@@ -1,8 +1,9 @@
-//! Forwards server-sent events, and adds an error event if the replica dies during a stream.
+//! Forwards server-sent events, and adds an error event if the replica fails during a stream.
 //!
-//! An incomplete event of up to [`EVENT_BYTES_MAX`] bytes is held back, so that the client has received only whole
-//! events at any time, and an error event can follow. Only the usage and the sequence numbers in events are parsed, and
-//! the usage is removed if only the router requested it. Everything else is forwarded unchanged.
+//! An incomplete event of up to [`EVENT_BYTES_MAX`] bytes is held back. Except for the parts of larger events, the
+//! client has therefore received only whole events at any time, and an error event can follow. Only the usage and the
+//! sequence numbers in events are parsed, and the usage is removed if only the router requested it. Everything else is
+//! forwarded unchanged.
 
 use bytes::{Bytes, BytesMut};
 use memchr::memmem;
@@ -27,7 +28,7 @@ pub(super) struct Events {
     line: Line,
     /// Whether only a part of the last event has been forwarded.
     is_within_event: bool,
-    /// The number of forwarded events.
+    /// The number of events so far, counted by their lines of data.
     pub(super) count: u64,
     /// The last usage that the replica reported.
     pub(super) usage: Option<Usage>,
@@ -68,8 +69,8 @@ impl Events {
         Self { hides_usage: true, ..Self::new(endpoint) }
     }
 
-    /// Returns the whole events in the bytes that were held back followed by `bytes`. The result is empty if no event
-    /// is complete.
+    /// Appends `bytes` to the bytes that were held back, and returns the whole events in them, or the part of an event
+    /// that is too long to be held back. The result is empty if there is nothing to forward yet.
     pub(super) fn forward(&mut self, bytes: Bytes) -> Bytes {
         // Fast path: most pieces consist of whole events.
         let forwarded = if self.held.is_empty() && ends_event(&bytes) {

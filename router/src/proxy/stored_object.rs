@@ -34,8 +34,8 @@ pub(super) struct ObjectReference<'a> {
     code: &'static str,
 }
 
-/// The object that a request refers to in its path or its body. If a request refers to several objects, this is the
-/// first: the same replica must have all of them.
+/// The object that a request refers to in its path or its body. If a request refers to several objects, this is one of
+/// them, because the same replica must have all of them.
 pub(super) fn referenced<'a>(path: &'a str, fields: &Fields<'a>) -> Option<ObjectReference<'a>> {
     let (_, rest) = path.strip_prefix('/')?.split_once('/')?;
     let (collection, rest) = rest.split_once('/').unwrap_or((rest, ""));

@@ -31,8 +31,8 @@ use super::request_body::RequestBody;
 ///
 /// If exceeded: further idle connections are closed.
 const IDLE_MAX: usize = 256;
-/// Time for which a connection to a replica may be idle. A replica closes its side after 30 s, and a request must not
-/// be sent at that moment.
+/// Time for which a connection to a replica may be idle. By default, a replica closes its side after 30 s
+/// (`--read-timeout`), and a request must not be sent at that moment.
 ///
 /// If exceeded: the connection is closed.
 const IDLE_AGE_MAX: Duration = Duration::from_secs(20);
@@ -64,7 +64,8 @@ pub(crate) struct ReplicaConnection {
     sender: SendRequest<RequestBody>,
     /// `None` after the connection has ended.
     driver: Option<Connection<TokioIo<TcpStream>, RequestBody>>,
-    /// The rest of the answer, or `None` after the whole answer was returned.
+    /// The rest of the answer. `None` before the head of an answer has arrived, and after the whole answer was
+    /// returned.
     body: Option<Incoming>,
     /// An error that will be returned after the data that arrived before it.
     failure: Option<io::Error>,

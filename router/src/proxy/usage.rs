@@ -45,8 +45,8 @@ impl Usage {
         self.details.and_then(|details| details.image_tokens).is_some_and(|tokens| tokens > 0)
     }
 
-    /// Improves the estimates for the next requests of the model with a prompt of `prompt_bytes` bytes and an answer of
-    /// `choices` sequences.
+    /// Improves the estimates for the next requests of the model. The usage is that of a prompt of `prompt_bytes` bytes
+    /// and an answer of `choices` sequences.
     pub(super) fn observe(self, served_model: &ServedModel, prompt_bytes: usize, choices: u32) {
         if !self.has_images() {
             served_model.observe_prompt(prompt_bytes, self.prompt);
@@ -77,8 +77,8 @@ pub(super) fn usage(json: &[u8]) -> Option<Usage> {
     scanner.usage()
 }
 
-/// Reads the usage from a JSON answer, or from an event of the Responses API, which may arrive in pieces. It stores
-/// nothing but the usage and the beginning of a name.
+/// Reads the usage from the JSON of an answer or of an event, which may arrive in pieces. It stores nothing but the
+/// usage and the beginning of a string.
 #[derive(Debug, Default)]
 pub(super) struct UsageScanner {
     /// The number of open brackets.

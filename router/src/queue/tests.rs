@@ -57,7 +57,7 @@ fn a_class_is_served_before_lower_classes_for_a_limited_time() {
     assert_eq!(queue.head(), Some(bulk), "the delay of its class has passed");
 }
 
-/// A request of the tenant `tenant` with 100 tokens.
+/// A request with 100 tokens of the tenant `tenant`.
 fn of_tenant(tenant: u64, now: Instant) -> QueuedRequest {
     QueuedRequest { tenant, ..request(PriorityClass::Standard, now) }
 }
@@ -93,7 +93,8 @@ fn a_tenant_leaves_a_part_of_the_queue_to_others() {
     assert!(queue.push(of_tenant(2, now), now).is_err(), "the queue is full");
 }
 
-/// Two tenants whose requests are always waiting are served the same number of tokens, except for at most one request.
+/// If requests of two tenants are always waiting, the numbers of tokens served for these tenants differ by at most the
+/// tokens of one request.
 #[test]
 fn tenants_get_equal_parts_at_random() {
     for seed in 0..50 {
@@ -172,8 +173,8 @@ fn classes_have_names() {
     assert_eq!(unknown, "unknown priority class \"Bulk\": use interactive, standard or bulk");
 }
 
-/// Urgent requests arrive faster than they can be served. A request is overtaken only by requests of higher classes
-/// that arrive within the delay of its class.
+/// Requests, most of which are urgent, arrive faster than they are served. A request is overtaken only by requests of
+/// higher classes that arrive within the delay of its class.
 #[test]
 fn no_request_starves_and_all_counts_hold_at_random() {
     for seed in 0..50 {

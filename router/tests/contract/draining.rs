@@ -17,7 +17,7 @@ use tonic::{Request, Response, Status};
 
 use crate::harness::*;
 
-/// The state that a replica reports. While it is `None`, the replica sends no reports.
+/// Sets the state that a replica reports. While the state is `None`, the replica sends no reports.
 type StateSender = watch::Sender<Option<State>>;
 
 /// The gRPC service of a replica that reports every 20 ms.
@@ -62,8 +62,8 @@ impl Service for Reports {
     }
 }
 
-/// Serves load reports in a separate thread until the test ends. Returns the address, and the sender of the state to
-/// report.
+/// Serves load reports in a separate thread until the process exits. Returns the address, and the sender of the state
+/// to report.
 fn report() -> (SocketAddr, StateSender) {
     let (reported, receiver) = watch::channel(Some(State::Serving));
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
@@ -82,7 +82,7 @@ fn report() -> (SocketAddr, StateSender) {
     (address, reported)
 }
 
-/// A replica that reports its load, and answers when the test releases the answer.
+/// A replica that reports its load, and completes an answer only after the test has released it.
 struct GatedReplica {
     upstream: Upstream,
     argument: String,
@@ -124,11 +124,12 @@ impl GatedReplica {
 enum Departure {
     /// Discovery no longer lists the replica, so the router stops receiving its reports.
     Removed,
-    /// The replica reports that it drains, and then stops reporting.
+    /// The replica reports that it is draining, and then stops reporting.
     Draining,
 }
 
-/// Sends a request and waits until a replica has received it. Returns whether that is the first replica.
+/// Sends a request and waits until a replica has received it. Returns whether it was the first replica, and the thread
+/// that receives the answer.
 fn ask<'scope, 'env>(
     scope: &'scope std::thread::Scope<'scope, 'env>,
     router: &'env Router,

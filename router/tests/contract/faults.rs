@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use crate::harness::*;
 
-/// A replica that answers.
+/// A replica that answers every request.
 fn good() -> Upstream {
     Upstream::start("m", |request, stream| {
         if String::from_utf8_lossy(&request.body).contains("\"stream\":true") {
@@ -198,7 +198,7 @@ fn attempts_are_counted() {
     assert_eq!(seen, 2);
 }
 
-/// A replica that dies after two events.
+/// A replica that closes the connection within the third event of a stream.
 fn dying_mid_stream() -> Upstream {
     Upstream::start("m", |_, stream| {
         send(stream, STREAM);

@@ -1,5 +1,5 @@
-//! Sends malformed requests and answers. The router must not panic, must free all resources, and must not send any
-//! request twice.
+//! Sends malformed requests to the router, and malformed streams from a replica. The router must not panic, must free
+//! all resources, and must send no request twice unless a replica has failed.
 
 use std::collections::BTreeMap;
 use std::io::Write as _;

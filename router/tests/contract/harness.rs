@@ -384,7 +384,7 @@ fn unchunked(mut rest: &str) -> (String, bool) {
     }
 }
 
-/// Reads until the text `wanted` has arrived, and returns all that was read.
+/// Reads until the text `wanted` has arrived, and returns everything that was read.
 pub(crate) fn read_until(stream: &mut TcpStream, wanted: &str) -> String {
     let mut bytes = Vec::new();
     let mut buffer = [0; 4096];
@@ -408,7 +408,7 @@ pub(crate) fn await_condition<T>(what: &str, mut condition: impl FnMut() -> Opti
     }
 }
 
-/// The sum of a metric over all labels.
+/// The sum of all series of a metric.
 pub(crate) fn metric(text: &str, name: &str) -> f64 {
     let lines = text.lines().filter(|line| line.split(['{', ' ']).next() == Some(name));
     lines.filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok()).sum()

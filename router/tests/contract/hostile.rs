@@ -1,5 +1,5 @@
-//! Clients that hold connections or memory, or that do not read their answers, do not prevent the router from serving
-//! other clients and probes.
+//! Tests that clients that hold connections or memory, or do not read their answers, do not prevent the router from
+//! serving other clients and probes.
 
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
@@ -15,7 +15,7 @@ fn answering() -> Upstream {
     Upstream::start("m", |_, stream| send(stream, &whole("{}")))
 }
 
-/// An endless answer, which ends only when the connection is closed.
+/// A replica whose answers end only when the connection is closed.
 fn endless() -> Upstream {
     let piece = event(&"x".repeat(16 * 1024));
     Upstream::start("m", move |_, stream| {

@@ -1,5 +1,5 @@
 //! Tests the behavior of the router that clients and replicas see. The tests run the real process between raw
-//! connections, so that they control every byte and when a connection is closed.
+//! connections, so that they control every byte, and the time at which each connection is closed.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 

@@ -1,4 +1,4 @@
-//! Tests that requests and answers are forwarded unchanged.
+//! Tests that requests and answers are forwarded unchanged, and that connections are reused.
 
 use std::io::{Read as _, Write as _};
 use std::net::Shutdown;

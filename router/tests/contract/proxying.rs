@@ -1,4 +1,5 @@
-//! Tests the headers that the proxy adds: the address of the client, the path of the request, and the request ID.
+//! Tests the headers that the proxy adds: `X-Forwarded-For` with the address of the client, `Via` with the proxies that
+//! the request has passed, and the request ID.
 
 use crate::harness::*;
 

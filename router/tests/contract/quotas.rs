@@ -7,12 +7,12 @@ use std::net::Shutdown;
 use crate::access::file;
 use crate::harness::*;
 
-/// The tokens of each prompt, as the replica counts them. The router estimates a single token, because most prompts in
-/// these tests are empty.
+/// The number of tokens of each prompt, as the replica counts them. For most prompts in these tests, the router
+/// estimates a single token, because they are empty.
 const PROMPT_TOKENS: u32 = 300;
 
-/// A stream like those of vLLM and ovfleet's server: with `include_usage`, each chunk has the member `usage`, which is
-/// `null` except in an additional last chunk.
+/// A replica whose streams are like those of vLLM and ovfleet's server: with `include_usage`, each chunk has the member
+/// `usage`, which is `null` except in an additional last chunk.
 fn streaming(events: usize) -> Upstream {
     Upstream::start("m", move |request, stream| {
         let body = String::from_utf8_lossy(&request.body).into_owned();

@@ -1,5 +1,5 @@
 //! Tests retries: until the client has received a byte, idempotent requests and computations are retried, and requests
-//! that may have stored something only if no replica can have received them.
+//! that may store something are retried only if no replica can have processed them.
 
 use std::net::TcpListener;
 use std::sync::atomic::{AtomicUsize, Ordering};

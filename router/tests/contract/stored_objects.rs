@@ -1,4 +1,4 @@
-//! Tests stored objects: the router determines from the ID of an object alone which replica stores it, and sends the
+//! Tests stored objects: the router needs only the ID of an object to determine which replica stores it, and sends the
 //! requests that refer to the object to this replica.
 
 use std::net::TcpListener;
@@ -18,7 +18,7 @@ fn name(prefix: &str, store_id: u64) -> String {
     format!("{prefix}_{store_id:016x}{:032x}", 0x100)
 }
 
-/// Starts several routers, each of which has seen only the answers that it has forwarded itself.
+/// Starts one router for each replica. A router sees only the answers that it forwards itself.
 fn routers(replicas: &[&Upstream]) -> Vec<Router> {
     replicas.iter().map(|_| Router::start(replicas, &["--policy=round-robin"])).collect()
 }

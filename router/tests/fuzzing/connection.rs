@@ -40,7 +40,7 @@ struct FuzzTarget {
     server: Arc<ConnectionServer>,
     /// The tasks of the replica, and the tasks that discover it and receive its reports.
     _tasks: JoinSet<()>,
-    /// Keeps the replica known until it is dropped.
+    /// The replica remains known until this sender is dropped.
     _found: watch::Sender<Vec<DiscoveredReplica>>,
 }
 
@@ -55,7 +55,8 @@ pub(crate) fn check(input: &[u8]) {
     TARGET.with(|target| target.get_or_init(|| ManuallyDrop::new(FuzzTarget::new())).check(input));
 }
 
-/// Answers chats as a replica does: as a whole, or as a stream if the body requests one.
+/// Answers requests as a replica does: with a stream if the body contains the word `stream`, and otherwise with a whole
+/// answer.
 async fn answer(body: Bytes) -> axum::response::Response {
     if body.windows(6).any(|part| part == b"stream") {
         let events = "data: {\"choices\":[]}\n\ndata: [DONE]\n\n";
@@ -105,8 +106,8 @@ impl FuzzTarget {
         done.expect("the router answers or closes the connection");
     }
 
-    /// Sends `input` over a new connection, and closes this side after some turns of the runtime without an answer.
-    /// Returns the bytes that the router sent before it closed the connection.
+    /// Sends `input` over a new connection, and closes this side after `silence_max` turns of the runtime without data
+    /// from the router. Returns the bytes that the router sent before it closed the connection.
     async fn exchange(&self, input: &[u8], silence_max: usize) -> Vec<u8> {
         let (client, connection) = tokio::io::duplex(BUFFER_BYTES);
         let mut served = JoinSet::new();
@@ -138,8 +139,8 @@ impl FuzzTarget {
     }
 }
 
-/// Sends `input`, reads until no data has arrived for some turns of the runtime, closes this side, and reads to the
-/// end.
+/// Sends `input`, reads until no data has arrived for `silence_max` turns of the runtime, closes this side, and reads
+/// to the end.
 async fn talk(mut client: DuplexStream, input: &[u8], silence_max: usize) -> Vec<u8> {
     // The buffer has room for the whole input. Writing fails if the router has already closed its side.
     let _ = client.write_all(input).await;
@@ -159,7 +160,7 @@ async fn talk(mut client: DuplexStream, input: &[u8], silence_max: usize) -> Vec
     answer
 }
 
-/// Checks that the answer is valid HTTP and not an internal error of the router.
+/// Checks that the answer begins like an HTTP/1 answer and is not a 5xx error of the router.
 fn assert_sound(answer: &[u8], input: &[u8]) {
     // After this preface, the connection uses HTTP/2, whose framing this function does not check.
     if answer.is_empty() || input.starts_with(b"PRI * HTTP/2.0") {

@@ -1,7 +1,7 @@
 //! Sends ten thousand requests through the real router process to sixteen replicas that hang, slow down, reset streams,
 //! stop reporting, reject requests and are replaced at random. Regardless of these faults, each request that fails
-//! before its first byte is answered by another replica, the other requests end properly, and no booking remains at the
-//! end.
+//! before the first byte of its answer is answered by another replica, the other requests end properly, and no booking
+//! remains at the end.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -25,7 +25,7 @@ const SEED: u64 = 16;
 const REPLICAS: usize = 16;
 const REQUESTS: usize = 10_000;
 const CLIENTS: usize = 48;
-/// Number of simultaneous faults, which is low enough that a replica is always available.
+/// Maximum number of replicas with faults at the same time, which is low enough that a replica is always available.
 const FAULTY_MAX: usize = 6;
 /// Number of requests after which the faults change.
 const REQUESTS_PER_FAULT: usize = 60;

@@ -25,7 +25,7 @@ use tokio::task::JoinSet;
 use tokio_stream::wrappers::TcpListenerStream;
 use tonic::{Request, Status};
 
-/// Number of events of an answer.
+/// Number of events of a streamed answer before `[DONE]`.
 pub(crate) const EVENTS: u32 = 6;
 
 /// The fault of a replica.
@@ -36,7 +36,7 @@ pub(crate) enum Fault {
     Hang,
     /// The replica delays its answers.
     Slow,
-    /// Streams break after some events.
+    /// Streams may break after any event.
     Reset,
     /// The replica stops reporting but answers requests.
     Stale,
@@ -140,7 +140,7 @@ impl Replica {
         self.rng.lock().unwrap().random_range(0..below)
     }
 
-    /// Waits until `fault` ends or another process replaces the replica.
+    /// Waits until the replica no longer has `fault`, or another process has replaced it.
     async fn while_it_is(&self, fault: Fault, epoch: u64) {
         let mut state = self.state.subscribe();
         let _ = state.wait_for(|now| now.fault != fault || now.epoch != epoch).await;

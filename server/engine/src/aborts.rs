@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// The sequences of a request that the client has aborted. The engine checks them before each step.
+/// Marks the sequences of a request that its client has aborted. The engine checks the marks before each step.
 #[derive(Debug)]
 pub(crate) struct Aborts {
     sequences: Box<[AtomicBool]>,

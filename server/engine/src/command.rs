@@ -26,7 +26,7 @@ pub(crate) enum Command {
     Submit(Box<Submission>),
     /// Finish the accepted requests, then end the thread.
     Drain,
-    /// Sleep or wake, if the engine is idle.
+    /// Sleep if the engine is idle, or wake.
     Sleep(SleepCommand),
     /// End the thread after the current step.
     Stop,

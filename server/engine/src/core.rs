@@ -137,7 +137,7 @@ impl Core {
     /// Serves requests until the engine is stopped or has drained.
     ///
     /// # Errors
-    /// The error of the runner if it can no longer be used.
+    /// The error of the runner, if the runner can no longer be used.
     pub(crate) fn run(&mut self, shared: &SharedState) -> Result<(), RunError> {
         self.state = EngineState::Serving;
         while self.process_commands(shared)? {
@@ -481,8 +481,8 @@ impl Core {
         self.preemptions_total = preemptions_total;
     }
 
-    /// Adds the time of the step to the models that predict the times of later steps. The decode rate also includes the
-    /// pause before the step, because it delayed the tokens.
+    /// Adds the time of the step to the models that predict the times of later steps, and to the reported rates. The
+    /// decode rate also includes the pause before the step, because the pause delayed the tokens.
     fn record_step(&mut self, paused: Duration) {
         let step_time = self.report.step_time;
         self.speculator.record_step(&self.report);
@@ -527,9 +527,9 @@ impl Core {
         spill.start_restores(scheduler, now, prefill_rate.per_second());
     }
 
-    /// Waits for the restored blocks, images or ready guides that the next step needs. Returns `None` when another
-    /// thread wakes the engine, because it has results or a client has disconnected, or when a restore is overdue. If a
-    /// command arrives before that, returns the command.
+    /// Waits for the restored blocks, images or ready guides that the next step needs. Returns `None` when there are
+    /// results, when another thread wakes the engine (for example, because a client has disconnected), or when an
+    /// overdue restore has ended. If a command arrives before that, returns the command.
     fn wait_for_results(&mut self, shared: &SharedState) -> Option<Command> {
         let restores_before = self.num_restores();
         loop {
@@ -584,7 +584,7 @@ impl Core {
     /// Puts the engine to sleep or wakes it, and replies to the caller.
     ///
     /// # Errors
-    /// The error of the runner if it can no longer be used.
+    /// The error of the runner, if the runner can no longer be used.
     fn change_sleep_level(&mut self, command: SleepCommand, shared: &SharedState) -> Result<(), RunError> {
         let SleepCommand { level, reply, _permit } = command;
         // The requests of disconnected clients must not prevent sleep.
@@ -613,11 +613,11 @@ impl Core {
         Ok(())
     }
 
-    /// Wakes the runner if it is asleep. If that fails, returns false and fails all requests. The next request tries
-    /// again.
+    /// Wakes the runner if it is asleep. If that fails, returns false and fails all requests. The engine tries again
+    /// for the next request.
     ///
     /// # Errors
-    /// The same as for [`Self::change_sleep_level`].
+    /// The same as those of [`Self::change_sleep_level`].
     fn ensure_awake(&mut self, shared: &SharedState) -> Result<bool, RunError> {
         if self.sleep_level.is_none() {
             return Ok(true);

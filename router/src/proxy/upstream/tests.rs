@@ -144,7 +144,7 @@ async fn exchange(connection: &mut ReplicaConnection, replica: &mut TcpStream, t
     parts.unwrap();
 }
 
-/// Bytes that record when they are dropped.
+/// Bytes that record that they were dropped.
 struct TrackedBytes(Vec<u8>, Arc<AtomicBool>);
 
 impl AsRef<[u8]> for TrackedBytes {

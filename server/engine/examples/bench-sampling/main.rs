@@ -30,7 +30,7 @@ struct Args {
     only: Option<String>,
 }
 
-/// Returns the same logits in each step.
+/// A runner that returns the same logits in each step.
 struct TableRunner {
     logits: Vec<f32>,
     vocabulary: u32,
@@ -79,7 +79,7 @@ impl GuideState for ConstantGuide {
 enum Form {
     /// One in 2,000 tokens, as at a position where only a few words can follow.
     Sparse,
-    /// All but one in 20 tokens, as inside a JSON string.
+    /// 19 of 20 tokens, as inside a JSON string.
     Dense,
 }
 
@@ -148,7 +148,8 @@ fn main() -> ExitCode {
     ExitCode::SUCCESS
 }
 
-/// Returns the time that the fastest decode step spends outside the model. Other processes disturb the minimum least.
+/// Returns the shortest time that a decode step spends outside the model, because other processes disturb the minimum
+/// least.
 async fn measure(case: &Case, sequences: u32, threads: usize, args: &Args) -> Duration {
     let runner = TableRunner { logits: logits(sequences, args.vocabulary), vocabulary: args.vocabulary };
     let config = EngineConfig {
