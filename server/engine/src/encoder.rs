@@ -25,7 +25,8 @@ use crate::runner::RunError;
 use crate::sleep::SleepLevel;
 use crate::waker::Waker;
 
-/// Encodes images for a vision-language model. Only the engine's encoder thread calls the methods, which block.
+/// Encodes images for a vision-language model. The methods may block. Only the engine's encoder thread calls them,
+/// except for [`ImageEncoder::width`], which is called before the thread starts.
 pub trait ImageEncoder: Send {
     /// Number of values in a row of the output.
     fn width(&self) -> usize;
@@ -33,21 +34,21 @@ pub trait ImageEncoder: Send {
     /// Encodes an image. An encoder that is asleep wakes first.
     ///
     /// # Errors
-    /// [`RunError`] if the image could not be encoded. The encoder can encode other images.
+    /// [`RunError`] if the image could not be encoded. The encoder must still be able to encode other images.
     fn encode(&mut self, image: &ImageInput) -> Result<ImageFeatures, RunError>;
 
     /// Whether `image` can be encoded in one run with the images of `batch`, which is not empty. Each output must equal
-    /// that of the image alone, except for rounding errors, and the run must remain short. By default, an image is
-    /// encoded alone.
+    /// the output of the same image in a run of its own, except for rounding errors, and the run must remain short. By
+    /// default, each image is encoded alone.
     fn can_join(&self, _batch: &[Arc<ImageInput>], _image: &ImageInput) -> bool {
         false
     }
 
-    /// Encodes images that [`Self::can_join`] has accepted, in one run. Returns one output per image, in the same
-    /// order. The default implementation encodes one image after the other.
+    /// Encodes images in one run. [`Self::can_join`] has accepted each of them except the first. Returns one output per
+    /// image, in the same order. The default implementation encodes one image after another.
     ///
     /// # Errors
-    /// [`RunError`] if an image could not be encoded. Each image is then encoded alone.
+    /// [`RunError`] if an image could not be encoded. The engine then encodes each image alone.
     fn encode_batch(&mut self, images: &[Arc<ImageInput>]) -> Result<Vec<ImageFeatures>, RunError> {
         images.iter().map(|image| self.encode(image)).collect()
     }
@@ -91,7 +92,8 @@ enum EncoderCommand {
     Sleep(SleepLevel),
 }
 
-/// The results of a run of the encoder.
+/// The outcomes of the images in a run of the encoder, or of an image that was not encoded because its request has
+/// ended.
 struct EncoderRun {
     outcomes: Vec<(ImageDigest, EncodeOutcome)>,
     time: Duration,
@@ -113,7 +115,7 @@ pub(crate) struct CollectedImages {
     pub(crate) encoded: u32,
     /// Number of tokens of these images.
     pub(crate) tokens: u32,
-    /// The time that these runs took.
+    /// The total time of the runs that encoded images.
     pub(crate) time: Duration,
     /// Whether the thread has returned any results, including those of images that were not encoded.
     pub(crate) has_results: bool,
@@ -128,7 +130,7 @@ pub(crate) struct FailedImage {
 }
 
 impl Encoder {
-    /// Starts the thread, which wakes the engine with `waker`.
+    /// Starts the thread, which wakes the engine with `waker` whenever it has results.
     ///
     /// # Errors
     /// The error of the operating system if the thread could not be started.
@@ -162,7 +164,7 @@ impl Encoder {
         rows.saturating_mul(self.row_bytes)
     }
 
-    /// Passes the images that the scheduler has requested to the thread, and drops evicted outputs.
+    /// Sends the thread the images that the scheduler has requested, and drops evicted outputs.
     pub(crate) fn start_requested(&mut self, scheduler: &mut Scheduler, requests: &Requests) {
         for evicted in scheduler.drain_evicted_images() {
             self.outputs.remove(&evicted);
@@ -220,7 +222,7 @@ impl Encoder {
         }
     }
 
-    /// Whether the thread encodes images.
+    /// Whether the thread is running and the results of some images have not been collected yet.
     pub(crate) fn is_busy(&self) -> bool {
         let has_ended = self.thread.as_ref().is_none_or(JoinHandle::is_finished);
         self.num_images > 0 && !has_ended
@@ -287,8 +289,8 @@ impl EncoderThread {
         }
     }
 
-    /// Encodes an image together with the images after it in the queue that can join the run. Stores the first command
-    /// that is not part of the run in `next`.
+    /// Encodes an image together with the images that follow it in the queue, up to the first one that cannot join the
+    /// run. Stores the command that ended the batch, if there is one, in `next`.
     fn run_batch(
         &mut self,
         image: Arc<ImageInput>,
@@ -398,7 +400,7 @@ impl EncoderThread {
     }
 }
 
-/// Adds the images of the sequences of a batch to `step`.
+/// Fills `step` with the images of the sequences in a batch.
 pub(crate) fn fill_step(
     step: &mut StepImages,
     batch: &Batch,

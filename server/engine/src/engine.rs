@@ -1,4 +1,4 @@
-//! Starts and stops the thread of the engine. The module `core` contains its loop.
+//! Starts and stops the engine's thread. The module `core` contains the loop of the thread.
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -23,7 +23,8 @@ use crate::workers::Workers;
 /// The settings of an engine. The runner determines the sizes of the cache and of the vocabulary.
 #[derive(Clone, Debug)]
 pub struct EngineConfig {
-    /// The settings of the scheduler. The engine reduces `max_model_len` to the size of the cache.
+    /// The settings of the scheduler. If `max_model_len` exceeds the number of tokens that fit in the cache, the engine
+    /// reduces it to that number.
     pub scheduler: SchedulerConfig,
     /// The clock that measures queue times and step times.
     pub clock: Clock,
@@ -35,7 +36,7 @@ pub const MAX_QUEUE_LIMIT: u32 = 1 << 20;
 /// The reason why an engine could not be started.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
-    /// A setting or a size of the cache is zero or too small.
+    /// A setting of the scheduler or a size in the cache layout is below its minimum.
     #[error("{name} must be at least {min}, but it is {value}")]
     TooSmall {
         /// The name of the field of [`SchedulerConfig`] or [`CacheLayout`].
@@ -58,7 +59,7 @@ pub enum StartError {
         target.blocks_total, target.block_tokens, draft.blocks_total, draft.block_tokens
     )]
     DraftCache {
-        /// The cache layout of the model.
+        /// The cache layout of the target model.
         target: CacheLayout,
         /// The cache layout of the draft model.
         draft: CacheLayout,
@@ -66,8 +67,8 @@ pub enum StartError {
     /// The operating system failed to start a thread.
     #[error("failed to start a thread of the engine")]
     Thread(#[source] std::io::Error),
-    /// The identity of stored blocks does not include every adapter, so a block of one adapter could be used for
-    /// another.
+    /// The number of adapters in the identity of stored blocks is not that of the runner, so a block that was computed
+    /// with one adapter could be used with another.
     #[error("the identity of evicted blocks covers {known} adapters, but the model has {adapters}")]
     UnknownAdapters {
         /// Number of adapters in [`SpillIdentity`](crate::SpillIdentity).
@@ -85,12 +86,12 @@ pub enum StartError {
 pub struct EngineOptions {
     /// The draft model for requests with [`Request::draft`](crate::Request::draft).
     pub draft: Option<DraftRunner>,
-    /// The directory in which evicted blocks are stored.
+    /// The settings for storing evicted blocks in a directory. `None` if evicted blocks are not stored.
     pub spill: Option<SpillConfig>,
     /// The image encoder, if the model accepts images.
     pub encoder: Option<EncoderConfig>,
-    /// The number of threads that sample tokens between two steps, including the engine's thread. `None` uses all
-    /// processors, up to 16. Answers do not depend on this number.
+    /// The maximum number of threads that sample tokens between two steps, including the engine's thread. `None` stands
+    /// for one thread per processor, up to 16 threads. Answers do not depend on this number.
     pub sampling_threads: Option<usize>,
 }
 
@@ -127,7 +128,7 @@ impl Engine {
     /// Starts a thread that owns `runner` and serves requests with it.
     ///
     /// # Errors
-    /// [`StartError`] if the configuration is invalid or no thread could be started.
+    /// [`StartError`] if the configuration is invalid or a thread could not be started.
     pub fn start(
         config: EngineConfig,
         runner: Box<dyn ModelRunner>,
@@ -139,7 +140,8 @@ impl Engine {
     /// Starts an engine with optional parts.
     ///
     /// # Errors
-    /// The same as for [`Self::start`]. Errors that concern the directory in [`EngineOptions::spill`] are only logged.
+    /// [`StartError`] if the configuration or an option is invalid, or a thread could not be started. Errors that
+    /// concern the directory in [`EngineOptions::spill`] are only logged.
     pub fn start_with_options(
         config: EngineConfig,
         runner: Box<dyn ModelRunner>,
@@ -234,7 +236,7 @@ impl Drop for Engine {
     }
 }
 
-/// Validates the settings, and limits `max_model_len` to the size of the cache.
+/// Validates the settings, and limits `max_model_len` to the number of tokens that fit in the cache.
 fn fit(mut config: SchedulerConfig, layout: CacheLayout) -> Result<SchedulerConfig, StartError> {
     let CacheLayout { block_tokens, blocks_total, vocabulary, .. } = layout;
     config.max_model_len = config.max_model_len.min(block_tokens.saturating_mul(blocks_total));

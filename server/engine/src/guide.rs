@@ -1,4 +1,4 @@
-//! The interface of guides: automata over tokens that restrict a sequence to a form.
+//! The interface of guides. A guide is an automaton over tokens, which restricts sequences to a form.
 //!
 //! While the model computes, the guide computes the allowed next tokens. The sampler samples one of these tokens, and
 //! the guide advances by it. The implementations of [`Guide`] define the form and how tokens spell it.
@@ -8,8 +8,8 @@ use std::fmt;
 
 use server_scheduler::TokenId;
 
-/// Returns the number of threads that compute allowed tokens: a quarter of the processors, rounded up, at most 8. The
-/// model needs the remaining processors and does not wait for these threads.
+/// Returns the number of threads that compute allowed tokens: a quarter of the processors, rounded up, at most 8. Most
+/// processors are left to the model, which computes at the same time.
 pub fn guide_threads() -> usize {
     const MAX: usize = 8;
     std::thread::available_parallelism().map_or(1, usize::from).div_ceil(4).min(MAX)
@@ -26,20 +26,22 @@ pub trait Guide: fmt::Debug + Send + Sync {
     fn start(&self) -> Result<Box<dyn GuideState>, GuideError>;
 }
 
-/// A lock that prevents other threads from using shared state until it is dropped.
+/// A lock that, until it is dropped, prevents other threads from using shared state.
 pub type CommitLock = Box<dyn Any>;
 
-/// The position of a sequence in its form.
+/// The state of a sequence that follows a form.
 pub trait GuideState: fmt::Debug + Send {
-    /// Adds the allowed next tokens to `allowed`, which is empty. Stop tokens are not included. This method is called
-    /// while the model runs, on a thread other than the engine's, and may take as long as a step.
+    /// Adds the allowed next tokens to `allowed`, which is empty. Stop tokens are not part of the form: the engine
+    /// allows them where the form may end. This method usually runs concurrently with the model, on a thread other than
+    /// the engine's unless no such thread could be started. It may take as long as a step.
     ///
     /// # Errors
     /// [`GuideError`], which fails the request.
     fn allow(&mut self, allowed: &mut TokenSet) -> Result<Progress, GuideError>;
 
-    /// Advances by a sampled token, which is one of the allowed ones. This method is called between steps on the
-    /// engine's thread, and must return quickly. It is not called for stop tokens.
+    /// Advances by a token, which is one of the allowed ones. This method is called for sampled tokens between steps on
+    /// the engine's thread, and must return quickly. For copies of the state, it is also called with draft tokens on
+    /// the threads that call [`Self::allow`]. It is not called for stop tokens.
     ///
     /// # Errors
     /// [`GuideError`], which fails the request.
@@ -67,13 +69,13 @@ pub enum Progress {
     Ended,
 }
 
-/// The reason why a guide cannot continue. Only its request fails.
+/// The reason why a guide cannot continue a sequence. Only the request of that sequence fails.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum GuideError {
     /// The form in the request needs more time or memory than a limit allows.
     #[error("the form of the answer is too complex: {0}")]
     TooComplex(String),
-    /// The guide failed for a reason that does not depend on the request.
+    /// The guide failed for another reason.
     #[error("failed to constrain the answer to its form: {0}")]
     Failed(String),
 }

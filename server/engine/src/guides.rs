@@ -2,8 +2,8 @@
 //!
 //! The state of a guide is either in its slot or in a job of a thread. The first request with a guide starts the
 //! threads. After the model has run, the engine waits only a few milliseconds for guides. A sequence whose guide is not
-//! ready is suspended with its logits, and sampled when the guide is ready. A slow guide therefore delays only its own
-//! sequence, and changes no token.
+//! ready is suspended with its logits, and sampled when the guide is ready. A slow guide therefore delays mainly its
+//! own request, and changes no token.
 
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
@@ -52,13 +52,13 @@ impl GuideDispatcher {
         Self { vocabulary, threads, results, pending: 0, awaited: 0, step: 0 }
     }
 
-    /// Whether any thread is computing the allowed tokens of a sequence.
+    /// Whether the results of any jobs have not been received yet.
     pub(crate) fn has_pending(&self) -> bool {
         self.pending > 0
     }
 
-    /// Starts computing the allowed next tokens of the sequences that `batch` samples. Returns the number of these
-    /// sequences.
+    /// Starts jobs that compute the allowed next tokens of the sequences with guides that `batch` samples. Returns the
+    /// number of these jobs.
     pub(crate) fn dispatch(&mut self, batch: &Batch, requests: &mut Requests) -> u32 {
         self.step += 1;
         self.awaited = 0;
@@ -121,7 +121,8 @@ impl GuideDispatcher {
         self.pending < before
     }
 
-    /// Like [`Self::collect`], but first waits up to [`WAIT_MAX`] for jobs of this step that are usually quick.
+    /// Receives the available results, and waits up to [`WAIT_MAX`] for the results of this step's jobs that are
+    /// usually quick.
     pub(crate) fn collect_awaited(&mut self, requests: &mut Requests) {
         self.collect(requests);
         let deadline = Instant::now() + WAIT_MAX;

@@ -37,21 +37,21 @@ pub(crate) struct SharedState {
     pub(crate) has_draft_model: bool,
     /// `None` if evicted blocks are not stored.
     pub(crate) spill_stats: Option<Arc<SpillStats>>,
-    /// Number of submitted sequences that have not started.
+    /// Number of sequences of submitted requests that have not started.
     pub(crate) waiting: Arc<AtomicU32>,
     /// Number of requests that were sent to the engine or are being sent.
     pub(crate) submissions: AtomicU64,
     pub(crate) draining: AtomicBool,
     /// Allows one sleep command in the channel.
     pub(crate) sleep_permit: Arc<Semaphore>,
-    /// The reason why the engine failed. Set before the state becomes [`EngineState::Dead`].
+    /// The reason why the engine failed. It is set before the state becomes [`EngineState::Dead`].
     pub(crate) failure: OnceLock<String>,
 }
 
 /// The limits for requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EngineLimits {
-    /// The limits for the length and the number of sequences.
+    /// The limits for the length and the number of sequences, and for the queue.
     pub requests: RequestLimits,
     /// Number of tokens in the vocabulary.
     pub vocabulary: u32,
@@ -64,7 +64,7 @@ pub struct EngineLimits {
 /// The reason why a request was rejected. The engine stores no state for a rejected request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SubmitError {
-    /// The request exceeds a limit of the engine.
+    /// The request exceeds a limit of the engine, or its prompt is empty.
     #[error("{}", describe(.0))]
     Rejected(Rejection),
     /// A token of the prompt, of the logit bias, of the allowed tokens or of the prediction is not in the vocabulary.
@@ -78,7 +78,7 @@ pub enum SubmitError {
     /// The value of a parameter is invalid.
     #[error("the value of {parameter} is invalid")]
     Invalid {
-        /// The name of the field of [`Request`] or [`Sampling`](crate::Sampling).
+        /// The name of the field of [`Request`], [`Sampling`](crate::Sampling) or [`BeamSearch`](crate::BeamSearch).
         parameter: &'static str,
     },
     /// The engine finishes its requests and accepts no new ones.
@@ -116,7 +116,7 @@ impl EngineHandle {
     ///
     /// # Errors
     /// [`SubmitError`] if the request is invalid or exceeds a limit, or if the engine is draining or has ended. The
-    /// method never waits. [`Rejection::TooLong`] applies to the sum of the prompt tokens and `stop.max_tokens`, and
+    /// method never waits. [`Rejection::TooLong`] applies to the number of prompt tokens plus `stop.max_tokens`, and
     /// [`Rejection::QueueFull`] to the number of waiting sequences.
     pub fn submit(&self, request: Request) -> Result<TokenStream, SubmitError> {
         let SharedState { limits, waiting, .. } = &*self.shared;
@@ -181,8 +181,8 @@ impl EngineHandle {
         self.shared.limits
     }
 
-    /// The load, published before each step and whenever the engine becomes idle. If only the rates change, receivers
-    /// are not notified.
+    /// The load, published before each step and whenever the engine becomes idle. Receivers are notified only if the
+    /// state, the sleep level or [`EngineLoad::load`] has changed.
     pub fn load(&self) -> watch::Receiver<EngineLoad> {
         self.shared.load.subscribe()
     }
@@ -192,7 +192,7 @@ impl EngineHandle {
         self.shared.spill_stats.as_deref()
     }
 
-    /// Number of submitted sequences that have not started.
+    /// Number of sequences of submitted requests that have not started.
     pub fn waiting_sequences(&self) -> u32 {
         self.shared.waiting.load(Ordering::Acquire)
     }
@@ -211,8 +211,8 @@ impl EngineHandle {
         self.error()
     }
 
-    /// Puts the engine to sleep, and waits until it has released the memory that `level` specifies. An engine that is
-    /// already asleep releases the part that it has not released yet.
+    /// Puts the engine to sleep, and waits until it has released the memory that `level` specifies. The image encoder
+    /// may release its memory later. An engine that is already asleep releases the part that it has not released yet.
     ///
     /// # Errors
     /// [`SleepError`] if the engine is not idle, is draining or has ended.

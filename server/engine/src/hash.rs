@@ -1,4 +1,4 @@
-//! A hash of integers that generates reproducible pseudorandom numbers.
+//! A hash function for integers, which generates reproducible pseudorandom numbers.
 
 /// Applies one step and the finalizer of SplitMix64 (Steele, Lea and Flood, 2014) to `value`.
 #[must_use]

@@ -1,7 +1,7 @@
 //! Images in requests: the inputs and the outputs of the encoder, and the rows that the runner reads in a step.
 //!
-//! The engine identifies images by their digests. Only the encoder reads their content, and only the runner reads its
-//! output.
+//! The engine identifies images by their digests. Only the encoder reads the content of images, and only the runner
+//! reads the output of the encoder.
 
 use std::any::Any;
 use std::ops::Range;
@@ -20,7 +20,7 @@ pub struct ImageInput {
     pub content: Arc<dyn Any + Send + Sync>,
 }
 
-/// The output of the encoder for an image: a row for each position of the prompt that the image occupies.
+/// The output of the encoder for an image: rows that the model reads instead of the embeddings of image tokens.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ImageFeatures {
     values: Box<[f32]>,
@@ -31,7 +31,7 @@ impl ImageFeatures {
     /// Splits `values` into rows of `width` values.
     ///
     /// # Panics
-    /// Panics if `values` does not consist of whole rows.
+    /// Panics if `width` is zero, or if `values` does not consist of whole rows.
     pub fn new(values: Vec<f32>, width: usize) -> Self {
         assert!(width > 0 && values.len().is_multiple_of(width), "invariant: features are whole rows");
         Self { values: values.into_boxed_slice(), width }
@@ -45,7 +45,7 @@ impl ImageFeatures {
     /// The values of consecutive rows.
     ///
     /// # Panics
-    /// Panics if there are fewer rows.
+    /// Panics if `rows` is not a range of existing rows.
     pub fn values(&self, rows: Range<u32>) -> &[f32] {
         &self.values[rows.start as usize * self.width..rows.end as usize * self.width]
     }
@@ -82,7 +82,7 @@ impl PromptPositions {
 
 impl RequestImages {
     /// Whether the images are distinct and have rows, the spans are valid in a prompt of `prompt_tokens` tokens and
-    /// read only existing rows, and `positions`, if set, covers the whole prompt.
+    /// refer only to existing rows, and `positions`, if set, covers the whole prompt.
     pub(crate) fn are_valid(&self, prompt_tokens: usize) -> bool {
         let Self { inputs, prompt, positions } = self;
         let has_rows = |image: &Arc<ImageInput>| image.rows > 0;
@@ -110,29 +110,29 @@ impl RequestImages {
 /// embedding. In a sequence that is not in `positions`, the position of a token is its index in the sequence.
 #[derive(Clone, Debug, Default)]
 pub struct StepImages {
-    /// The tokens that read the output of the encoder, in ascending order.
+    /// The tokens for which the runner reads rows of encoder outputs, in ascending order.
     pub rows: Vec<ImageRows>,
-    /// The sequences whose positions are not the indices of their tokens, in ascending order.
+    /// The sequences whose token positions differ from the token indices, in ascending order.
     pub positions: Vec<SequencePositions>,
 }
 
-/// Consecutive tokens of a step that read consecutive rows of an image.
+/// Consecutive tokens of a step for which the runner reads consecutive rows of an image.
 #[derive(Clone, Debug)]
 pub struct ImageRows {
-    /// The range in [`Batch::tokens`](server_scheduler::Batch::tokens).
+    /// The range of the tokens in [`Batch::tokens`](server_scheduler::Batch::tokens).
     pub tokens: Range<u32>,
     /// The output of the encoder.
     pub features: Arc<ImageFeatures>,
-    /// The row that the first token reads.
+    /// The row for the first of the tokens.
     pub first_row: u32,
 }
 
-/// The positions of a sequence of a step.
+/// The positions of the tokens of a sequence in a step.
 #[derive(Clone, Debug)]
 pub struct SequencePositions {
-    /// The index in [`Batch::sequences`](server_scheduler::Batch::sequences).
+    /// The index of the sequence in [`Batch::sequences`](server_scheduler::Batch::sequences).
     pub sequence: usize,
-    /// The positions of its tokens.
+    /// The positions of the sequence's tokens.
     pub positions: Arc<PromptPositions>,
 }
 

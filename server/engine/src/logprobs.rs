@@ -7,7 +7,7 @@ use server_scheduler::TokenId;
 pub struct TokenLogprobs {
     /// The log probability of the generated token.
     pub chosen: TokenLogprob,
-    /// The requested number of most probable tokens, most probable first.
+    /// The most probable tokens, most probable first: at most the requested number.
     pub top: Vec<TokenLogprob>,
 }
 

@@ -1,6 +1,6 @@
-//! Prompt lookup decoding (Saxena, 2023): finds an earlier occurrence of the last tokens in the prompt, in the output
-//! or in the text that the client predicts, and proposes the tokens that followed there. Many answers repeat parts of
-//! their question.
+//! Prompt lookup decoding (Saxena, 2023): finds where the latest tokens occurred earlier (in the prompt, in the output
+//! or in the text that the client predicts), and proposes the tokens that followed there. Many answers repeat parts of
+//! the prompt.
 //!
 //! The module is pure. The speculator decides how many of the proposed drafts are worth their cost.
 
@@ -14,19 +14,19 @@ pub(crate) const MATCH_MAX: usize = 8;
 /// The parameters of prompt lookup for a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PromptLookup {
-    /// The maximum number of tokens at the end of the text that must match. Values are clamped to the range from 1 to
-    /// 8.
+    /// The maximum length of a match, in tokens. Values are clamped to the range from 1 to 8.
     pub max_ngram_size: u32,
     /// The largest number of draft tokens in a step.
     pub num_draft_tokens: u32,
-    /// The tokens of the predicted output. Empty without a prediction.
+    /// The tokens of the predicted output. The list is empty if the client predicts no output.
     pub prediction: Vec<TokenId>,
 }
 
 /// The token that separates the prediction from the prompt. It is in no vocabulary, so no match crosses it.
 const SEPARATOR: TokenId = TokenId::MAX;
 
-/// Maximum number of prompt tokens that are indexed in a step, over all requests, so that a long prompt delays no step.
+/// Maximum number of prompt and prediction tokens that are indexed in a step, over all requests, so that a long prompt
+/// does not noticeably delay a step.
 pub(crate) const INDEXED_TOKENS_MAX: usize = 4096;
 
 /// The index of the prediction and the prompt, which the sequences of a request share: the last occurrence of each
@@ -78,7 +78,7 @@ impl LookupOutput {
 
     /// Fills `drafts` with at most `drafts_max` tokens that followed the last occurrence of the longest matching
     /// n-gram. If these tokens reach the end of the text, they continue with the drafts themselves. Returns the length
-    /// of the n-gram, or 0 if none matches.
+    /// of the n-gram, or 0 if there are no drafts.
     pub(crate) fn propose(
         &self,
         prompt: &PromptIndex,
@@ -108,7 +108,7 @@ impl LookupOutput {
     }
 }
 
-/// The token at a position of the prompt followed by the output.
+/// The token at `position` in the text that consists of `prompt` and `output`.
 fn token_at(prompt: &[TokenId], output: &[TokenId], position: usize) -> TokenId {
     prompt.get(position).copied().unwrap_or_else(|| output[position - prompt.len()])
 }
@@ -125,11 +125,11 @@ struct Ngram {
 /// the text before these positions.
 #[derive(Clone, Debug)]
 struct NgramIndex {
-    /// The tables by the length of the n-gram minus one.
+    /// The table for n-grams of `n` tokens is at the index `n - 1`.
     by_length: Vec<Table>,
 }
 
-/// A hash table with linear probing, which maps the hash of an n-gram to the position after it.
+/// A hash table with linear probing, which maps each n-gram to the position after its last occurrence.
 #[derive(Clone, Debug, Default)]
 struct Table {
     /// The positions. The number of slots is a power of two or zero.
@@ -144,7 +144,7 @@ impl NgramIndex {
         Self { by_length: vec![Table::default(); longest] }
     }
 
-    /// Records all n-grams before `position`.
+    /// Records all n-grams that end just before `position`.
     fn insert(&mut self, position: usize, token: &impl Fn(usize) -> TokenId) {
         for (length, hash) in hashes(position, self.by_length.len(), token) {
             self.by_length[length - 1].insert(Ngram { length, end: position, hash }, token);
@@ -159,7 +159,8 @@ impl NgramIndex {
 }
 
 impl Table {
-    /// The slot of an n-gram, or an empty slot for it. `None` if the table has no slots.
+    /// The slot of an n-gram, or the vacant slot for it if the table does not contain it. `None` if the table has no
+    /// slots.
     fn slot(&self, ngram: Ngram, token: &impl Fn(usize) -> TokenId) -> Option<usize> {
         let mask = self.slots.len().checked_sub(1)?;
         let mut slot = ngram.hash as usize & mask;
@@ -200,7 +201,7 @@ impl Table {
     }
 }
 
-/// The lengths and hashes of the n-grams before a position, shortest first.
+/// The lengths and hashes of the n-grams that end just before the position `end`, shortest first.
 fn hashes(
     end: usize,
     longest: usize,
@@ -224,7 +225,8 @@ mod tests {
         PromptIndex::new(&config, &tokens(text))
     }
 
-    /// Proposes draft tokens for a text, and checks that they do not depend on the boundary between prompt and output.
+    /// Proposes draft tokens for a text, and checks that they do not depend on where the prompt ends and the output
+    /// begins.
     fn lookup(prediction: &str, text: &str, most: usize) -> (usize, String) {
         let proposals: Vec<_> = (0..=text.len())
             .map(|end| {

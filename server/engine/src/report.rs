@@ -43,9 +43,10 @@ pub struct StepReport {
     pub encoded_images: u32,
     /// The time that the image encoder took to encode these images, concurrently with the steps.
     pub encode_time: Duration,
-    /// Number of sequences whose allowed tokens are computed by guides.
+    /// Number of sequences of the batch for which guides compute the allowed next tokens.
     pub guided_sequences: u32,
-    /// Number of times that a sequence was suspended because its guide was not ready.
+    /// Number of times that a sequence was suspended because its guide was not ready or another thread used the guide's
+    /// shared state.
     pub sequence_suspensions: u32,
     /// The time for which sampling waited for guides after the model had run.
     pub structured_output_wait: Duration,
@@ -88,20 +89,21 @@ pub enum EngineState {
 pub struct EngineLoad {
     /// The state of the engine.
     pub state: EngineState,
-    /// The sleep level, from the time at which the engine falls asleep until it is awake.
+    /// The sleep level while the engine is asleep or is waking.
     pub sleep_level: Option<SleepLevel>,
     /// The load of the scheduler and of the cache.
     pub load: Load,
-    /// Bytes of the outputs of the image encoder that are stored.
+    /// Bytes of the stored outputs of the image encoder.
     pub image_cache_bytes: u64,
-    /// Number of prompt tokens computed per second in steps with prompts: a moving average over [`RATE_WINDOW`].
+    /// Number of [prefill tokens](StepReport::prefill_tokens) computed per second in steps with such tokens: a moving
+    /// average over [`RATE_WINDOW`].
     pub prefill_tokens_per_second: f32,
     /// Number of tokens generated per second in steps that generate tokens, including the pauses before them: a moving
     /// average over [`RATE_WINDOW`].
     pub decode_tokens_per_second: f32,
     /// Number of tokens of encoded images per second while the encoder runs: a moving average over [`RATE_WINDOW`].
     pub image_tokens_per_second: f32,
-    /// Number of requests that the engine has received so far and that are included in `load`: see
+    /// Number of requests that the engine had received when it determined `load`: see
     /// [`EngineHandle::submissions`](crate::EngineHandle::submissions).
     pub submissions: u64,
 }
@@ -119,7 +121,7 @@ pub(crate) struct Rate {
 }
 
 impl Rate {
-    /// Adds `tokens` tokens that were computed in `time`. Does nothing if either number is zero.
+    /// Adds `tokens` tokens that were computed in `time`. Does nothing if either argument is zero.
     pub(crate) fn add(&mut self, tokens: u32, time: Duration) {
         if tokens == 0 || time.is_zero() {
             return;

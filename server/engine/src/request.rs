@@ -1,4 +1,4 @@
-//! Requests to the engine, and the events of its answers.
+//! Requests to the engine, and the events with which it answers them.
 
 use std::sync::Arc;
 
@@ -15,20 +15,21 @@ use crate::search::BeamSearch;
 pub struct Request {
     /// The tokens of the prompt.
     pub prompt: Vec<TokenId>,
-    /// The images of the prompt. The draft model accepts no images, so it proposes no drafts for the request. The
-    /// prompt cannot be scored.
+    /// The images of the prompt. The draft model accepts no images, so it proposes no drafts for the request. Prompts
+    /// with images cannot be scored.
     pub images: Option<Arc<RequestImages>>,
-    /// The number of sequences that continue the prompt, at least 1. Each event contains the index of its sequence.
+    /// The number of sequences that continue the prompt, at least 1. Each event of a sequence contains the index of the
+    /// sequence.
     pub num_sequences: u32,
     /// The parameters of a beam search, in which the sequences search for the most probable texts together. If they are
-    /// set, the events refer to the results and are sent at the end, and only the bias, penalties, bans and log
-    /// probabilities of `sampling` apply.
+    /// set, the `Token` and `Finished` events refer to the results and are sent when the search has ended, and only the
+    /// bias, penalties, bans and log probabilities of `sampling` apply.
     pub beam_search: Option<BeamSearch>,
     /// The parameters of prompt lookup, which proposes draft tokens. Drafts change only the time that a request takes.
     /// Beam search uses no drafts.
     pub lookup: Option<PromptLookup>,
-    /// The parameters of the engine's draft model, if the engine has one. The draft model proposes drafts unless prompt
-    /// lookup has better ones.
+    /// The parameters of the engine's draft model, which have no effect if the engine has none. The draft model
+    /// proposes drafts if they are worth their cost and prompt lookup has no better ones.
     pub draft: Option<DraftModelParams>,
     /// The parameters of sampling.
     pub sampling: Sampling,
@@ -99,12 +100,12 @@ pub struct Sampling {
     /// Sequences of tokens that must not be generated, none of them empty. The last token of a sequence is banned if
     /// the output ends with its other tokens.
     pub bad_words: Arc<[Vec<TokenId>]>,
-    /// The seed: the draw of the i-th token of the k-th sequence depends only on `(seed, k, i)` and the logits.
+    /// The seed: the random number that selects the i-th token of the k-th sequence depends only on `(seed, k, i)`.
     pub seed: u64,
     /// `Some(k)` reports the log probability of each generated token and of the `k` most probable ones, in the model's
     /// own distribution (before bias, penalties and temperature).
     pub logprobs: Option<u32>,
-    /// Reports the same for the prompt's tokens except the first, in [`Event::Scored`].
+    /// `Some(k)` reports the same for the prompt's tokens except the first, in [`Event::Scored`].
     pub prompt_logprobs: Option<u32>,
 }
 
@@ -151,7 +152,7 @@ impl Sampling {
 }
 
 /// The events of a request, in order: `Started` once, `Scored` once if requested, then `Token`s and one `Finished` for
-/// each sequence. `Failed` can come at any time and is the last event.
+/// each sequence that is not aborted. `Failed` can come at any time and is the last event.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Event {
     /// A step has computed tokens of the request for the first time.
@@ -166,7 +167,7 @@ pub enum Event {
     },
     /// A sequence has a new token. A stop token is also reported, before `Finished`.
     Token {
-        /// The index of the sequence, from 0.
+        /// The index of the sequence, or of the result of a beam search, from 0.
         index: u32,
         /// The generated token id.
         token: TokenId,
@@ -177,14 +178,14 @@ pub enum Event {
     },
     /// A sequence has ended.
     Finished {
-        /// The index of the sequence, from 0.
+        /// The index of the sequence, or of the result of a beam search, from 0.
         index: u32,
         /// The reason why it ended.
         reason: FinishReason,
         /// The number of draft tokens that were computed for the sequence.
         drafts: DraftCounts,
     },
-    /// The request ended without a result.
+    /// The request failed. The events before this one may contain tokens.
     Failed(Failure),
 }
 
@@ -193,7 +194,8 @@ pub enum Event {
 pub struct DraftModelParams {
     /// The largest number of draft tokens in a step.
     pub num_draft_tokens: u32,
-    /// The probability, in the draft model's own distribution, below which a token ends the draft; 0 accepts any.
+    /// A token whose probability in the draft model's own distribution is below this value is not proposed and ends the
+    /// draft; 0 accepts any token.
     pub confidence_threshold: f32,
 }
 
@@ -202,14 +204,14 @@ pub struct DraftModelParams {
 pub struct DraftCounts {
     /// Number of drafts that equal the sampled token.
     pub accepted: u32,
-    /// Number of drafts that differ, or follow one that differs.
+    /// Number of drafts that differ from the sampled token, follow one that differs, or were computed but not verified.
     pub rejected: u32,
 }
 
 /// The reason why an accepted request could not be finished.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Failure {
-    /// The step that computed the request failed. The engine continues.
+    /// A step, the sampling or the guide of the request failed. The engine continues.
     #[error("failed to compute a step: {0}")]
     Step(String),
     /// The parameters of the request exclude every next token.
@@ -230,7 +232,8 @@ pub enum Failure {
 }
 
 impl Failure {
-    /// Whether the engine failed. Otherwise the parameters of the request caused the failure.
+    /// Whether the engine, the model or the encoder caused the failure. Otherwise, the parameters of the request caused
+    /// it.
     pub(crate) fn is_fault(&self) -> bool {
         !matches!(self, Self::NoToken(_) | Self::TooComplex(_))
     }

@@ -130,7 +130,7 @@ impl Requests {
         Some(number)
     }
 
-    /// Aborts the requests whose clients have disconnected, and the sequences that clients have aborted.
+    /// Aborts the requests whose clients have disconnected, and the sequences, except beams, that clients have aborted.
     pub(crate) fn remove_aborted(&mut self, scheduler: &mut Scheduler) {
         self.active.retain(|&number, active| {
             let is_disconnected = active.events.is_closed();
@@ -171,7 +171,7 @@ impl Requests {
         }
     }
 
-    /// Sends a token. Returns false if the request has failed.
+    /// Sends a token. Returns false if the request has already ended.
     pub(crate) fn send_token(
         &mut self,
         sequence: SequenceId,
@@ -203,7 +203,7 @@ impl Requests {
         }
     }
 
-    /// Reports the end of a sequence to its client, unless it was aborted, has failed or is a beam.
+    /// Reports the end of a sequence to its client, unless the request has already ended or uses beam search.
     pub(crate) fn finish(&mut self, sequence: SequenceId, reason: FinishReason, drafts: DraftCounts) {
         let SequenceId { request, index } = sequence;
         if let Some(active) = self.active.get_mut(&request).filter(|active| active.search.is_none()) {
@@ -231,7 +231,7 @@ impl ActiveRequest {
         self.guides.get(index as usize).map_or_else(unlocked, GuideSlot::try_lock_commit)
     }
 
-    /// Calls [`Self::try_lock_commit`] for all sequences.
+    /// Calls [`Self::try_lock_commit`] for all sequences. `None` if any of the calls returns `None`.
     pub(crate) fn try_lock_all(&self) -> Option<Vec<CommitLock>> {
         self.guides.iter().map(GuideSlot::try_lock_commit).collect()
     }

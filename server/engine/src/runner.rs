@@ -10,7 +10,7 @@ use crate::sleep::SleepLevel;
 /// If exceeded: the server does not start.
 pub const ADAPTERS_MAX: usize = 32;
 
-/// Runs a model with a paged KV cache. The methods block, and only the engine's thread calls them.
+/// Runs a model with a paged KV cache. The methods block. Once the engine has started, only its thread calls them.
 pub trait ModelRunner: Send {
     /// Returns the layout of the allocated cache, and the width of the logits.
     fn layout(&self) -> CacheLayout;
@@ -28,7 +28,7 @@ pub trait ModelRunner: Send {
     /// all other blocks are intact. The runner can run the next batch, unless the error is [fatal](RunError::fatal).
     fn run(&mut self, batch: &Batch) -> Result<Logits<'_>, RunError>;
 
-    /// Like [`Self::run`], for a batch whose sequences have images.
+    /// Like [`Self::run`], for a batch whose sequences may have images.
     ///
     /// # Errors
     /// The same as for [`Self::run`]. The default implementation supports no images.
@@ -46,10 +46,10 @@ pub trait ModelRunner: Send {
         &[]
     }
 
-    /// Copies the content of a block into `_bytes`: [`CacheLayout::block_bytes`] bytes in a format of the runner.
+    /// Copies the content of a block into `_bytes`: [`CacheLayout::block_bytes`] bytes in the runner's own format.
     ///
     /// # Errors
-    /// [`RunError`] if the runner cannot copy blocks, which is the default.
+    /// [`RunError`] if the block could not be copied. The default implementation always fails.
     fn read_block(&self, _block: BlockId, _bytes: &mut [u8]) -> Result<(), RunError> {
         Err(RunError { message: "the runner cannot read blocks".to_owned(), fatal: false })
     }
@@ -70,8 +70,8 @@ pub trait ModelRunner: Send {
     /// Prepares the runner to run again, with the same layout and an empty cache.
     ///
     /// # Errors
-    /// [`RunError`] if there is not enough memory, or the model cannot be read. The runner remains asleep and can be
-    /// woken later, unless the error is [fatal](RunError::fatal).
+    /// [`RunError`] if the runner could not be woken, for example because there is not enough memory or the model
+    /// cannot be read. The runner remains asleep and can be woken later, unless the error is [fatal](RunError::fatal).
     fn wake(&mut self) -> Result<(), RunError> {
         Ok(())
     }
@@ -122,7 +122,7 @@ impl<'a> Logits<'a> {
     /// Splits `values` into rows of `vocabulary` logits.
     ///
     /// # Panics
-    /// Panics if `values` does not consist of whole rows.
+    /// Panics if `vocabulary` is zero, or if `values` does not consist of whole rows.
     pub fn new(values: &'a [f32], vocabulary: u32) -> Self {
         let vocabulary = vocabulary as usize;
         assert!(
@@ -163,11 +163,11 @@ impl<'a> Logits<'a> {
     }
 }
 
-/// The error of a step that failed.
+/// The error of a runner or of an image encoder.
 #[derive(Debug, thiserror::Error)]
 #[error("failed to run the model: {message}")]
 pub struct RunError {
-    /// The error message of the runtime.
+    /// The message that describes the error.
     pub message: String,
     /// Whether the runner can no longer be used.
     pub fatal: bool,

@@ -6,11 +6,11 @@
 //!        ─► kept tokens in the order of their ids ─► inverse of their cumulative distribution at u
 //! ```
 //!
-//! Every filter keeps a prefix of the same order: more probable tokens first, and lower ids first among equals. So each
-//! filter is a [`Cutoff`] in that order, the vocabulary is never sorted, and the cost is proportional to the size of
-//! the vocabulary, regardless of the parameters. `u` is a hash of `(seed, sequence, position)`. The draw accumulates
-//! the probabilities of the kept tokens in the order of their ids, so that rounding differences between batches and
-//! kernels change the result as rarely as possible.
+//! Every filter keeps a prefix of the same order: more probable tokens first, and lower ids first among equals. Each
+//! filter is therefore a [`Cutoff`] in that order, the vocabulary is never sorted, and the cost is proportional to the
+//! size of the vocabulary, regardless of the parameters. `u` is a hash of the seed, the index of the sequence and the
+//! number of tokens generated so far. The draw accumulates the probabilities of the kept tokens in the order of their
+//! ids, so that rounding differences between batches and kernels change the result as rarely as possible.
 
 mod allowed;
 mod candidates;
@@ -46,7 +46,7 @@ pub struct SamplingContext<'a> {
     pub allowed: Option<&'a TokenSet>,
 }
 
-/// The reason why no token could be sampled. Only the request fails.
+/// The reason why no token could be sampled. Only the request of the sequence fails.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SampleError {
     /// The logits contain NaN or positive infinity. With a guide, only the logits of the allowed tokens are checked.
@@ -68,7 +68,7 @@ impl From<SampleError> for Failure {
     }
 }
 
-/// Samples tokens. The sampler reuses its memory: once it has sampled for a request of each kind, it allocates no more.
+/// Samples tokens. The sampler reuses its buffers, so sampling allocates memory only when a buffer must grow.
 #[derive(Debug, Default)]
 pub struct Sampler {
     adjusted: Vec<f32>,
@@ -87,8 +87,8 @@ impl Sampler {
         Self::default()
     }
 
-    /// Samples a token. The same logits and the same context always yield the same token. No logit and no parameter
-    /// causes a panic.
+    /// Samples a token. The same logits and the same context always yield the same token. No value of a logit or of a
+    /// parameter causes a panic.
     ///
     /// # Errors
     /// [`SampleError`] if the logits are invalid or all tokens are banned.
@@ -105,7 +105,7 @@ impl Sampler {
         if are_valid || context.allowed.is_some() { chosen } else { Err(SampleError::NotFinite) }
     }
 
-    /// Samples one of the allowed tokens.
+    /// Samples a token from logits to which bias, penalties and bans, but not the guide, have been applied.
     fn sample_adjusted(
         &mut self,
         logits: &[f32],
@@ -275,7 +275,7 @@ fn is_greedy(sampling: &Sampling) -> bool {
     sampling.temperature.is_nan() || sampling.temperature <= 0.0 || sampling.top_k == 1
 }
 
-/// Whether the context changes any logit.
+/// Whether [`adjust`] may change any logit.
 fn adjusts(context: &SamplingContext<'_>) -> bool {
     let Sampling { logit_bias, allowed_token_ids, bad_words, .. } = context.sampling;
     !logit_bias.is_empty()
@@ -352,7 +352,7 @@ fn walk(candidates: &[Candidate], mut rest: f64) -> TokenId {
     chosen
 }
 
-/// A number in `[0, 1)` that depends only on the arguments (three rounds of the SplitMix64 finalizer).
+/// A number in `[0, 1)` that depends only on the arguments (three rounds of [`mix`]).
 fn uniform(seed: u64, sequence: u32, position: u32) -> f64 {
     let hash = mix(mix(mix(seed.wrapping_add(1)) ^ u64::from(sequence)) ^ u64::from(position));
     (hash >> 11) as f64 / (1u64 << 53) as f64

@@ -8,8 +8,8 @@
 //!   score. Those that end become results if they are among the first `B`. The first `B` that do not end continue.
 //! - A result's score is divided by the number of its tokens to the power of `length_penalty`. A group has at most `B`
 //!   results.
-//! - A group ends according to [`EarlyStopping`], judged by the best beam *before* the step. All groups end at the
-//!   maximum number of tokens, and beams that have not ended then become results.
+//! - A group ends if none of its beams continues, or according to [`EarlyStopping`], judged by the best beam *before*
+//!   the step. All groups end at the maximum number of tokens, and beams that have not ended then become results.
 //!
 //! ```text
 //! add_candidates(slot, …) for each beam ─► advance ─► moves: slot 2 continues slot 0 with token 17, … ─► finish_step
@@ -47,7 +47,7 @@ pub struct BeamSearch {
     pub diversity_penalty: f32,
     /// The condition under which a group with as many results as beams ends.
     pub early_stopping: EarlyStopping,
-    /// The stop strings, which end a beam by its text.
+    /// The stop strings, which end a beam when they occur in its text.
     pub stop_strings: Option<Arc<dyn TextStop>>,
 }
 
@@ -96,7 +96,7 @@ pub(crate) struct Candidates {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Candidate {
     pub(crate) token: TokenId,
-    /// The log probability for the score of the beam.
+    /// The log probability that is added to the score of the beam.
     pub(crate) logprob: f32,
     /// The log probability in the model's own distribution.
     pub(crate) model_logprob: f32,
@@ -225,7 +225,7 @@ impl Search {
         groups.flat_map(|group| &group.ongoing).any(|beam| beam.slot == slot)
     }
 
-    /// The number of candidates of a beam that [`Self::advance`] needs. More are needed with a diversity penalty,
+    /// The number of candidates that [`Self::advance`] needs for each beam. More are needed with a diversity penalty,
     /// because it can move later candidates to the front.
     pub(crate) fn num_candidates(&self) -> u32 {
         let (width, size) = (self.candidates.len() as u32, self.group_size());
@@ -268,7 +268,7 @@ impl Search {
         self.params.num_results
     }
 
-    /// The results, best first. There can be fewer than requested if guides and bans exclude further ones.
+    /// The results, best first. There can be fewer than requested if guides or bans exclude further ones.
     pub(crate) fn results(&self) -> Vec<SearchResult> {
         let mut ended: Vec<&EndedBeam> = self.groups.iter().flat_map(|group| &group.results).collect();
         // The sort is stable, so that earlier results precede later ones with equal scores.
@@ -287,7 +287,8 @@ impl Search {
         self.candidates.len() as u32 / self.params.num_groups
     }
 
-    /// Advances a group. `used` contains the tokens of the beams of earlier groups in this step.
+    /// Advances a group. `used` contains the new tokens of the beams of earlier groups, and receives those of this
+    /// group.
     fn advance_group(&mut self, index: usize, used: &mut Vec<TokenId>) {
         let size = self.group_size() as usize;
         let best = self.groups[index].ongoing[0];

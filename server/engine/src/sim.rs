@@ -1,9 +1,10 @@
-//! A simulated model: it has no weights, but a real paged cache, costs in real or simulated time, and faults.
+//! A simulated model. It has no weights, but it has a real paged cache, its steps take real or simulated time, and it
+//! can simulate faults.
 //!
 //! Each slot of the cache contains a hash of its token, of its position and of all slots before it, *as read through
-//! the block table*. The logits are a function of all slots of the sequence. A defect such as a block written by two
-//! sequences, a missing copy or a wrong prefix therefore changes the output. [`expected_tokens`], which has no cache,
-//! returns the correct output.
+//! the block table*. Without a script, the logits are a function of all slots of the sequence. A defect such as a block
+//! written by two sequences, a missing copy or a wrong prefix therefore changes the output. [`expected_tokens`], which
+//! uses no cache, returns the correct output.
 
 mod images;
 mod script;
@@ -32,7 +33,7 @@ pub struct SimConfig {
     pub vocabulary: u32,
     /// The time that steps take.
     pub costs: SimCosts,
-    /// The steps that fail.
+    /// The faults that the model simulates.
     pub faults: Vec<SimFault>,
 }
 
@@ -76,7 +77,7 @@ pub struct SimRunner {
     clock: Clock,
     /// The hash in each slot of each block.
     slots: Vec<u64>,
-    /// The answers that the model generates instead of random tokens.
+    /// The answers that the model generates instead of pseudorandom tokens.
     script: Option<SimScript>,
     /// The token in each slot, for the script.
     tokens: Vec<TokenId>,
@@ -155,8 +156,8 @@ impl SimRunner {
         }
     }
 
-    /// Reads the cached tokens of all sequences before anything is written, because the step may only use tokens that
-    /// were cached before.
+    /// Reads the cached tokens of all sequences before any token of the step is written, because a sequence must not
+    /// depend on tokens that another sequence writes in the same step.
     fn read(&mut self, batch: &Batch) {
         self.digests.clear();
         for sequence in &batch.sequences {
@@ -340,7 +341,8 @@ pub fn expected_tokens_with_images(
     expected(0, prompt, count, vocabulary, &|index, token| images::prompt_input(images, index, token))
 }
 
-/// Like [`expected_tokens_with`], for a model that reads `input` for a token with an index in the sequence.
+/// Like [`expected_tokens_with`], for a model that reads `input(index, token)` instead of `token`, where `index` is the
+/// index of the token in the sequence.
 fn expected(
     adapter: u32,
     prompt: &[TokenId],

@@ -1,7 +1,8 @@
-//! The part of sampling that can run on any thread: a job computes the tokens of one sequence from its logits.
+//! The part of sampling that can run on any thread: a job samples the tokens of one sequence, scores one prompt token,
+//! or finds the candidates of one beam.
 //!
-//! A job owns everything that it changes, so the result depends neither on the thread nor on the other jobs. It does
-//! not commit tokens to guides, because their states can share data.
+//! A job owns everything that it changes, so the result depends neither on the thread nor on the other jobs. A job
+//! commits no tokens to guides, because the states of different guides can share data.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -22,10 +23,11 @@ pub(super) struct GeneratedToken {
     pub(super) logprobs: Option<Box<TokenLogprobs>>,
 }
 
-/// The sampling of one sequence, or the scoring of one prompt token.
+/// The sampling of one sequence or beam, or the scoring of one prompt token.
 pub(super) struct SamplingJob<'a> {
     pub(super) sequence: SequenceId,
-    /// The logits of the last known token, and those of the draft tokens after it.
+    /// To sample: the logits of the last known token, and those of the draft tokens after it. To score: the logits of
+    /// the token before the scored one.
     pub(super) logits: Logits<'a>,
     pub(super) work: SamplingWork<'a>,
     pub(super) outcome: Result<SamplingResult, Failure>,
@@ -35,8 +37,8 @@ pub(super) struct SamplingJob<'a> {
 pub(super) enum SamplingWork<'a> {
     /// Computes the score of the token after the one at `position` of a prompt.
     Score { position: usize, token: TokenId, count: u32 },
-    /// Samples the next token, and another one after each draft token that equals the token sampled for its position.
-    /// `output` is the index of the sequence in the outputs of the step.
+    /// Samples the next token, and one more token after each accepted draft token. `output` is the index of the
+    /// sequence in the outputs of the step.
     Sample { state: SequenceState, drafts: &'a [TokenId], output: usize },
     /// Finds the candidates for the next token of a beam.
     FindCandidates { state: SequenceState, count: u32 },
@@ -45,9 +47,9 @@ pub(super) enum SamplingWork<'a> {
 /// The result of a job.
 pub(super) enum SamplingResult {
     Score(ScoredToken),
-    /// The sampled tokens. All but the last equal the drafts.
+    /// The sampled tokens. All of them except the last are accepted drafts.
     Tokens(Vec<GeneratedToken>),
-    /// The guide allows no token after these drafts.
+    /// The accepted drafts, after which the guide allows no token.
     End(Vec<GeneratedToken>),
     Candidates(Candidates),
 }
@@ -131,7 +133,8 @@ impl SequenceState {
         Ok(Some(GeneratedToken { token, logprobs }))
     }
 
-    /// Whether a token can be sampled after this draft in the same step.
+    /// Accepts a draft that equals the sampled token. Returns whether another token can be sampled after it in the same
+    /// step.
     fn accept_draft(&mut self, draft: TokenId) -> bool {
         let is_stop = self.stop.stop_token_ids.contains(&draft);
         !is_stop && self.guide.as_mut().is_none_or(|guide| guide.follow_draft(draft))
@@ -150,7 +153,7 @@ impl SequenceState {
         Ok(SamplingResult::Candidates(candidates))
     }
 
-    /// The context of the next token. `None` if the guide allows no further token.
+    /// The context in which the next token is sampled. `None` if the guide allows no further token.
     fn context(&mut self) -> Result<Option<SamplingContext<'_>>, Failure> {
         let Self { sampling, stop, index, history, guide } = self;
         let allowed = match guide {

@@ -22,12 +22,12 @@ pub(super) enum StepOutput {
         sequence: SequenceId,
         accepted_drafts: Vec<GeneratedToken>,
         token: GeneratedToken,
-        /// Whether the guide allows no token after this one.
+        /// Whether `token` is a stop token, or the guide allows no token after it. False without a guide.
         is_last: bool,
     },
     /// No token follows the accepted drafts: the sequence has ended or failed.
     End { sequence: SequenceId, accepted_drafts: Vec<GeneratedToken> },
-    /// No token is known yet, because the guide is not ready.
+    /// No token is known yet, because the guide is not ready or another thread uses its shared state.
     Suspended { sequence: SequenceId },
     /// The next token of a beam that continues `parent`.
     Beam { sequence: SequenceId, parent: SequenceId, token: TokenId },
@@ -43,7 +43,8 @@ impl StepOutput {
         }
     }
 
-    /// The output as the scheduler expects it. A sequence that ends gets an arbitrary token, and is aborted afterward.
+    /// The output as the scheduler expects it. The token of [`Self::End`] is arbitrary, because the sequence is aborted
+    /// afterward.
     pub(super) fn sampled_token(&self) -> SampledToken {
         match self {
             &Self::Suspended { sequence } => SampledToken::suspended(sequence),
@@ -65,13 +66,13 @@ impl StepOutput {
 /// The outputs of a step. Their memory is reused in every step.
 #[derive(Default)]
 pub(super) struct StepOutputs {
-    /// The outputs in the order of [`Batch::samples`].
+    /// The outputs. Those of a batch are in the order of [`Batch::samples`].
     pub(super) outputs: Vec<StepOutput>,
-    /// The requests for which no token could be sampled.
+    /// The requests for which sampling or scoring failed, with the reasons.
     pub(super) failures: Vec<(u64, Failure)>,
     /// The requests whose search has ended.
     pub(super) finished_searches: Vec<u64>,
-    /// The requests in this step that use beam search.
+    /// The requests whose beams this step samples.
     searching: Vec<u64>,
 }
 
@@ -83,7 +84,7 @@ pub(super) enum LockWait {
     Never,
 }
 
-/// Which sequences a run of sampling jobs samples.
+/// The sequences that a run of sampling jobs samples.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum SamplePhase {
     /// The sequences of the computed batch.
@@ -152,7 +153,7 @@ impl StepOutputs {
         }
     }
 
-    /// Samples suspended sequences of earlier steps whose guides are ready.
+    /// Samples the sequences that were suspended in earlier steps and whose guides are now ready.
     pub(super) fn sample_suspended(
         &mut self,
         requests: &mut Requests,
@@ -200,8 +201,8 @@ impl StepOutputs {
         self.end(sequence);
     }
 
-    /// Adds the job that finds the candidates of a beam. The search advances when it has the candidates of
-    /// all beams.
+    /// Adds the job that finds the candidates of a beam, or stores the logits until the guide of the beam is ready. The
+    /// search advances when it has the candidates of all beams.
     fn plan_beam<'a>(
         &mut self,
         sequence: SequenceId,
@@ -221,7 +222,7 @@ impl StepOutputs {
         }
     }
 
-    /// Runs the jobs on all threads, and applies their results in the order in which they were planned.
+    /// Runs the jobs on the sampling threads, and applies the results in the order in which the jobs were planned.
     fn run(
         &mut self,
         planned: PlannedJobs<'_>,
@@ -332,8 +333,8 @@ impl StepOutputs {
         self.outputs.push(StepOutput::End { sequence, accepted_drafts: Vec::new() });
     }
 
-    /// Advances the beams of a request, or suspends them if guides are not ready or another thread uses their shared
-    /// state.
+    /// Advances the beams of a request. Suspends them instead if a guide is not ready, or if another thread uses the
+    /// shared state of the guides and `wait` does not allow waiting.
     fn advance_search(&mut self, number: u64, requests: &mut Requests, wait: LockWait) {
         if self.failures.iter().any(|failure| failure.0 == number) {
             return;
@@ -372,11 +373,12 @@ impl StepOutputs {
 /// The suspended sequences of a request that can now be sampled.
 struct ReadySequences {
     request: u64,
-    /// The logits of each sequence, by its index.
+    /// The index and the logits of each sequence.
     logits: Vec<(u32, Arc<[f32]>)>,
 }
 
-/// Takes the logits of suspended sequences whose guides are ready, and locks the guides.
+/// Takes the logits of suspended sequences whose guides are ready. Locks these guides, except those of beams, which are
+/// locked when the search advances.
 fn take_ready(requests: &mut Requests, wait: LockWait, locks: &mut Vec<CommitLock>) -> Vec<ReadySequences> {
     let mut ready = Vec::new();
     for request in std::mem::take(&mut requests.suspended) {
@@ -429,8 +431,8 @@ fn plan_candidates<'a>(
     jobs.push(SamplingJob::new(sequence, logits, SamplingWork::FindCandidates { state, count }));
 }
 
-/// Moves the histories and guides of sequences along with their beams. Adds to `complete` the sequences after which no
-/// token is allowed.
+/// Copies the histories and guides of parents to the slots of the beams that continue them, and appends the new tokens.
+/// Adds the slots of beams that no token can follow to `complete`.
 fn apply_moves(active: &mut ActiveRequest, moves: &[Move], complete: &mut Vec<u32>) -> Result<(), Failure> {
     // Copy the states of all parents before any token is added to them, because several beams may continue the same
     // parent. Each parent also continues in its own slot, so no copy overwrites the state of a parent.

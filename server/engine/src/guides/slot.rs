@@ -17,7 +17,7 @@ pub(crate) enum GuideSlot {
     New(Arc<dyn Guide>),
     /// The last token is committed, but the allowed next tokens are not computed yet.
     Idle(GuideRun),
-    /// A thread computes the allowed next tokens.
+    /// A job that computes the allowed next tokens is queued or running.
     Pending,
     /// The allowed next tokens are known.
     Ready(ReadyGuide),
@@ -74,7 +74,8 @@ impl GuideSlot {
     }
 
     /// Decides how a sequence with this many generated tokens continues. Stop tokens are allowed if the form may end
-    /// and `min_tokens` tokens have been generated. If only the end can follow, the sequence ends regardless of `stop`.
+    /// and at least `min_tokens` tokens have been generated. If the form is complete and no token can follow, the
+    /// sequence ends regardless of `stop`.
     pub(crate) fn decide(
         &mut self,
         stop: &StopCriteria,
@@ -103,8 +104,8 @@ impl GuideSlot {
         Ok(GuideDecision::Sample(allowed))
     }
 
-    /// Continues with the allowed tokens after a sampled token that equals the next draft. Returns false if these are
-    /// not known. The token is not committed yet.
+    /// Replaces the allowed tokens with those after `token`, which was sampled and equals the next draft. Returns false
+    /// if the allowed tokens after `token` are not known. Does not commit `token`.
     pub(crate) fn follow_draft(&mut self, token: TokenId) -> bool {
         let Self::Ready(ReadyGuide { run, progress, lookahead }) = self else { return false };
         match lookahead.pop() {
@@ -116,12 +117,13 @@ impl GuideSlot {
         }
     }
 
-    /// Whether a thread computes the allowed next tokens.
+    /// Whether a job that computes the allowed next tokens is queued or running.
     pub(crate) fn is_pending(&self) -> bool {
         matches!(self, Self::Pending)
     }
 
-    /// Locks the shared state for a commit. `None` if a commit would have to wait for another thread.
+    /// Locks the shared state for a commit. `None` if the allowed tokens are not known yet, or if a commit would have
+    /// to wait for another thread.
     pub(crate) fn try_lock_commit(&self) -> Option<CommitLock> {
         match self {
             Self::Pending => None,
@@ -145,7 +147,7 @@ impl GuideSlot {
         }
     }
 
-    /// Commits the sampled tokens. Returns true if no token can follow them.
+    /// Commits the sampled tokens up to the first stop token. Returns true if no token can follow them.
     pub(crate) fn commit(
         &mut self,
         tokens: impl IntoIterator<Item = TokenId>,

@@ -1,7 +1,8 @@
 //! The threads that compute the allowed tokens of guides, and their queue.
 //!
 //! The queue is sorted by deadline, and a job that usually takes longer has a later deadline. As a result, a quick
-//! guide does not wait behind many slow ones, and a slow guide waits for a bounded time.
+//! guide does not wait behind many slow ones, and jobs that are added after the deadline of a slow guide do not
+//! overtake it.
 
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -20,10 +21,10 @@ use crate::waker::Waker;
 pub(super) struct GuideJob {
     pub(super) sequence: SequenceId,
     pub(super) work: GuideWork,
-    /// Draft tokens. The allowed tokens after each of them are computed as well.
+    /// Draft tokens. The allowed tokens after each of them, up to the first that is not allowed, are computed as well.
     pub(super) drafts: Vec<TokenId>,
-    /// The time that the request has spent so far. If the reference is no longer valid, the request has ended and its
-    /// result is not needed.
+    /// The time that the request has spent so far. If the reference is no longer valid, the request has ended and the
+    /// result of the job is not needed.
     pub(super) spent: Weak<TimeSpent>,
     /// The total time that the request may spend.
     pub(super) time_max: Duration,
@@ -47,7 +48,7 @@ pub(super) struct GuideResult {
     pub(super) awaited_by: Option<u64>,
 }
 
-/// The time until the deadline of a job, as a multiple of its expected time.
+/// The time from the submission of a job to its deadline, as a multiple of the job's expected time.
 const DEADLINE_FACTOR: u32 = 8;
 
 #[derive(Debug)]
@@ -184,7 +185,8 @@ fn compute(job: GuideJob) -> Result<ReadyGuide, GuideError> {
     Ok(ReadyGuide { run, progress, lookahead })
 }
 
-/// The allowed tokens after each draft, up to the first draft that is not allowed.
+/// The allowed tokens after each draft, last draft first. Stops at the first draft that is not allowed, ends the form
+/// or causes an error.
 fn lookahead(run: &GuideRun, drafts: &[TokenId]) -> Vec<LookaheadStep> {
     let mut steps: Vec<LookaheadStep> = Vec::new();
     let mut state = (!drafts.is_empty()).then(|| run.state.fork());

@@ -5,15 +5,15 @@ use server_scheduler::TokenId;
 use super::scan::Peak;
 use crate::guide::{SetBits, TokenSet};
 
-/// If less than this fraction (1 / `SPARSE`) of the tokens is allowed, only the logits of allowed tokens are read.
+/// If less than `1 / SPARSE` of the tokens are allowed, non-greedy sampling gathers their logits and reads no others.
 const SPARSE: usize = 8;
 
 const WORD: usize = u32::BITS as usize;
 
-/// The maximum number of allowed tokens in a word whose logits are read one by one.
+/// If a word has at most this many allowed tokens, their logits are read one by one.
 const BITS_MAX: u32 = 4;
 
-/// Whether few enough tokens are allowed to gather their logits.
+/// Whether so few tokens are allowed that their logits should be gathered.
 pub(super) fn is_sparse(allowed: &TokenSet, logits: &[f32]) -> bool {
     (allowed.len() as usize) < logits.len() / SPARSE
 }

@@ -1,5 +1,5 @@
-//! The tokens of a sequence that penalties and bad words need: its distinct tokens, how often it generated each of
-//! them, and the last ones.
+//! The tokens of a sequence that penalties and bad words need: its distinct tokens, how often each of them was
+//! generated, and the last generated tokens.
 
 use std::sync::Arc;
 

@@ -3,7 +3,7 @@
 
 use server_scheduler::TokenId;
 
-/// Number of logits that are summed or searched at a time. It is a multiple of [`LANES`].
+/// Number of logits in a block. It is a multiple of [`LANES`].
 pub(super) const BLOCK: usize = 256;
 /// Number of logits that are compared or summed together.
 pub(super) const LANES: usize = 16;
@@ -102,14 +102,15 @@ pub(super) fn sum_exp(blocks: Blocks<'_>, max: f32, scale: f32, sums: &mut Vec<f
     total
 }
 
-/// Below this limit, [`exp`] is zero, because it would be less than the smallest normal number.
+/// Below this limit, [`exp`] returns zero, because the exact result is close to or below the smallest normal number.
 const X_MIN: f32 = -87.3;
 
-/// Returns `e` to the power of `x`, for `x <= 0`, with a relative error below 2e-7. The result is zero where it would
-/// not be a normal number, and for NaN. `f32::exp` is a call to the C library, which prevents vectorization.
+/// Returns `e` to the power of `x`, for `x <= 0`, with a relative error below 2e-7. The result is zero below [`X_MIN`]
+/// and for NaN. `f32::exp` is a call to the C library, which prevents vectorization.
 #[inline]
 pub(super) fn exp(x: f32) -> f32 {
-    /// Adding this number leaves the rounded integer in the low bits of the mantissa, with the bias of an exponent.
+    /// Adding this number to a value rounds the value to an integer, and leaves the integer plus the exponent bias in
+    /// the low bits of the mantissa.
     const ROUND: f32 = 12_582_912.0 + 127.0;
     const LN_2_HIGH: f32 = 0.693_359_4;
     const LN_2_LOW: f32 = -2.121_944_4e-4;

@@ -11,7 +11,7 @@ use super::scan::{self, BLOCK, Blocks, LANES};
 pub(super) struct Candidate {
     pub(super) token: TokenId,
     pub(super) logit: f32,
-    /// The weight is proportional to the probability, and 1 for the most probable token.
+    /// The weight that [`weigh`] sets: it is proportional to the probability, and 1 for the most probable token.
     pub(super) weight: f32,
 }
 
@@ -26,7 +26,7 @@ pub(super) fn more_probable(a: &Candidate, b: &Candidate) -> Ordering {
     b.logit.partial_cmp(&a.logit).unwrap_or(Ordering::Equal).then(a.token.cmp(&b.token))
 }
 
-/// The last token that a filter keeps.
+/// The bound of a filter, which keeps the tokens up to this one in the order of [`more_probable`].
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Cutoff {
     logit: f32,
@@ -60,10 +60,10 @@ const ROOM_MIN: usize = 128;
 /// Fills `top` with the `count` most probable tokens in any order, or fewer if fewer have a probability above zero.
 /// Returns the cutoff that keeps exactly these tokens.
 ///
-/// If `count` blocks have a logit of at least `x`, no logit below `x` is among the `count` greatest, so only a few
-/// blocks are read. When `top` has twice as many tokens as requested, its worse half is removed. After that, only
-/// tokens better than the worst remaining one are added. The cost is therefore at most proportional to the size of the
-/// vocabulary, regardless of the order of the logits.
+/// If `count` blocks have a logit of at least `x`, no logit below `x` is among the `count` greatest, so blocks without
+/// a logit of at least `x` are not read. `top` has room for at least twice the requested number of tokens; when it is
+/// full, all but the `count` best are removed. After that, only tokens better than the worst remaining one are added.
+/// The cost is therefore at most proportional to the size of the vocabulary, regardless of the order of the logits.
 pub(super) fn top(blocks: Blocks<'_>, count: usize, top: &mut Vec<Candidate>) -> Cutoff {
     top.clear();
     if count == 0 {
@@ -173,7 +173,7 @@ pub(super) fn nucleus(candidates: &mut Vec<Candidate>, mut mass: f64) -> Cutoff 
 }
 
 /// Keeps the candidates of the bucket in which the sum of weights crosses `mass`, or those of the last bucket with a
-/// weight above zero if rounding prevents that. Returns the weight of all more probable candidates.
+/// weight above zero if rounding prevents that. Returns the total weight of the candidates in earlier buckets.
 fn keep_bucket(candidates: &mut Vec<Candidate>, mass: f64) -> f64 {
     let logits = || candidates.iter().map(|candidate| candidate.logit);
     let max = logits().fold(f32::NEG_INFINITY, f32::max);

@@ -4,8 +4,8 @@ use std::cmp::Ordering;
 use std::collections::BinaryHeap;
 
 /// Yields the scores of several sources in descending order. Among equal scores, that of the earlier source comes
-/// first. Each source must be in descending order. The iterator reads one score from each source, and one more for each
-/// score that it yields.
+/// first. Each source must be in descending order. The iterator reads one score from each source, and at most one more
+/// for each score that it yields.
 pub(super) struct Merge<I> {
     sources: Vec<I>,
     heads: BinaryHeap<MergedScore>,
