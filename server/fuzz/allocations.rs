@@ -11,7 +11,7 @@ const BYTES_PER_INPUT_BYTE_MAX: usize = 512;
 #[global_allocator]
 static ALLOCATOR: PeakAlloc = PeakAlloc;
 
-/// Runs `check`, and panics if it allocates more than the size of its input allows.
+/// Runs `check`, and panics if `check` has more memory allocated at the same time than the size of its input allows.
 pub(crate) fn bounded(input: &[u8], check: impl FnOnce(&[u8])) {
     let before = ALLOCATOR.current_usage();
     ALLOCATOR.reset_peak_usage();

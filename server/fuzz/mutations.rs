@@ -1,5 +1,5 @@
 //! Mutates inputs for tests, which run the checks of the fuzz targets for a few seconds. (`make fuzz` runs libFuzzer
-//! for a configurable time.) The number of a case determines its mutations. The module does not check results.
+//! for a configurable time.) The number of a case determines its mutations. The callers provide the checks.
 
 #[path = "../scheduler/tests/random/random.rs"]
 #[expect(dead_code, reason = "mutations use only some of its functions")]
@@ -20,7 +20,7 @@ pub(crate) fn seeds(directory: &str) -> Vec<Vec<u8>> {
 }
 
 /// Calls `check` with each of the `seeds` and with `cases` mutations of them, some of which insert words of the
-/// `dictionary`. If `check` panics, this function panics with the number of the seed or of the case and the input, so
+/// `dictionary`. If `check` panics, this function panics with the number of the seed or case and with the input, so
 /// that the failure can be reproduced.
 pub(crate) fn check_mutations(cases: u64, seeds: &[Vec<u8>], dictionary: &str, check: fn(&[u8])) {
     for (index, seed) in seeds.iter().enumerate() {
@@ -39,7 +39,7 @@ fn check_input(check: fn(&[u8]), input: &[u8], name: std::fmt::Arguments<'_>) {
     assert!(outcome.is_ok(), "{name}: {}", input.escape_ascii());
 }
 
-/// Returns one of the `seeds` with random mutations, some of which insert `words`.
+/// Returns one of the `seeds` with up to seven random mutations, some of which insert `words`.
 pub(crate) fn mutated(random: &mut Random, seeds: &[Vec<u8>], words: &[Vec<u8>]) -> Vec<u8> {
     let mut input = pick(random, seeds).clone();
     for _ in 0..below(random, 8) {

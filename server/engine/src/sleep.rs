@@ -18,7 +18,7 @@ pub enum SleepError {
     /// The engine has requests to compute.
     #[error("requests are in progress: only an idle engine can sleep")]
     Busy,
-    /// The engine could not be woken and is still asleep. The next request or call tries again.
+    /// The engine could not be woken and is still asleep. The next request or explicit wake-up tries again.
     #[error("failed to wake the engine: {0}")]
     Wake(String),
     /// The engine is draining or has ended.

@@ -1,12 +1,13 @@
 //! Speculative decoding: decides which draft tokens are computed together with the latest token of a sequence, and
 //! whether they come from prompt lookup or from a draft model.
 //!
-//! A correct draft saves its sequence a step. Each draft costs as much as another token in a step, and a draft of the
-//! draft model also costs a run of that model. The speculator measures continuously how often drafts are accepted, and
-//! the costs of tokens, steps and runs with the current number of sequences. It proposes no draft that is likely to
-//! cost more than it saves, and pauses for a while if drafts lose more than a small fraction of the time.
+//! A correct draft saves its sequence a step. Each draft adds a token to a step, and a draft of the draft model also
+//! costs its share of a run of that model. The speculator continuously measures how often drafts are accepted and, for
+//! each number of sequences in a step, what sequences, drafts and runs of the draft model cost. Except for occasional
+//! probes of the draft model, it proposes no draft that is likely to cost more than it saves, and it stops proposing
+//! drafts for a while if they lose more than a small fraction of the time.
 //!
-//! Drafts affect only the time: each token is sampled as it would be without them.
+//! Drafts affect only the speed: each token is sampled as it would be without them.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -30,17 +31,17 @@ mod draft_model;
 mod drafter;
 mod text;
 
-/// Proposes and verifies drafts for all sequences.
+/// Proposes drafts for all sequences, and records which of them are accepted.
 #[derive(Default)]
 pub(crate) struct Speculator {
     costs: CostModel,
     rates: AcceptanceRates,
     model: Option<DraftModel>,
-    /// The drafters by request number, including some whose requests have ended since the last step.
+    /// The drafters by request number, including those of requests that have ended since the last step.
     requests: BTreeMap<u64, RequestDrafter>,
     /// Whether any request ever had a drafter.
     is_used: bool,
-    /// This buffer is reused in every step.
+    /// The sequences for which the draft model may propose drafts. This buffer is reused in every step.
     plan: Vec<ModelDraft>,
 }
 
@@ -54,24 +55,26 @@ struct ModelDraft {
     is_probe: bool,
     /// Number of drafts found to be worth their cost so far.
     num_drafts: usize,
-    /// The probability that all of these drafts and the next one are accepted.
+    /// The probability that these `num_drafts` drafts and the next one are all accepted.
     probability: f32,
     /// Number of lookup drafts that are worth their cost if the draft model proposes none.
     num_lookup_drafts: usize,
 }
 
-/// Number of steps of a sequence without the draft model after which the model is probed again, if that is cheap.
+/// Number of consecutive steps in which a sequence does not use the draft model before the model is probed again for
+/// this sequence, if the probe is cheap.
 const PROBE_INTERVAL: u32 = 64;
 const PROBE_DRAFTS: usize = 2;
 /// The highest cost of reading a text, as a fraction of the time that drafts are expected to save until the sequence
 /// has the maximum number of tokens. The fraction is less than 1, because the sequence may end earlier.
 const READING_COST_MAX: f64 = 0.5;
-/// The highest cost of a probe, as a fraction of the time that the remaining tokens take.
+/// The highest cost of a probe, as a fraction of the time that the remaining tokens of the sequence take without
+/// drafts.
 const PROBE_COST_MAX: f64 = 0.02;
 
 impl Speculator {
-    /// Creates a speculator for a target model with this `vocabulary`, with an optional draft model that reads at most
-    /// `max_read_tokens` tokens in a step.
+    /// Creates a speculator for a target model with a vocabulary of `vocabulary` tokens. In a step, the optional draft
+    /// model reads at most `max_read_tokens` tokens of texts.
     pub(crate) fn new(model: Option<DraftRunner>, vocabulary: u32, max_read_tokens: u32) -> Self {
         let model = model.map(|runner| DraftModel::new(runner, vocabulary, max_read_tokens));
         Self { model, ..Self::default() }
@@ -97,14 +100,15 @@ impl Speculator {
         self.requests.insert(number, drafter);
     }
 
-    /// Appends a generated token to the text of a sequence, one of `num_sequences` of its request.
+    /// Appends a generated token to the text of a sequence, which is one of the `num_sequences` sequences of its
+    /// request.
     pub(crate) fn push(&mut self, sequence: SequenceId, num_sequences: usize, token: TokenId) {
         if let Some(drafter) = self.requests.get_mut(&sequence.request) {
             drafter.push(sequence.index as usize, num_sequences, token);
         }
     }
 
-    /// The number of accepted and rejected drafts of a sequence.
+    /// The numbers of accepted and rejected drafts of a sequence.
     pub(crate) fn counts(&self, sequence: SequenceId) -> DraftCounts {
         let request = self.requests.get(&sequence.request);
         let drafter = request.and_then(|request| request.sequences.get(sequence.index as usize));
@@ -203,7 +207,8 @@ impl Speculator {
         draft_time
     }
 
-    /// Records that `token` was sampled for a sequence after `accepted` of its `num_draft_tokens` drafts.
+    /// Records that the first `accepted` of the `num_draft_tokens` drafts of a sequence were accepted, and that `token`
+    /// was sampled after them.
     pub(crate) fn record_sampled(
         &mut self,
         sequence: SequenceId,
@@ -250,7 +255,7 @@ fn sequence_drafter(
     requests.get_mut(&sequence.request)?.sequences.get_mut(sequence.index as usize)
 }
 
-/// Requests room for lookup drafts from the scheduler, if any are worth their cost.
+/// Requests room for `num_drafts` lookup drafts of a sequence from the scheduler. The number may be 0.
 fn use_lookup(
     sequence: SequenceId,
     num_drafts: usize,
@@ -263,8 +268,9 @@ fn use_lookup(
     scheduler.set_num_draft_tokens(sequence, num_drafts as u32);
 }
 
-/// Plans drafts of the draft model for a sequence that generates at most `remaining` further tokens, in addition to
-/// `planned` other sequences. `None` if the drafts are not expected to be worth their cost.
+/// Plans drafts of the draft model for a sequence that generates at most `remaining` further tokens. The model may
+/// already propose drafts for `planned` other sequences. `None` if the drafts are not expected to be worth the cost of
+/// reading the text, unless a cheap probe is due.
 fn plan_model_draft(
     sequence: SequenceId,
     proposer: &ModelProposer,
@@ -317,7 +323,8 @@ fn extend_drafts(plan: &mut [ModelDraft], marginal_costs: MarginalCosts, costs: 
 }
 
 impl ModelDraft {
-    /// Whether a draft at this depth is worth its cost.
+    /// Whether the next draft of the sequence has this depth, is within the limit, and is worth its cost. The first
+    /// [`PROBE_DRAFTS`] drafts of a probe always count as worth their cost.
     fn is_worth(&self, depth: usize, threshold: f32) -> bool {
         let is_worth_it = self.probability >= threshold || (self.is_probe && depth <= PROBE_DRAFTS);
         self.num_drafts + 1 == depth && depth <= self.max_drafts && is_worth_it

@@ -1,8 +1,8 @@
 //! Stores evicted blocks in a directory and restores them for later requests, even after a restart.
 //!
-//! The engine's thread decides which blocks are written, read and removed, and copies them between the cache and
-//! memory. Two other threads access the disk, so that no step waits for it. An error of the disk costs only the time
-//! that the prefix cache would have saved.
+//! Once the directory is open, the engine's thread decides which blocks are written, read and removed, and copies them
+//! between the cache and memory. Two other threads access the disk, so that no step waits for it. If the disk is slow
+//! or fails, requests only take longer, because they wait for a limited time and then compute the blocks.
 //!
 //! ```text
 //! cache ─ copy ─► queue of WRITES_MAX ─► writer ─► file       if the queue is full, the block is dropped
@@ -39,12 +39,12 @@ const WRITES_MAX: usize = 64;
 ///
 /// If exceeded: further requests compute their blocks instead.
 const READS_MAX: usize = 256;
-/// Maximum number of blocks that are read before the engine receives them.
+/// Maximum number of blocks that have been read, but not yet received by the engine.
 const READ_AHEAD_MAX: usize = 16;
 /// Maximum number of blocks that are copied into the cache between two steps.
 const RESTORED_MAX: usize = 16;
-/// The minimum time that a request waits for its blocks. A request waits longer if computing the blocks would take
-/// longer.
+/// The minimum time that a request waits for its blocks before it computes them. A request waits longer if computing
+/// the blocks is expected to take longer.
 const WAIT_MIN: Duration = Duration::from_millis(200);
 /// The assumed number of prompt tokens computed per second before this rate is measured.
 const INITIAL_RATE: f32 = 500.0;
@@ -54,7 +54,7 @@ const INITIAL_RATE: f32 = 500.0;
 /// If exceeded: the request computes the remaining blocks; if the disk delivers no blocks for any request, no blocks
 /// are read for the next 10 s.
 const WAIT_MAX: Duration = Duration::from_secs(10);
-/// The time for which restores are paused after a block was overdue.
+/// The time for which restores are paused after the disk has proved too slow.
 const PAUSE: Duration = Duration::from_secs(10);
 /// Time to write the cached blocks to `--kv-spill-dir` before the server sleeps or exits. Before it exits, the same
 /// time is available again for the blocks that are still queued.
@@ -96,7 +96,7 @@ pub(crate) struct Spill {
     pause_until: Duration,
     block_bytes: usize,
     block_tokens: u32,
-    /// The files of the model, with the sizes and modification times by which changes are detected.
+    /// The files of the model and of the runtime, with the sizes and modification times by which changes are detected.
     files: Vec<(PathBuf, FileStamp)>,
 }
 
@@ -104,7 +104,7 @@ pub(crate) struct Spill {
 type FileStamp = Option<(u64, SystemTime)>;
 
 impl Spill {
-    /// Starts the threads. They wake the engine with `waker`.
+    /// Starts the threads, which wake the engine with `waker`.
     ///
     /// # Errors
     /// The error of the operating system if a thread could not be started.
@@ -149,7 +149,7 @@ impl Spill {
         })
     }
 
-    /// Whether the files of the model have changed since the start, so that another model may be loaded.
+    /// Whether a file of the model or of the runtime has changed since the start, so that another model may be loaded.
     pub(crate) fn has_model_changed(&self) -> bool {
         self.files.iter().any(|(file, before)| stamp(file) != *before)
     }
@@ -222,7 +222,7 @@ impl Spill {
         }
     }
 
-    /// Applies the results of the writer, and a limited number of blocks from the reader, so that the step is not
+    /// Applies the results of the writer, and a limited number of blocks from the reader, so that the next step is not
     /// delayed.
     pub(crate) fn poll(&mut self, scheduler: &mut Scheduler, runner: &mut dyn ModelRunner, now: Duration) {
         while let Ok(result) = self.write_results.try_recv() {
@@ -249,8 +249,8 @@ impl Spill {
         self.publish_stats();
     }
 
-    /// Ends the restores whose next block is overdue. If the latest [`Self::poll`] has received no block, also pauses
-    /// restores, because the disk is too slow.
+    /// Ends the restores whose next block is overdue. If the first restore is among them and the latest [`Self::poll`]
+    /// has received no block, also pauses restores, because the disk is too slow.
     pub(crate) fn end_overdue(&mut self, scheduler: &mut Scheduler, now: Duration) {
         while let Some(index) = self.restores.iter().position(|restore| restore.deadline <= now) {
             // The reader processes restores in order, so the other restores may only have waited for the first one. If
@@ -307,7 +307,7 @@ impl Spill {
         }
     }
 
-    /// Writes a block from the reader into the cache. If the block could not be read, ends its restore.
+    /// Writes a block from the reader into the cache. Ends the restore of a block that could not be read or written.
     fn restore_block(&mut self, scheduler: &mut Scheduler, runner: &mut dyn ModelRunner, block: ReadBlock) {
         let ReadBlock { restore, key, content } = block;
         let Some(content) = content else {

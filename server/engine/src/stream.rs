@@ -13,17 +13,17 @@ use crate::waker::Waker;
 /// never waits for a client.
 ///
 /// # Guarantees
-/// - The last event is the `Finished` of the last sequence that was not aborted, or `Failed`. If the engine ends before
-///   that, the last event is `Failed(Failure::Stopped)`.
+/// - The last event is `Failed`, or the `Finished` event of the sequence that ends last. If the engine ends before
+///   that, the last event is `Failed(Failure::Stopped)`. No event follows when the last open sequence is aborted.
 /// - Dropping the stream aborts the request: no step that begins later computes its sequences, and their blocks are
 ///   released. [`Self::abort`] aborts a single sequence. There is no other way to cancel a request.
 #[derive(Debug)]
 pub struct TokenStream {
     events: mpsc::Receiver<Event>,
     aborts: Arc<Aborts>,
-    /// Whether each sequence has ended.
+    /// Whether each sequence has ended or was aborted.
     ended: Vec<bool>,
-    /// Number of sequences that have not ended.
+    /// Number of sequences that have neither ended nor been aborted.
     open: usize,
     waker: Waker,
 }
@@ -43,7 +43,7 @@ impl TokenStream {
         std::future::poll_fn(|context| self.poll_next(context)).await
     }
 
-    /// Polls for the next event. Implementations of other streams use this method.
+    /// Polls for the next event. This method is meant for implementations of other streams.
     pub fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Option<Event>> {
         while self.open > 0 {
             let event = ready!(self.events.poll_recv(context));
@@ -73,7 +73,7 @@ impl TokenStream {
     /// stream yields no further events of the sequence, not even `Finished`. Does nothing if the sequence has ended.
     ///
     /// # Panics
-    /// Panics if the request has no such sequence.
+    /// Panics if the request has no such sequence and the stream has not ended.
     pub fn abort(&mut self, index: u32) {
         let index = index as usize;
         if self.open > 0 && !std::mem::replace(&mut self.ended[index], true) {
@@ -82,7 +82,7 @@ impl TokenStream {
         }
     }
 
-    /// Updates the state with an event. `None` if its sequence was aborted.
+    /// Updates the state with an event, and returns the event. `None` if the event's sequence was aborted.
     fn process(&mut self, event: Option<Event>) -> Option<Event> {
         let event = event.unwrap_or(Event::Failed(Failure::Stopped));
         match event {

@@ -24,8 +24,8 @@ pub(crate) struct Workers {
 }
 
 impl Workers {
-    /// Creates the samplers of `threads` threads, or of one thread per processor, up to [`THREADS_MAX`]. No thread is
-    /// started yet.
+    /// Creates the samplers of `threads` threads. If `threads` is `None`, there is one thread per processor, up to
+    /// [`THREADS_MAX`]. No thread is started yet.
     pub(crate) fn new(threads: Option<usize>) -> Self {
         let threads =
             threads.unwrap_or_else(|| available_parallelism().map_or(1, usize::from).min(THREADS_MAX));

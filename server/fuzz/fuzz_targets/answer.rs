@@ -1,6 +1,6 @@
-//! Checks the guarantees of `server-parsers` for arbitrary output in every format. The first four bytes of an input
-//! select the formats, whether the prompt has opened a reasoning section, and how the text is split. The rest is the
-//! text.
+//! Checks the guarantees of `server-parsers` for arbitrary model output in every combination of formats. The first four
+//! bytes of an input select the formats, whether the prompt has opened a reasoning section, and how the text is split.
+//! The rest is the text.
 
 #![no_main]
 

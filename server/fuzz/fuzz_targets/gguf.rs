@@ -1,4 +1,4 @@
-//! Runs the checks of `server-gguf` on arbitrary bytes as a GGUF file.
+//! Runs the checks of `server-gguf` on arbitrary bytes that are read as a GGUF file.
 
 #![no_main]
 

@@ -1,4 +1,4 @@
-//! Runs the checks of `server-images` on arbitrary bytes as an image file.
+//! Runs the checks of `server-images` on arbitrary bytes that are read as an image file.
 
 #![no_main]
 

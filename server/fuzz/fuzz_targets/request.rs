@@ -1,4 +1,5 @@
-//! Runs the checks of `server` on arbitrary request bodies for the endpoints that accept text.
+//! Runs the checks of `server` on arbitrary request bodies for chat completions, completions, responses and
+//! `/v3/tokenize`.
 
 #![no_main]
 #![allow(dead_code)]

@@ -1,8 +1,9 @@
 //! Decodes the blocks of quantized tensors.
 //!
-//! All supported types store the same data in different packings: groups of small integers with a scale, and either an
-//! integer zero point or a minimum. [`decode`] returns these data without loss. [`dequantize`] computes the values in
-//! the order of operations of ggml's reference implementation, so that the results are bit-exact.
+//! All supported quantized types store the same kinds of data in different layouts: groups of small integers with a
+//! scale, and either an integer zero point or a minimum. [`decode`] returns these data without loss. [`dequantize`]
+//! computes the values in the order of operations of ggml's reference implementation, so that the results are
+//! bit-exact.
 
 use crate::{Error, TensorType, bf16_to_f32, f16_to_f32};
 

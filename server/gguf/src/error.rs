@@ -1,4 +1,4 @@
-//! The errors that reading a GGUF file can return.
+//! The errors that reading or decoding a GGUF file can return.
 
 use std::{io, path::PathBuf};
 
@@ -7,7 +7,7 @@ use crate::TensorType;
 /// The reason why a GGUF file, or a part of one, cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The operating system cannot read the file.
+    /// The file cannot be read, or is not a regular file.
     #[error("failed to read {path}")]
     Read {
         /// The path of the file.
@@ -16,7 +16,7 @@ pub enum Error {
         #[source]
         source: io::Error,
     },
-    /// The content of the file is invalid.
+    /// The content of the file is invalid, is not supported, or exceeds a limit.
     #[error("{path} is not a valid GGUF file")]
     Format {
         /// The path of the file.
@@ -60,7 +60,7 @@ pub enum Error {
     },
 }
 
-/// The problem that makes a file invalid.
+/// The reason why the content of a file is rejected.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum FormatError {
     /// The first four bytes are not `GGUF`.
@@ -110,7 +110,7 @@ pub enum FormatError {
     /// A metadata value is an array of arrays.
     #[error("metadata {0:?} is an array of arrays, which is not supported")]
     NestedArray(String),
-    /// A boolean is stored as neither 0 nor 1.
+    /// A boolean is stored as a byte that is neither 0 nor 1.
     #[error("metadata {key:?} has a boolean stored as {value}, which is neither 0 nor 1")]
     Bool {
         /// The key of the metadata value.
@@ -173,7 +173,7 @@ pub enum FormatError {
         /// The number of tensors of the parts up to this one.
         found: u64,
     },
-    /// A tensor name appears twice.
+    /// A tensor name appears twice in a file.
     #[error("tensor {0:?} appears twice")]
     DuplicateTensor(String),
     /// A tensor has an unknown type.

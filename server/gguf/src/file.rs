@@ -36,8 +36,9 @@ struct OpenFile {
 
 impl GgufFile {
     /// Opens `path` and reads its metadata and tensor directory. If the file is the first part of a split model, this
-    /// function also opens the other parts, which must be in the same directory. The metadata of a split model is that
-    /// of its first part, without the keys about the split.
+    /// function also opens the other parts, which must be in the same directory. If `path` is a link whose name is not
+    /// that of a first part, the name and the directory of its target are used instead. The metadata of a split model
+    /// is that of its first part, without the keys about the split.
     ///
     /// # Errors
     /// [`Error::Read`] if a file cannot be read, and [`Error::Format`] if a file is invalid. Both errors name the file.
@@ -201,8 +202,8 @@ impl OpenFile {
     }
 }
 
-/// Returns the paths of all parts except the first, derived from the name of the first part or of the file that it
-/// links to.
+/// Returns the paths of all parts except the first, derived from the name of the first part or of the file to which it
+/// links. `None` if neither is the name of a first part of `parts` parts.
 fn later_paths(first: &Path, parts: u64) -> Option<Vec<PathBuf>> {
     let paths = |path: &Path| {
         let name = PartName::parse(path.file_name()?.to_str()?)?;

@@ -1,4 +1,4 @@
-//! Converts half-precision floats to `f32` exactly, and back with rounding to nearest, ties to even.
+//! Converts half-precision and bfloat16 numbers to `f32` exactly, and back with rounding to nearest, ties to even.
 
 /// Converts IEEE binary16 bits to the value they represent.
 pub fn f16_to_f32(bits: u16) -> f32 {

@@ -1,8 +1,8 @@
-//! Reads GGUF files: metadata, the tensor directory and tensor data, including quantized data.
+//! Reads and writes GGUF files: metadata, the tensor directory and tensor data, including quantized data.
 //!
 //! This crate decides whether a file is a valid GGUF file and computes its weights exactly. It does not know model
 //! architectures, tokenizers or runtimes. Files are not trusted: every count and length is checked against the size of
-//! the file and the [`limits`] before memory is allocated. Files are read without `unsafe` code and without memory
+//! the file or the [`limits`] before memory is allocated. Files are read without `unsafe` code and without memory
 //! mapping.
 //!
 //! ```text

@@ -1,5 +1,6 @@
-//! Limits on the sizes and counts that a GGUF file may declare. They are far below values that would exhaust the memory
-//! and, except for the number of dimensions, which ggml limits to 4, far above the values of any real file.
+//! Limits on the sizes and counts that a GGUF file may declare. They are far below the values that would exhaust the
+//! memory of a server and, except for the number of dimensions, which ggml limits to 4, far above the values of any
+//! real file.
 
 /// Size of the header of a GGUF file: the metadata and the tensor directory.
 ///

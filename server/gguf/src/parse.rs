@@ -34,7 +34,7 @@ impl From<FormatError> for ParseError {
 
 type Result<T> = std::result::Result<T, ParseError>;
 
-/// Parses the header of a file of `size` bytes. `reader` is at the start of the file.
+/// Parses the header of a file of `size` bytes. `reader` must be at the start of the file.
 pub(crate) fn parse(reader: impl BufRead, size: u64) -> Result<Header> {
     let mut input = Input { reader, size, offset: 0 };
     if input.array::<4>("the magic number")? != *b"GGUF" {
@@ -168,7 +168,7 @@ fn numbers<R: BufRead, T, const N: usize>(
     Ok(bytes.as_chunks::<N>().0.iter().map(|chunk| convert(*chunk)).collect())
 }
 
-/// Reads the tensor directory. The returned offsets are relative to the tensor data.
+/// Reads the tensor directory. The returned offsets are relative to the start of the tensor data.
 fn read_directory<R: BufRead>(input: &mut Input<R>, count: u64) -> Result<Vec<TensorEntry>> {
     let mut tensors = Vec::new();
     let mut seen = HashSet::new();
@@ -197,8 +197,8 @@ fn read_directory<R: BufRead>(input: &mut Input<R>, count: u64) -> Result<Vec<Te
     Ok(tensors)
 }
 
-/// Returns the number of bytes of a tensor, or `None` if a row is not a whole number of blocks, a dimension is 0, or
-/// the product overflows.
+/// Returns the number of bytes of a tensor, or `None` if there are no dimensions, a row is not a whole number of
+/// blocks, a dimension is 0, or the product overflows.
 fn tensor_bytes(kind: TensorType, shape: &[u64]) -> Option<u64> {
     let (&row, rest) = shape.split_first()?;
     if shape.contains(&0) {
@@ -207,7 +207,8 @@ fn tensor_bytes(kind: TensorType, shape: &[u64]) -> Option<u64> {
     rest.iter().try_fold(kind.bytes_of(row)?, |bytes, &length| bytes.checked_mul(length))
 }
 
-/// Makes the offsets absolute and checks that the tensors are aligned, lie within the file and do not overlap.
+/// Changes the offsets so that they count from the start of the file, and checks that the tensors are aligned, lie
+/// within the file and do not overlap.
 fn resolve_offsets(
     tensors: &mut [TensorEntry],
     alignment: u64,

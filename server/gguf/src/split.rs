@@ -1,12 +1,12 @@
 //! The names and the metadata of split models. llama.cpp's `gguf-split` writes a model as several files, the parts: the
-//! first part contains all metadata, and each part contains some of the tensors.
+//! first part contains the metadata of the model, and the tensors are distributed over the parts.
 
 use crate::{FormatError, Value, limits, value::integer};
 
 /// The name of a part of a split model: `PREFIX-00001-of-00003.gguf`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PartName<'a> {
-    /// The part of the name that all parts share.
+    /// The beginning of the name, which is the same for all parts.
     pub prefix: &'a str,
     /// The number of the part; the first is 1.
     pub part: u64,
@@ -44,7 +44,7 @@ pub(crate) struct SplitMetadata {
     pub(crate) part: u64,
     /// The number of parts of the model; at least 1.
     pub(crate) parts: u64,
-    /// The number of tensors of all parts together, or 0 if the metadata does not contain it.
+    /// The number of tensors of all parts together, or 0 if the metadata does not contain this number.
     pub(crate) tensors: u64,
 }
 

@@ -184,7 +184,8 @@ pub(crate) fn find<'a>(metadata: &'a [(String, Value)], key: &str) -> Option<&'a
     metadata.iter().find(|(name, _)| name == key).map(|(_, value)| value)
 }
 
-/// Returns the integer at a metadata key, if the key exists.
+/// Returns the integer at a metadata key, if the key exists. Any other value, including a negative integer, is an
+/// error.
 pub(crate) fn integer(metadata: &[(String, Value)], key: &str) -> Result<Option<u64>, FormatError> {
     let number = |value: &Value| value.u64().ok_or_else(|| bad_value(key, value, "an integer of at least 0"));
     find(metadata, key).map(number).transpose()

@@ -58,7 +58,7 @@ impl GgufWriter {
     /// Adds a tensor with these `values`, stored as `kind`.
     ///
     /// # Panics
-    /// Panics if [`quantize`](fn@quantize) panics, or `shape` does not match the number of values.
+    /// Panics if [`quantize`](fn@quantize) panics, or if `shape` does not match the number of values.
     pub fn tensor_of(&mut self, name: &str, shape: &[u64], kind: TensorType, values: &[f32]) -> &mut Self {
         assert_eq!(shape.iter().product::<u64>(), values.len() as u64, "shape of {name}");
         self.tensor(name, shape, kind, quantize(kind, values))
@@ -98,11 +98,12 @@ pub struct TensorHeader<'a> {
     pub shape: &'a [u64],
     /// The type of the tensor's values.
     pub kind: TensorType,
-    /// The offset of the tensor's first byte in the tensor data: a multiple of [`ALIGNMENT`].
+    /// The offset of the tensor's first byte in the tensor data, in bytes: a multiple of [`ALIGNMENT`].
     pub offset: u64,
 }
 
-/// Returns the bytes of a file of version 3 before the tensor data, with the padding that aligns the tensor data.
+/// Returns the bytes that precede the tensor data in a file of version 3, including the padding that aligns the tensor
+/// data.
 ///
 /// `metadata` must not set `general.alignment`, because the padding relies on the default, [`ALIGNMENT`].
 pub fn header(metadata: &[(&str, &Value)], tensors: &[TensorHeader<'_>]) -> Vec<u8> {

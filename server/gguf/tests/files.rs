@@ -192,7 +192,7 @@ fn a_file_with_any_byte_changed_opens_or_is_rejected() {
     assert!(rejected > 100, "{rejected}");
 }
 
-/// A file of version 3 with these counts, followed by `rest`.
+/// A file of version 3 with these counts, followed by `rest` and 4096 zero bytes.
 fn raw(tensors: u64, keys: u64, rest: &[&[u8]]) -> Vec<u8> {
     let mut bytes = b"GGUF\x03\0\0\0".to_vec();
     bytes.extend(tensors.to_le_bytes());

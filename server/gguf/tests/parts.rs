@@ -49,8 +49,8 @@ impl Split {
         GgufFile::open(self.part(1))
     }
 
-    /// Replaces a part with a file that has one tensor, and whose metadata has the `numbers`: the number of the part,
-    /// the number of parts and the number of tensors.
+    /// Replaces a part with a file that has one tensor, and whose metadata has the `numbers`: the number of the part
+    /// (the first is 0), the number of parts and the number of tensors.
     fn replace(&self, part: u16, numbers: [i32; 3], tensor: &str) {
         let [no, count, tensors] = numbers;
         let mut writer = GgufWriter::default();
@@ -119,7 +119,8 @@ fn a_part_may_have_no_tensors() {
     assert_eq!(GgufFile::open(path(1)).unwrap().tensor("t").unwrap().part, 1);
 }
 
-/// `ovfleet-server fetch` creates such a link, and the Hub's cache consists of links from file names to digests.
+/// `ovfleet-server fetch` creates a link like `current`. The cache of the Hugging Face Hub contains links whose targets
+/// are named after digests.
 #[test]
 fn links_lead_to_the_parts_beside_the_link_or_beside_its_target() {
     let split = Split::new();

@@ -62,7 +62,8 @@ impl<V: CacheValue> Cache<V> {
     }
 
     /// Adds a compiled form. Evicts forms that the last [`CACHED_USES_MAX`] lookups did not use and, as far as the
-    /// limits require it, the least recently used ones. A form whose key alone exceeds the limit is not cached.
+    /// limits require it, the least recently used ones. A form whose key alone exceeds the limit on the total size of
+    /// the keys is not cached.
     pub(crate) fn put(&mut self, key: String, value: V, forms: &CompiledForms<V>) {
         let expired = self.uses.saturating_sub(CACHED_USES_MAX);
         while let Some(oldest) = self.oldest(|entry| entry.last_used < expired) {

@@ -96,8 +96,8 @@ impl Compiler {
         &self.vocabulary
     }
 
-    /// Compiles a form, or returns the cached result. Compiling takes milliseconds, or tens of milliseconds for
-    /// large schemas.
+    /// Compiles a form, or returns the cached result. Without a trial, compiling takes milliseconds, or tens of
+    /// milliseconds for large schemas.
     ///
     /// # Errors
     /// The form is invalid or too expensive, and the error contains the path of the invalid part; or a trial could not
@@ -165,7 +165,7 @@ impl Compiler {
         Preface::new(&self.vocabulary, open, close)
     }
 
-    /// The memory of all compiled forms that are cached or in use and of their sequences, in bytes.
+    /// The memory of all compiled forms that are cached or in use, and of the sequences that they constrain, in bytes.
     pub fn memory_bytes(&self) -> usize {
         self.forms.memory.bytes()
     }

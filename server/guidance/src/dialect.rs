@@ -1,4 +1,4 @@
-//! Constrains the arguments of calls, in notations other than JSON, to the values that a JSON schema allows.
+//! Constrains the arguments of calls in notations other than JSON to the values that a JSON schema allows.
 
 mod arguments;
 mod gemma;

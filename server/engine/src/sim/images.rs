@@ -1,5 +1,5 @@
-//! Simulated images: the features depend only on the digest of the image, and the model reads them and the positions of
-//! the tokens like tokens of a much larger vocabulary.
+//! Simulated images: the features depend only on the digest of the image and the index of the row. The model reads a
+//! hash of a row, or of a token and its positions, like a token of a much larger vocabulary.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -13,13 +13,13 @@ use crate::runner::RunError;
 /// Number of values in a row of features.
 const WIDTH: usize = 2;
 
-/// An [`ImageEncoder`] that simulates an encoder.
+/// An [`ImageEncoder`] that computes features without a model.
 #[derive(Clone, Debug)]
 pub struct SimEncoder {
     runs: Arc<Mutex<Vec<Vec<ImageDigest>>>>,
     /// The images that cannot be encoded.
     faults: Vec<ImageDigest>,
-    /// The images that make a run of several images fail, but can be encoded alone.
+    /// The images that can be encoded alone, but make a run of several images fail.
     batch_faults: Vec<ImageDigest>,
     /// Maximum number of images in a run.
     batch_max: usize,
@@ -38,7 +38,7 @@ impl SimEncoder {
         Self { faults, ..self }
     }
 
-    /// Sets the images with which a run of several images fails.
+    /// Sets the images that make a run of several images fail.
     #[must_use]
     pub fn with_batch_faults(self, batch_faults: Vec<ImageDigest>) -> Self {
         Self { batch_faults, ..self }
@@ -60,7 +60,7 @@ impl SimEncoder {
         self.runs.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Computes a run of these images.
+    /// Encodes these images in one run.
     fn run(&self, images: &[&ImageInput]) -> Result<Vec<ImageFeatures>, RunError> {
         let digests: Vec<_> = images.iter().map(|image| image.digest).collect();
         let is_batch = images.len() > 1;
@@ -97,7 +97,7 @@ impl ImageEncoder for SimEncoder {
     }
 }
 
-/// A row of the features of an image. The values are integers, which f32 represents exactly.
+/// A row of the features of an image. The values are integers below 2^24, which `f32` represents exactly.
 fn features(digest: ImageDigest, row: u32) -> [f32; WIDTH] {
     let words = digest.0.as_chunks().0.iter().map(|word| u64::from_le_bytes(*word));
     let hash = words.fold(u64::from(row), |hash, word| mix(hash ^ word));
@@ -109,7 +109,7 @@ fn input_of_features(features: &[f32]) -> TokenId {
     features.iter().fold(0, |hash, value| mix(hash ^ u64::from(value.to_bits()))) as TokenId
 }
 
-/// The input that the model reads instead of `input` if the positions of a token are not its index.
+/// The input that the model reads for a token: `input`, combined with the positions of the token if `positions` is set.
 fn input_at(positions: Option<&PromptPositions>, index: u32, input: TokenId) -> TokenId {
     let Some(positions) = positions else { return input };
     let hash = positions
@@ -119,7 +119,7 @@ fn input_at(positions: Option<&PromptPositions>, index: u32, input: TokenId) -> 
     hash as TokenId
 }
 
-/// Reads the inputs of a sequence of a step.
+/// Reads the inputs of one sequence in a step.
 pub(super) struct StepReader<'a> {
     images: &'a StepImages,
     positions: Option<&'a PromptPositions>,

@@ -1,12 +1,12 @@
 //! The answers of a simulated model in a conversation: one text for each turn. The turn is determined from the tokens
-//! alone, so the same conversation gets the same answer on every replica and with every cache.
+//! alone, so the same conversation gets the same answer on every replica, whatever the replica's cache contains.
 
 use server_scheduler::TokenId;
 
 /// The answers of a model in each of its turns.
 #[derive(Clone, Debug)]
 pub struct SimScript {
-    /// The tokens that open a turn of the model. They must not be empty.
+    /// The tokens that open a turn of the model. At least one token is required.
     pub opening: Vec<TokenId>,
     /// The answers in the order of the turns, each including the token that ends it. The last answer is repeated in
     /// further turns. At least one answer is required.
@@ -14,7 +14,7 @@ pub struct SimScript {
 }
 
 impl SimScript {
-    /// The token that follows `tokens`. `None` if the text has no turns.
+    /// The token that follows `tokens`, or `None` if `tokens` does not contain [`Self::opening`].
     pub(super) fn next(&self, tokens: &[TokenId]) -> Option<TokenId> {
         let length = self.opening.len();
         let mut openings = tokens.windows(length).enumerate().filter(|(_, window)| *window == self.opening);

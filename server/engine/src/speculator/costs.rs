@@ -1,4 +1,4 @@
-//! The measured costs of steps with and without drafts, and the time that drafts have saved so far.
+//! The measured costs of steps with and without drafts, and the time that drafts have saved recently.
 //!
 //! An accepted draft saves the cost of a sequence in a step that computes one token of each sequence. The cost of a
 //! draft is the time that it adds to a step, plus the time of the draft model if that model proposed it.
@@ -7,7 +7,7 @@
 #[derive(Debug)]
 pub(super) struct CostModel {
     by_sequences: [MeasuredCosts; BUCKETS],
-    /// Seconds per sequence in a run of the draft model that computes one token of each sequence.
+    /// Seconds per sequence in a run of the draft model that computes at most three tokens per sequence on average.
     runs: [Estimate; BUCKETS],
     /// Seconds per token that the draft model reads without proposing a draft after it.
     reading: Estimate,
@@ -16,20 +16,20 @@ pub(super) struct CostModel {
 
 #[derive(Clone, Copy, Debug, Default)]
 struct MeasuredCosts {
-    /// Seconds for a sequence.
+    /// Seconds per sequence in a step without drafts.
     sequence: Estimate,
-    /// Seconds for a draft.
+    /// Seconds that a draft adds to a step, without the time of the draft model.
     draft: Estimate,
-    /// Number of steps with drafts since the last step without drafts.
+    /// Number of steps with drafts since the last step without drafts. Steps that compute prompts are not counted.
     steps_with_drafts: u32,
 }
 
-/// The costs in a step with a given number of sequences.
+/// The costs of sequences and drafts in a step with a given number of sequences.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct MarginalCosts {
     /// Seconds per sequence. The value is 0 in a simulation without time, in which every draft is worth its cost.
     pub(super) sequence: f64,
-    /// Seconds for a draft.
+    /// Seconds that a draft adds to a step, without the time of the draft model.
     pub(super) draft: f64,
 }
 
@@ -41,15 +41,16 @@ pub(super) struct StepMeasurement {
     pub(super) accepted: u32,
     /// Whether the step computed prompts as well.
     pub(super) has_prompts: bool,
-    /// Seconds of the whole step, including the draft model.
+    /// Seconds that the whole step took, including the time of the draft model.
     pub(super) step_seconds: f64,
-    /// Seconds of the draft model.
+    /// Seconds that the draft model took.
     pub(super) draft_seconds: f64,
 }
 
-/// Number of steps with drafts after which a step without drafts measures the time that drafts save.
+/// Number of steps with drafts after which a step without drafts measures the cost of a sequence again.
 const PLAIN_INTERVAL: u32 = 64;
-/// Number of steps without drafts before the first step with drafts. A single step might be an outlier.
+/// Number of steps without drafts that are measured before the first step with drafts, because a single step might be
+/// an outlier.
 const PLAIN_STEPS_MIN: usize = 2;
 /// The factor by which the probability of a draft must exceed the break-even probability, because measurements are not
 /// exact.
@@ -62,8 +63,8 @@ const WEIGHT: f64 = 0.2;
 const EXACT_BUCKETS: usize = 16;
 const BUCKETS: usize = EXACT_BUCKETS + 4 * 16;
 
-/// The index of the costs with this number of sequences. Each small number has its own bucket, and larger numbers have
-/// four buckets per power of two.
+/// The index of the costs of steps with this number of sequences. Each number up to [`EXACT_BUCKETS`] has its own
+/// bucket, and larger numbers have four buckets per power of two.
 fn bucket(num_sequences: u32) -> usize {
     let num_sequences = num_sequences.max(1) as usize;
     if num_sequences <= EXACT_BUCKETS {
@@ -73,7 +74,7 @@ fn bucket(num_sequences: u32) -> usize {
     (EXACT_BUCKETS + (octaves * 4.0) as usize).min(BUCKETS - 1)
 }
 
-/// An average of medians, so that a single slow step does not change it.
+/// An average of the medians of the last three values, so that a single slow step hardly changes it.
 #[derive(Clone, Copy, Debug, Default)]
 struct Estimate {
     recent: [f64; 3],
@@ -186,8 +187,8 @@ impl CostModel {
         }
     }
 
-    /// The costs with this number of sequences. `None` if the next step should have no drafts, because a step without
-    /// drafts is due or drafts have lost too much time recently.
+    /// The costs in a step with this number of sequences. `None` if the next step should have no drafts, because the
+    /// cost of a sequence must be measured or because drafts have lost too much time recently.
     pub(super) fn marginal_costs(&self, num_sequences: u32) -> Option<MarginalCosts> {
         let MeasuredCosts { sequence: measured, draft, steps_with_drafts } =
             self.by_sequences[bucket(num_sequences)];
@@ -208,7 +209,7 @@ impl CostModel {
         self.reading.get().is_some()
     }
 
-    /// Seconds per token that the draft model only reads, or 0 if the cost is not known.
+    /// Seconds per token that the draft model reads without proposing a draft after it, or 0 if the cost is not known.
     pub(super) fn reading(&self) -> f64 {
         self.reading.get().unwrap_or(0.0)
     }
@@ -224,8 +225,9 @@ impl MarginalCosts {
         }
     }
 
-    /// The largest number of seconds per token that up to `max_drafts` drafts save for a sequence. Each draft takes
-    /// `proposal_seconds` to propose and is accepted with the probability `acceptance`.
+    /// The largest number of seconds per token that a sequence can save with up to `max_drafts` drafts per step. Each
+    /// draft takes `proposal_seconds` to propose and, if all drafts before it are accepted, is accepted with the
+    /// probability `acceptance`.
     pub(super) fn gain(&self, acceptance: f32, max_drafts: usize, proposal_seconds: f64) -> f64 {
         let (mut tokens, mut time, mut probability) = (1.0, self.sequence, 1.0);
         let mut best: f64 = 0.0;

@@ -7,9 +7,9 @@
 //!                                                 └──────────────── the draft ◄─────────────┘
 //! ```
 //!
-//! Drafts are sampled like the target's tokens: with the same parameters, seed and position. All drafts of a model
-//! that equals the target are therefore accepted, even where the most probable token is not sampled. An error of the
-//! draft model only reduces the number of drafts.
+//! Drafts are sampled like the target's tokens: with the same parameters, seed and position. Unless a guide rejects
+//! them, all drafts of a model that equals the target are therefore accepted, even where the most probable token is not
+//! sampled. An error of the draft model only reduces the number of drafts.
 
 use std::collections::BTreeMap;
 
@@ -32,16 +32,17 @@ pub(super) struct DraftModel {
     /// Number of tokens in the target's vocabulary.
     vocabulary: usize,
     cache: CacheDigests,
-    /// Maximum number of tokens in a run that reads texts.
+    /// Maximum number of tokens in a run that reads texts. A sequence with one or two unread tokens may exceed the
+    /// limit.
     max_read_tokens: usize,
-    /// Maximum number of tokens that such a run reads in the current step.
+    /// The limit in the current step: `max_read_tokens`, or less while the cost of reading is unknown.
     step_read_tokens: usize,
     sampler: Sampler,
     is_broken: bool,
     // These buffers are reused in every step.
     drafting: Vec<DraftingSequence>,
     batch: Batch,
-    /// The digest of each token of the batch.
+    /// The digest of the text up to each token of the batch.
     digests: Vec<u64>,
     /// The blocks into which the batch writes texts.
     written_blocks: Vec<BlockId>,
@@ -53,23 +54,24 @@ struct DraftingSequence {
     sequence: SequenceId,
     /// The range of the sequence's block table in the target's batch.
     blocks: std::ops::Range<u32>,
-    /// Number of drafts for which there is room.
+    /// Number of further drafts for which there is room.
     remaining: usize,
-    /// Number of leading tokens of the text and the drafts that are in the model's cache.
+    /// Length of the prefix of the text and the following drafts that is in the model's cache, in tokens.
     cached_tokens: usize,
     /// Number of tokens of the text that were not in the cache at the start of the step.
     unread_tokens: usize,
     /// The history of the sequence as if the drafts had been sampled.
     history: History,
-    /// The last draft and the digest of the text up to it. `None` while the text is read.
+    /// The last draft, and the digest of the text that ends with this draft. `None` while the text is being read.
     last_draft: Option<(TokenId, u64)>,
 }
 
-/// Number of tokens that the model reads in a step before the cost of reading is known.
+/// Maximum number of tokens in a run that reads texts before the cost of reading is known.
 const INITIAL_READ_TOKENS: usize = 16;
 
 impl DraftModel {
-    /// Creates a draft model that reads at most `max_read_tokens` tokens in a step.
+    /// Creates a draft model for a target model with a vocabulary of `vocabulary` tokens. In a step, the draft model
+    /// reads at most `max_read_tokens` tokens of texts.
     pub(super) fn new(draft: DraftRunner, vocabulary: u32, max_read_tokens: u32) -> Self {
         let DraftRunner { runner, max_model_len } = draft;
         let layout = runner.layout();
@@ -162,8 +164,8 @@ impl DraftModel {
         }
     }
 
-    /// Collects the sequences that need drafts. The sequences with the most tokens to read come last, so that the
-    /// others do not wait for them.
+    /// Collects the sequences that need drafts. The sequences with the most tokens to read come last, so that they do
+    /// not use up the limit on read tokens before the other sequences.
     fn collect_sequences(
         &mut self,
         target: &Batch,
@@ -195,8 +197,8 @@ impl DraftModel {
         drafting.sort_by_key(|drafting| drafting.unread_tokens);
     }
 
-    /// Fills the batch of the next run: the unread text or the last draft of each sequence. A sequence is skipped in
-    /// this step if its text does not fit, or if another sequence writes the same blocks.
+    /// Fills the batch of the next run: the unread text or the last draft of each sequence. A sequence gets no drafts
+    /// in this step if no part of its text fits into the batch, or if a sequence before it writes the same blocks.
     fn fill_batch(&mut self, target: &Batch, drafters: &mut BTreeMap<u64, RequestDrafter>) {
         let Self { drafting, batch, digests, written_blocks, layout, step_read_tokens, .. } = self;
         batch.clear();
@@ -307,8 +309,9 @@ fn proposer(
     drafters.get_mut(&sequence.request)?.sequences.get_mut(sequence.index as usize)?.active_model()
 }
 
-/// Samples a draft in the same way as the target's token at that position, and adds it to the drafts of its sequence.
-/// `None` if no further drafts follow.
+/// Samples a draft in the same way as the target's token at that position, but without the guide of the request, and
+/// adds the draft to those of its sequence. `None` if the sampled token is not proposed, which ends the drafts of this
+/// step.
 fn sample_draft(
     drafting: &mut DraftingSequence,
     active: &ActiveRequest,
@@ -334,8 +337,8 @@ fn sample_draft(
     Some(token)
 }
 
-/// Resizes logits to the target's vocabulary: models with the same vocabulary can have different numbers of unused
-/// logits.
+/// Resizes logits to the size of the target's vocabulary, because models with the same vocabulary can have different
+/// numbers of unused logits.
 fn resize_logits<'a>(logits: &'a [f32], vocabulary: usize, padded: &'a mut Vec<f32>) -> &'a [f32] {
     if logits.len() >= vocabulary {
         return &logits[..vocabulary];

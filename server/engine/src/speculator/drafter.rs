@@ -1,4 +1,5 @@
-//! The drafters of a sequence: the source of its drafts, and how often they are accepted.
+//! The drafters of requests and their sequences: the source of each sequence's drafts, and how often the drafts are
+//! accepted.
 
 use server_scheduler::{DRAFT_TOKENS_MAX, TokenId};
 
@@ -56,7 +57,8 @@ pub(super) struct NgramProposer {
 pub(super) struct ModelProposer {
     pub(super) params: DraftModelParams,
     pub(super) text: Text,
-    /// Number of leading tokens of the text that were in the model's cache when the model was last used.
+    /// Number of leading tokens of the text that were in the model's cache at the start of the last step that used the
+    /// model.
     pub(super) cached_tokens: usize,
     /// The acceptance rate of this sequence's drafts. `None` before the first proposal.
     pub(super) acceptance: Option<f32>,
@@ -180,7 +182,8 @@ impl SequenceDrafter {
         drafts.map_or(&[], Vec::as_slice)
     }
 
-    /// Records that `token` was sampled after `accepted` of the computed drafts.
+    /// Records that the first `accepted` of the `computed` drafts were accepted, and that `token` was sampled after
+    /// them.
     pub(super) fn record_sampled(
         &mut self,
         computed: u32,
@@ -212,7 +215,8 @@ impl SequenceDrafter {
 }
 
 impl NgramProposer {
-    /// Proposes drafts. Returns how many of them are worth their cost, and the probability that each is accepted.
+    /// Proposes drafts. Returns how many of them are worth their cost, and the probability that a draft is accepted if
+    /// all drafts before it are accepted.
     pub(super) fn propose(
         &mut self,
         index: &PromptIndex,
@@ -238,7 +242,8 @@ impl ModelProposer {
         self.limit.min(self.params.num_draft_tokens as usize)
     }
 
-    /// Number of tokens that the model has to read before it can propose.
+    /// Number of tokens of the text that are not among the [`Self::cached_tokens`], and that the model may have to read
+    /// before it can propose.
     pub(super) fn unread_tokens(&self) -> usize {
         self.text.len() - self.cached_tokens.min(self.text.len())
     }

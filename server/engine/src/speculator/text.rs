@@ -1,8 +1,8 @@
 //! The text of a sequence as the draft model reads it, and the content of that model's cache.
 //!
-//! Both models use the same block tables, but the draft model computes only the tokens that it needs. Its cache is
-//! described by digests: each slot has the digest of the text up to its token. The draft model therefore does not have
-//! to be notified when a block is evicted, shared or reallocated.
+//! The target model and the draft model use the same block tables, but the draft model computes only the tokens that it
+//! needs. Its cache is described by digests: each slot has the digest of the text up to its token. The draft model
+//! therefore does not have to be notified when a block is evicted, shared or reallocated.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -26,7 +26,7 @@ struct Part {
 }
 
 impl Part {
-    /// Appends a token after a text with this digest.
+    /// Appends a token. `before` is the digest of the text before it.
     fn push(&mut self, before: u64, token: TokenId) {
         self.tokens.push(token);
         self.digests.push(digest(before, token));

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use server_scheduler::{BlockKey, BlockKeyScheme, TokenId};
 use sha2::{Digest as _, Sha256};
 
-/// The directory for evicted blocks.
+/// The configuration of the directory for evicted blocks.
 #[derive(Clone, Debug)]
 pub struct SpillConfig {
     /// The path of the directory. Only one server at a time uses it. A second server stores no blocks until the first
@@ -13,7 +13,8 @@ pub struct SpillConfig {
     pub directory: PathBuf,
     /// The maximum total size of all files in bytes.
     pub bytes_max: u64,
-    /// The identity of the inputs other than tokens that determine the content. Blocks of another identity are removed.
+    /// The inputs, other than tokens, that determine the content of a block. When the directory is opened, blocks with
+    /// another identity are removed, except for those of other adapters.
     pub identity: SpillIdentity,
 }
 
@@ -28,8 +29,9 @@ pub struct SpillIdentity {
     pub adapters: Vec<u64>,
 }
 
-/// The keys of blocks: each key is the SHA-256 hash of the previous key and the tokens. No client can therefore create
-/// a block that has the key of a block with other content, which would be possible with the hash of the prefix cache.
+/// The keys of blocks: each key is the SHA-256 hash of the previous block's key and the tokens of the block. No client
+/// can therefore create a block that has the key of a block with other content, which would be possible with the hash
+/// of the prefix cache.
 pub(crate) fn key_scheme(identity: &SpillIdentity) -> BlockKeyScheme {
     let base = BlockKey([0; 32]);
     let adapter = |digest: &u64| block_key(base, &[*digest as u32, (*digest >> 32) as u32, 1]);

@@ -1,8 +1,8 @@
 //! The files of stored blocks, and the two threads that write and read them.
 //!
-//! Each block is a file named by its key, in a directory named by the identity of the model. The file is written under
-//! another name and then renamed, so that it is complete or does not exist. Its header contains the key and a checksum,
-//! so that damage is detected.
+//! Each block is a file named after its key, in a directory named after the identity of the model. The file is written
+//! under another name and then renamed, so that it is complete or does not exist. Its header contains the key and a
+//! checksum, so that damage is detected.
 
 use std::fs::{self, DirBuilder, File, TryLockError};
 use std::io::{self, Read as _, Write as _};
@@ -24,7 +24,7 @@ use crate::waker::Waker;
 pub(super) const HEADER_BYTES: u64 = 8 + 32 + 8;
 /// The magic number, which changes with the format of files and keys.
 const MAGIC: [u8; 8] = *b"OVFLKV02";
-/// The prefix of the names of directories, each of which contains the blocks of one model.
+/// The prefix of the names of directories, each of which contains the blocks of one model and configuration.
 const DIRECTORY: &str = "ovfleet-kv-";
 /// The name of the lock file.
 const LOCK: &str = "ovfleet-kv.lock";
@@ -61,7 +61,7 @@ pub(super) enum WriteResult {
 pub(super) struct ReadRequest {
     pub(super) restore: RestoreId,
     pub(super) keys: Vec<BlockKey>,
-    /// Whether the blocks are still needed, because the restore has not ended.
+    /// Whether the blocks are still needed. The value is false once the restore has ended.
     pub(super) is_needed: Arc<AtomicBool>,
 }
 
@@ -171,8 +171,8 @@ impl Writer {
         }
     }
 
-    /// Lists the stored blocks of this model, oldest first. Removes those of other models and those beyond the size
-    /// limit.
+    /// Creates the directory for the blocks of this model if it does not exist, and lists the stored blocks, oldest
+    /// first. Removes the blocks of other models, incomplete files, and the oldest blocks beyond the size limit.
     fn open(&self) -> io::Result<Vec<(BlockKey, u64)>> {
         let name = format!("{DIRECTORY}{:032x}", self.identity()?);
         for entry in fs::read_dir(&self.config.directory)? {
@@ -287,7 +287,7 @@ impl Reader {
         }
     }
 
-    /// Reads the content of a block.
+    /// Reads the content of a block. `None` if the block cannot be read or is damaged.
     fn read(&mut self, key: BlockKey) -> Option<Vec<u8>> {
         let path = file(self.directory.get()?, key);
         let block = self.try_read(&path, key);
@@ -348,7 +348,7 @@ fn file(directory: &Path, key: BlockKey) -> PathBuf {
     directory.join(name)
 }
 
-/// Parses a key from a file name without suffix.
+/// Parses a key from a file name without its suffix.
 fn parse(name: &str) -> Option<BlockKey> {
     if name.len() != 64 || !name.is_ascii() {
         return None;

@@ -9,7 +9,7 @@ pub(super) struct StoredBlocks {
     bytes: u64,
     /// Number of uses so far.
     uses: u64,
-    /// The last use and the size of each block.
+    /// The number of the last use, and the size in bytes, of each block.
     blocks: HashMap<BlockKey, (u64, u64)>,
     by_use: BTreeMap<u64, BlockKey>,
 }
@@ -63,7 +63,7 @@ impl StoredBlocks {
         }
     }
 
-    /// Removes the least recently used block if the size limit is exceeded.
+    /// Removes and returns the least recently used block if the size limit is exceeded.
     pub(super) fn pop_excess(&mut self) -> Option<BlockKey> {
         if self.bytes <= self.bytes_max {
             return None;

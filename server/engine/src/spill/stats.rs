@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-/// The statistics of evicted blocks. Counters start at zero with the process.
+/// The statistics of evicted blocks. The counters are zero when the engine starts.
 #[derive(Debug, Default)]
 pub struct SpillStats {
     pub(super) is_open: AtomicBool,
@@ -46,12 +46,12 @@ impl SpillStats {
         self.unreadable.load(Ordering::Relaxed)
     }
 
-    /// Number of stored blocks.
+    /// Number of stored blocks, including blocks that wait to be written.
     pub fn blocks(&self) -> u64 {
         self.blocks.load(Ordering::Relaxed)
     }
 
-    /// Bytes of the stored blocks.
+    /// Size in bytes of the stored blocks, including blocks that wait to be written.
     pub fn bytes(&self) -> u64 {
         self.bytes.load(Ordering::Relaxed)
     }

@@ -1,5 +1,5 @@
 //! Tests adapters: the output of a request depends only on its own adapter, and not on other requests in the batch or
-//! in the cache.
+//! on the blocks of other requests in the cache.
 
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};

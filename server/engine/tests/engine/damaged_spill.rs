@@ -1,6 +1,6 @@
 //! Tests an engine with arbitrary bytes in the files of evicted blocks: it restores only files that are unchanged, and
-//! its output equals that of a model without a cache. `server/fuzz` runs `check` for hours, and `mutated_spill.rs` runs
-//! it for a few seconds.
+//! its output equals that of a model without a cache. `make fuzz` runs `check` for a configurable time, and
+//! `mutated_spill.rs` runs it for a few seconds.
 
 use std::cell::OnceCell;
 use std::fs;
@@ -19,14 +19,15 @@ use crate::support::{Setup, VOCABULARY, outcome, prompt, request, settled};
 const BLOCK_TOKENS: usize = 8;
 /// Number of blocks of the prompt that can be restored. One more token is always computed.
 const BLOCKS: usize = 4;
-/// Size of the header of a file in bytes.
+/// Size of the header of a file, in bytes.
 const HEADER_BYTES: usize = 48;
-/// Offset of the tokens in the content of a block in bytes.
+/// Offset of the tokens in the content of a block, in bytes.
 const SLOT_BYTES: usize = 8 * BLOCK_TOKENS;
 /// Number of generated tokens.
 const ANSWER_TOKENS: u32 = 3;
 
-/// A directory, and the original files of the blocks of one prompt in it, in order.
+/// A directory for evicted blocks, and the paths and the original content of the files that contain the blocks of one
+/// prompt, in order.
 struct SpilledBlocks {
     runtime: Runtime,
     directory: TempDir,
@@ -37,7 +38,7 @@ thread_local! {
     static SPILLED: OnceCell<SpilledBlocks> = const { OnceCell::new() };
 }
 
-/// Restores blocks from the files in `input`, and panics if a guarantee is violated.
+/// Writes the files in `input`, lets an engine restore blocks from them, and panics if a guarantee is violated.
 pub(crate) fn check(input: &[u8]) {
     SPILLED.with(|spilled| spilled.get_or_init(SpilledBlocks::new).check(input));
 }
@@ -54,8 +55,8 @@ pub(crate) fn intact() -> Vec<u8> {
     })
 }
 
-/// Splits an input into the contents of the files, each preceded by its length in two bytes. The last one may be
-/// shorter.
+/// Splits an input into the contents of the files, each preceded by its length in two bytes. The last content may be
+/// shorter than its length says.
 fn parts(mut input: &[u8]) -> Vec<&[u8]> {
     let mut parts = Vec::new();
     while let (Some((length, rest)), true) = (input.split_first_chunk(), parts.len() < BLOCKS) {

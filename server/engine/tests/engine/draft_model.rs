@@ -17,10 +17,10 @@ use crate::drafts::{costs, counts, events, of_few_words, output_events};
 use crate::guides::{check, one_of_many};
 use crate::support::{Setup, VOCABULARY, outcome, prompt, request, sampled, settled};
 
-/// The model as its own draft model, which proposes wrong tokens at a configurable rate.
+/// A draft model that equals the target model, except that it proposes wrong tokens at a configurable rate.
 struct NoisyDraftRunner {
     inner: SimRunner,
-    /// Number of wrong tokens per thousand.
+    /// Number of wrong tokens per thousand tokens.
     wrong: u64,
     logits: Vec<f32>,
 }
@@ -88,8 +88,9 @@ fn rule(tokens_max: u32) -> Option<DraftModelParams> {
     Some(DraftModelParams { num_draft_tokens: tokens_max, confidence_threshold: 0.0 })
 }
 
-/// Runs concurrent requests, some of which are dropped and some of which also use prompt lookup. Compares the output of
-/// each request with its output when it runs alone and without drafts.
+/// Submits concurrent requests to the first engine. Some of them are dropped and, if `has_lookup` is true, some also
+/// use prompt lookup. Compares the output of each remaining request with its output without drafts in the second
+/// engine.
 async fn compare(handles: [&EngineHandle; 2], rng: &mut StdRng, has_lookup: bool) -> DraftCounts {
     let mut tasks = JoinSet::new();
     for which in 0..60 {
@@ -123,7 +124,7 @@ async fn compare(handles: [&EngineHandle; 2], rng: &mut StdRng, has_lookup: bool
     all
 }
 
-/// Calls [`compare`] with several seeds. Also returns the number of preemptions.
+/// Calls [`compare`] with several seeds. Returns the sum of the draft counts, and the number of preemptions.
 async fn compare_all(differences: DraftDifferences, has_lookup: bool) -> (DraftCounts, u64) {
     let mut all = (DraftCounts::default(), 0);
     for seed in 0..5 {

@@ -1,4 +1,4 @@
-//! Tests of sequences that evict blocks while they generate.
+//! Tests sequences whose blocks are evicted while they generate tokens.
 
 use server_engine::Engine;
 use server_engine::sim::expected_tokens;

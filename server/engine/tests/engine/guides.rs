@@ -13,15 +13,16 @@ use tokio::task::JoinSet;
 
 use crate::support::{Outcome, Setup, VOCABULARY, beams, outcome, prompt, request, sampled, settled, tokens};
 
-/// A form whose allowed tokens depend on all previous tokens: usually several tokens, sometimes a single one. It is
-/// complete at every multiple of three tokens, and ends after `length` tokens.
+/// A form in which all previous tokens determine which tokens are allowed next: usually several, and sometimes only
+/// one. The form may end after any multiple of three tokens, and ends after `length` tokens.
 #[derive(Clone, Debug)]
 pub(crate) struct Form {
     seed: u64,
     length: u32,
-    /// The number of tokens after which the form fails, and the kind of failure.
+    /// The number of tokens after which the form fails, and the kind of failure. The number does not matter for
+    /// [`Fault::Start`].
     fault: Option<(u32, Fault)>,
-    /// Tokens that the form never contains.
+    /// Tokens that the form never allows.
     stops: Vec<TokenId>,
 }
 
@@ -151,7 +152,7 @@ impl GuideState for FormState {
     }
 }
 
-/// Returns a request of a random kind, and its form.
+/// Returns a request of a random kind, and its form, if it has one.
 pub(crate) fn one_of_many(which: u32, rng: &mut StdRng) -> (Request, Option<Form>) {
     let mut tokens = if which.is_multiple_of(3) { prompt(0, 40) } else { Vec::new() };
     tokens.extend(prompt(which, rng.random_range(1..60)));

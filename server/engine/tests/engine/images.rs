@@ -1,5 +1,5 @@
 //! Tests requests with images: the answer is that of a model without a cache, images are encoded only if their tokens
-//! must be computed, and nothing else waits for the encoder.
+//! must be computed, and the engine serves other requests while the encoder is busy.
 
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -20,7 +20,7 @@ const PLACEHOLDER: TokenId = 7;
 /// Number of rows of each image.
 const ROWS: u32 = 20;
 
-/// Bytes of the simulated output of an image.
+/// Size of the simulated output of an image, in bytes.
 const IMAGE_BYTES: u64 = 8 * ROWS as u64;
 
 fn start(setup: Setup, encoder: impl ImageEncoder + 'static, images: u64) -> Engine {
@@ -33,7 +33,7 @@ fn digest(image: u8) -> ImageDigest {
     ImageDigest([image; 32])
 }
 
-/// Returns a request whose prompt begins with this text, followed by these images with text between them.
+/// Returns a request whose prompt consists of this text and of these images, each followed by more text.
 fn with_images(text: u32, images: &[u8], tokens_max: u32) -> Request {
     let mut tokens = prompt(text, 5);
     let mut spans = Vec::new();
@@ -175,7 +175,7 @@ struct Gate {
 }
 
 impl Gate {
-    /// Starts an engine with this encoder.
+    /// Starts an engine whose encoder waits at the gate before each run of `inner`.
     fn start(inner: &SimEncoder) -> (Engine, Self) {
         Self::start_with_defect(inner, EncoderDefect::None)
     }
@@ -544,7 +544,7 @@ async fn an_image_that_cannot_be_encoded_fails_only_its_requests() {
     settled(&handle).await;
 }
 
-/// An encoder that panics, or returns too few rows.
+/// An encoder that panics for image 1, and returns too few rows for other images.
 struct BrokenEncoder;
 
 impl ImageEncoder for BrokenEncoder {

@@ -1,5 +1,5 @@
 //! Tests the public interface of the engine with the simulated runner: the output equals that of a model without a
-//! cache and does not depend on other requests. No test waits for time to pass.
+//! cache and does not depend on other requests. No test sleeps for a fixed time.
 
 #[cfg(test)]
 mod adapters;

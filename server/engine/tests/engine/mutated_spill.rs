@@ -1,4 +1,5 @@
-//! Mutates the files of evicted blocks like `make fuzz`, but only for a few seconds and with fixed seeds.
+//! Checks randomly mutated files of evicted blocks. The seeds are fixed, and the test takes a few seconds; `make fuzz`
+//! runs the same check for a configurable time.
 
 use crate::damaged_spill::{check, intact};
 use crate::mutations::check_mutations;

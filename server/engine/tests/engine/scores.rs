@@ -1,4 +1,4 @@
-//! Tests the log probabilities of prompts.
+//! Tests the log probabilities of prompts, the salts of cached blocks, allowed tokens and bad words.
 
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
@@ -7,7 +7,7 @@ use tokio::task::JoinSet;
 
 use crate::support::{Setup, prompt, request, settled};
 
-/// Returns the log probabilities of the prompt and of the tokens of a stream.
+/// Reads a stream to its end, and returns the log probabilities of the prompt and of the generated tokens.
 async fn logprobs(mut stream: TokenStream) -> (Option<Vec<ScoredToken>>, Vec<TokenLogprobs>) {
     let (mut scores, mut tokens) = (None, Vec::new());
     while let Some(event) = stream.next().await {

@@ -1,4 +1,4 @@
-//! Tests sleep mode: the cache is lost, requests wake the engine, and failures are reported and can be retried.
+//! Tests sleep mode: the cache is cleared, requests wake the engine, and failures are reported and can be retried.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -14,7 +14,7 @@ use server_scheduler::Batch;
 
 use crate::support::{Outcome, Setup, VOCABULARY, outcome, prompt, request, settled, tokens};
 
-/// Counts the calls of a [`FailingWakeRunner`], and determines how often it fails.
+/// The calls that a [`FailingWakeRunner`] has received, and the number of wake-ups that are still to fail.
 #[derive(Debug, Default)]
 struct SleepCalls {
     wakes: AtomicU32,
@@ -22,7 +22,7 @@ struct SleepCalls {
     levels: std::sync::Mutex<Vec<SleepLevel>>,
 }
 
-/// A runner that fails to wake a given number of times.
+/// A runner whose first wake-ups fail. [`SleepCalls::failures`] contains their number.
 struct FailingWakeRunner {
     inner: SimRunner,
     calls: Arc<SleepCalls>,

@@ -36,11 +36,11 @@ impl Latch {
 /// The reason why a form is slow.
 #[derive(Clone, Debug)]
 enum Slowness {
-    /// Once the latch is open, the allowed tokens after this number of tokens become known.
+    /// The allowed tokens after this number of tokens are computed only when the latch is open.
     Latch(usize, Arc<Latch>),
     /// Computing the allowed tokens takes this long on this clock.
     Time(Clock, Duration),
-    /// Other threads use the shared state, sometimes for a long time.
+    /// Guides lock the shared state while they compute allowed tokens, sometimes for a long time.
     Random(Arc<ReentrantMutex<()>>),
 }
 

@@ -22,7 +22,7 @@ use crate::support::{Outcome, Setup, VOCABULARY, outcome, prompt, request, settl
 /// Number of tokens in each prompt; a block has 8.
 const PROMPT_TOKENS: u32 = 100;
 
-/// The size of a file in bytes.
+/// The size of the file of a block, in bytes.
 const BLOCK_BYTES: u64 = 48 + 8 * 12;
 
 fn config(directory: &Path, model: &str) -> SpillConfig {
@@ -44,7 +44,7 @@ async fn ask(handle: &EngineHandle, which: u32) -> Outcome {
     outcome
 }
 
-/// Sends prompts until the cache contains about two of them and the disk contains the others.
+/// Sends eight prompts. Afterwards, the cache contains about two of them, and the disk contains the others.
 async fn fill(handle: &EngineHandle) {
     until(handle, SpillStats::is_open).await;
     for which in 0..8 {
@@ -65,7 +65,7 @@ async fn filled(directory: &Path) -> (Engine, EngineHandle) {
     (engine, handle)
 }
 
-/// Returns the files of the stored blocks.
+/// Returns the complete files of the stored blocks.
 fn files(directory: &Path) -> Vec<PathBuf> {
     let entries =
         |path: &Path| fs::read_dir(path).unwrap().map(|entry| entry.unwrap().path()).collect::<Vec<_>>();
@@ -235,7 +235,7 @@ async fn an_overdue_block_is_computed() {
     }
 }
 
-/// A step takes longer than the restores of two prompts may take, and the reader waits for the engine meanwhile.
+/// A step takes longer than the restores of two prompts may take. In the meantime, the reader waits for the engine.
 #[tokio::test]
 async fn a_step_that_is_longer_than_a_restore_does_not_pause_restores() {
     let directory = tempfile::tempdir().unwrap();

@@ -1,4 +1,4 @@
-//! Tests the output of concurrent requests, some of which are dropped.
+//! Tests the streams of requests, including concurrent requests of which some are dropped or aborted.
 
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
@@ -8,7 +8,7 @@ use tokio::task::JoinSet;
 
 use crate::support::{Setup, VOCABULARY, outcome, prompt, request, sampled, settled, tokens};
 
-/// Returns a random request. Every third request begins with the same tokens.
+/// Returns a random request. The prompt of every third request begins with the same tokens.
 fn one_of_many(which: u32, rng: &mut StdRng) -> Request {
     let mut tokens = if which.is_multiple_of(3) { prompt(0, 40) } else { Vec::new() };
     tokens.extend(prompt(which, rng.random_range(1..60)));

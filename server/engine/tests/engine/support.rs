@@ -21,7 +21,7 @@ pub(crate) struct Setup {
 
 impl Setup {
     /// Returns a configuration with a cache of this many blocks of 8 tokens, chunks of 64 tokens, and steps that take
-    /// no time.
+    /// no simulated time.
     pub(crate) fn new(blocks_total: u32) -> Self {
         let clock = Clock::simulated();
         Self {
@@ -87,7 +87,7 @@ impl Setup {
     }
 }
 
-/// Blocks each step before it is computed, until the gate is dropped.
+/// Blocks each step before it is computed, until the step may [`pass`](Self::pass) or the gate is dropped.
 pub(crate) struct Gate {
     shown: Receiver<Batch>,
     go: Sender<()>,
@@ -105,7 +105,7 @@ impl Gate {
         self.go.send(()).unwrap();
     }
 
-    /// Unblocks all steps, and returns the receiver of the reports.
+    /// Unblocks the current and all later steps, and returns the receiver of the reports.
     pub(crate) fn release(self) -> Receiver<StepReport> {
         self.reports
     }
@@ -151,15 +151,14 @@ pub(crate) fn request(prompt: &[TokenId], tokens_max: u32) -> Request {
     Request::new(prompt.to_vec(), Sampling::greedy(), stop)
 }
 
-/// Returns a request that samples from the whole vocabulary, with a temperature at which all seeds produce different
-/// output.
+/// Returns a request that samples with a temperature at which different seeds produce different output.
 pub(crate) fn sampled(prompt: &[TokenId], tokens_max: u32, seed: u64) -> Request {
     let sampling =
         Sampling { temperature: 4.0, top_p: 0.98, repetition_penalty: 1.1, seed, ..Sampling::greedy() };
     Request { sampling, ..request(prompt, tokens_max) }
 }
 
-/// Returns a beam search with one group and this number of results.
+/// Returns the parameters of a beam search with one group and this number of results.
 pub(crate) fn beams(results: u32) -> BeamSearch {
     BeamSearch {
         num_results: results,
@@ -171,7 +170,7 @@ pub(crate) fn beams(results: u32) -> BeamSearch {
     }
 }
 
-/// Returns a prompt of this length, which depends on `which`.
+/// Returns a prompt of `length` tokens, which are determined by `which`.
 pub(crate) fn prompt(which: u32, length: u32) -> Vec<TokenId> {
     (0..length).map(|position| (which * 7919 + position * position * 31 + 17) % VOCABULARY).collect()
 }

@@ -7,7 +7,7 @@ use server_engine::{DraftCounts, EngineOptions, Event, PromptLookup, Request, To
 use crate::guides::one_of_many;
 use crate::support::{Setup, settled};
 
-/// Returns the events of a request, without those that depend on the other requests.
+/// Returns the events of a request, without the events and the draft counts that depend on other requests.
 async fn events(mut stream: TokenStream) -> Vec<Event> {
     let mut events = Vec::new();
     while let Some(event) = stream.next().await {

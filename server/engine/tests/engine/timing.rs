@@ -1,4 +1,4 @@
-//! Tests how long requests wait, in simulated time.
+//! Tests how long steps take and how long requests wait, in simulated time.
 
 use std::time::Duration;
 

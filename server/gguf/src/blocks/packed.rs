@@ -1,4 +1,4 @@
-//! Unpacks one block of each quantized type. The layouts are those of `ggml-common.h`.
+//! Unpacks blocks of the quantized types that this crate supports. The layouts are those of `ggml-common.h`.
 
 use crate::{TensorType, f16_to_f32};
 
@@ -15,7 +15,7 @@ pub(super) struct UnpackedBlock<'a> {
 /// A function that unpacks one block.
 pub(super) type Unpack = fn(&[u8], &mut UnpackedBlock<'_>);
 
-/// Returns the function that unpacks a block of `kind`, if this crate supports `kind`.
+/// Returns the function that unpacks a block of `kind`, if `kind` is a quantized type that this crate supports.
 pub(super) fn unpacker(kind: TensorType) -> Option<Unpack> {
     Some(match kind {
         TensorType::Q4_0 => q4_0,

@@ -2,10 +2,10 @@
 
 use crate::{TensorType, f16_to_f32, f32_to_bf16, f32_to_f16};
 
-/// Encodes `values` as `kind`, each rounded to the nearest value that the scale of its group allows.
+/// Encodes `values` as `kind`, each rounded to the nearest value that the scale and the minimum of its group allow.
 ///
 /// # Panics
-/// Panics if this module does not support `kind`, or `values` does not consist of whole blocks.
+/// Panics if this module does not support `kind`, or if `values` does not consist of whole blocks.
 pub fn quantize(kind: TensorType, values: &[f32]) -> Vec<u8> {
     let bytes = kind.bytes_of(values.len() as u64).expect("invariant: values are whole blocks");
     let mut out = Vec::with_capacity(bytes as usize);

@@ -1,5 +1,6 @@
-//! Checks that arbitrary bytes either open as a GGUF file, whose tensors can then all be read and decoded, or are
-//! rejected with an error message. `server/fuzz` runs this check for hours, `main.rs` for seconds.
+//! Checks that arbitrary bytes are either rejected with an error message or opened as a GGUF file. In an opened file,
+//! all tensors can be read, and those of supported types can be decoded. `make fuzz` runs this check for a configurable
+//! time, and `main.rs` runs it for seconds.
 
 use std::cell::OnceCell;
 
@@ -23,7 +24,7 @@ pub(crate) fn check(input: &[u8]) {
     });
 }
 
-/// Reads and decodes everything in a file.
+/// Reads all metadata and tensors of a file, and decodes the tensors of supported types.
 fn read_all(file: &GgufFile) {
     for (key, value) in file.metadata() {
         // Compare the addresses, because NaN is not equal to itself.

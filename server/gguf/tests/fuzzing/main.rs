@@ -1,5 +1,5 @@
-//! Checks randomly mutated GGUF files. The seeds are fixed, so each run takes seconds and checks the same files;
-//! `make fuzz` runs for a configurable time.
+//! Checks randomly mutated GGUF files. Each run takes seconds and checks the same files; `make fuzz` runs the check for
+//! a configurable time.
 
 mod file;
 #[path = "../../../fuzz/mutations.rs"]

@@ -1,4 +1,5 @@
-//! The parts of a JSON schema that the notations for arguments share: references, members and alternatives.
+//! The parts of a JSON schema that all notations for arguments other than JSON process in the same way: references,
+//! members and alternatives.
 //!
 //! Where a value is written as in JSON, the same keywords are supported as for JSON. Elsewhere, keywords that cannot be
 //! enforced are rejected with their path.
@@ -9,7 +10,7 @@ use crate::FormError;
 use crate::lark::{Writer, choice, join};
 use crate::limits::ELEMENTS_MAX;
 
-/// Number of consecutive `$ref` references in the schema of a tool.
+/// Number of consecutive `$ref` references in the schema of a tool, if the call format of the model is not JSON.
 ///
 /// If exceeded: 400, `invalid_value`, if the tool is strict; otherwise the arguments of the tool are not constrained.
 const REFERENCES_MAX: usize = 16;
@@ -36,7 +37,7 @@ pub(super) struct Root<'a> {
 /// The members of an object.
 pub(super) struct Members<'a> {
     pub(super) named: Vec<Member<'a>>,
-    /// The schema of members with other names, with its path; `None` if they are not allowed.
+    /// The schema of members with other names, with its path; `None` if such members are not allowed.
     pub(super) additional: Option<(&'a Value, String)>,
 }
 
@@ -61,7 +62,7 @@ pub(super) struct Member<'a> {
     pub(super) is_required: bool,
 }
 
-/// Keywords that constrain a value and are supported in JSON only.
+/// Keywords that constrain a value, and that are supported only where the value is written as in JSON.
 const JSON_ONLY_KEYWORDS: [&str; 17] = [
     "allOf",
     "not",
@@ -155,7 +156,7 @@ impl<'a> Root<'a> {
         Ok(Members { named, additional })
     }
 
-    /// Rejects keywords that are supported in JSON only.
+    /// Rejects keywords that are supported only where the value is written as in JSON.
     pub(super) fn reject_json_only_keywords(&self, schema: &Value, at: &str) -> Result<(), FormError> {
         match JSON_ONLY_KEYWORDS.iter().find(|keyword| schema.get(**keyword).is_some()) {
             Some(keyword) => Err(unsupported(at, keyword)),
@@ -206,7 +207,7 @@ impl<'a> Root<'a> {
     }
 }
 
-/// Returns a keyword of `schema` that is not supported together with `keyword`.
+/// Returns a keyword of `schema` that is not supported together with `keyword`, if there is one.
 fn beside<'s>(schema: &'s Value, keyword: &str) -> Option<&'s str> {
     const SUPPORTED: [&str; 10] = [
         "title",
