@@ -1,9 +1,9 @@
 //! Translates EBNF, in the dialect of llama.cpp and XGrammar, to Lark.
 //!
-//! EBNF describes characters; Lark describes terminals and rules made of them. Rules that neither are recursive nor
-//! refer to recursive rules become terminals, and the others become rules of terminals that are as long as possible,
-//! because a terminal is matched as a whole. The lexer always uses the longest match, so the result differs from the
-//! EBNF grammar where a terminal could also end earlier.
+//! EBNF rules describe sequences of characters. Lark distinguishes terminals, which the lexer matches as a whole, from
+//! rules, which describe sequences of terminals. EBNF rules that neither are recursive nor refer to recursive rules
+//! become terminals. In all other rules, the longest possible parts become terminals. The lexer always uses the longest
+//! match, so the result differs from the EBNF grammar where a terminal could also end earlier.
 
 mod parse;
 
@@ -12,10 +12,10 @@ use std::collections::HashMap;
 use crate::lark::{choice, join, quote, quote_regex, repeat};
 use parse::{Node, Rules};
 
-/// The rule that a grammar starts with.
+/// The name of the rule that a grammar starts with.
 const ROOT: &str = "root";
 
-/// Whether a grammar is written in EBNF.
+/// Whether a grammar is treated as EBNF, because it contains `::=`.
 pub(crate) fn is_ebnf(text: &str) -> bool {
     text.contains("::=")
 }
@@ -41,7 +41,7 @@ pub(crate) fn to_lark(text: &str) -> Result<String, String> {
     Ok(lark)
 }
 
-/// Returns, for each rule, whether it refers to itself, directly or through others, or to a rule that does.
+/// Returns, for each rule, whether it refers to itself or to a recursive rule, directly or through other rules.
 fn recursive(rules: &Rules) -> Vec<bool> {
     let references: Vec<Vec<usize>> = rules.bodies.iter().map(Node::references).collect();
     // A rule is not recursive if all rules it refers to are known not to be recursive. Start with rules without

@@ -1,4 +1,4 @@
-//! The errors of compiling forms and of using vocabularies.
+//! The errors for forms that cannot be compiled and vocabularies that cannot be used.
 
 use std::fmt;
 
@@ -7,7 +7,7 @@ use std::fmt;
 #[error("{at}: {problem}")]
 pub struct FormError {
     /// The path of the invalid part from the root of the request, such as
-    /// `response_format.json_schema.schema.properties.age`.
+    /// `response_format.json_schema.schema.properties.age`. It is empty if the part cannot be located.
     pub at: String,
     /// The problem, as a phrase that follows the path.
     pub problem: String,

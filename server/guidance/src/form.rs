@@ -7,14 +7,14 @@ use serde_json::Value;
 pub enum Form {
     /// Any text without special tokens.
     Text {
-        /// The texts that the output must not contain.
+        /// The texts that this text must not contain.
         excludes: Vec<String>,
         /// The largest number of characters.
         chars_max: Option<u32>,
     },
     /// Exactly this text. Parts that spell a special token of the vocabulary become that token.
     Literal(String),
-    /// Exactly this special token.
+    /// Exactly the token with this ID.
     Token(u32),
     /// A JSON value that is valid under a schema.
     Json {
@@ -46,11 +46,11 @@ pub enum Form {
         /// The path of the grammar in the request.
         at: String,
     },
-    /// Any text up to and including the first occurrence of this text.
+    /// Any text up to and including the first occurrence of this string.
     Until(String),
     /// All of these forms, one after the other.
     Sequence(Vec<Form>),
-    /// Exactly one of these forms.
+    /// Any one of these forms.
     Choice(Vec<Form>),
     /// A form that is repeated.
     Repeat {
@@ -65,7 +65,7 @@ pub enum Form {
     TriggeredTags(TriggeredTags),
 }
 
-/// The notation of the arguments of a call.
+/// The notation of the arguments of a tool call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Dialect {
     /// Python keyword arguments, between the parentheses of a call: `a="x", b=1`.
@@ -85,9 +85,9 @@ pub struct TriggeredTags {
     pub triggers: Vec<String>,
     /// The tags; each begins with one of the triggers.
     pub tags: Vec<Tag>,
-    /// Whether the output must begin with a tag. More text may follow the tag.
+    /// Whether the text must begin with a tag. More text and tags may follow it unless `stop_after_first` is set.
     pub at_least_one: bool,
-    /// Whether the output must end after the first tag.
+    /// Whether the text must end after the first tag.
     pub stop_after_first: bool,
     /// The texts that must not occur between tags. Compilation fails unless the list is empty.
     pub excludes: Vec<String>,
@@ -113,7 +113,7 @@ impl Tag {
 }
 
 impl Form {
-    /// Any text without special tokens.
+    /// Creates a form that matches any text without special tokens.
     pub fn text() -> Self {
         Self::Text { excludes: Vec::new(), chars_max: None }
     }

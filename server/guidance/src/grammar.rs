@@ -27,7 +27,7 @@ pub(crate) fn grammar(form: &Form, vocabulary: &Vocabulary) -> Result<TopLevelGr
     }
 }
 
-/// Converts a user's grammar to Lark, and checks its limits.
+/// Converts a user's grammar to Lark, and checks that it is within the limits.
 fn to_lark(text: &str, at: &str) -> Result<String, FormError> {
     if text.len() > GRAMMAR_BYTES_MAX {
         return Err(FormError::new(at, format!("has more than {GRAMMAR_BYTES_MAX} bytes")));

@@ -42,7 +42,7 @@ struct CompiledForm {
 /// The copies of the lexer that sequences share. A thread that computes a mask locks the copy that the sequence uses.
 struct LexerCopies {
     copies: Vec<Option<Arc<SharedLexer>>>,
-    /// The index of the copy that was assigned to the last sequence.
+    /// The index of the copy that was assigned most recently.
     last: usize,
 }
 
@@ -53,7 +53,7 @@ impl fmt::Debug for Guide {
 }
 
 impl Guide {
-    /// Creates the guide of a form that begins in the state of `start`.
+    /// Creates the guide of a form. Its sequences begin in the state of `start`.
     pub(crate) fn new(
         start: TokenParser,
         grammar: OwnedMemory,
@@ -72,7 +72,7 @@ impl Guide {
         Self { compiled: Arc::new(compiled), preface: None }
     }
 
-    /// Whether the compiled form needs more memory than the limit allows.
+    /// Whether the grammar or the lexer of the compiled form is too large for the memory limit of all forms.
     pub(crate) fn is_too_large(&self) -> bool {
         self.compiled.is_too_large(&self.compiled.grammar)
             || self.compiled.is_too_large(self.compiled.unused_lexer.memory())
@@ -92,8 +92,8 @@ impl CacheValue for Guide {
 }
 
 impl CompiledForm {
-    /// Returns a copy of the lexer for a new sequence. A copy that is broken, exceeds the size limit or has served
-    /// [`LEXER_SEQUENCES_MAX`] sequences is replaced.
+    /// Returns a copy of the lexer for a new sequence, or for one whose lexer is broken. A copy that is broken, exceeds
+    /// the size limit or has served [`LEXER_SEQUENCES_MAX`] sequences is replaced.
     fn next_lexer(&self) -> Arc<SharedLexer> {
         let bytes_max = self.forms.upgrade().map_or(0, |forms| forms.limits.lexer_bytes_max);
         // Ignore the poisoning: a thread that panics while it holds this lock leaves every copy valid.
@@ -112,7 +112,7 @@ impl CompiledForm {
     }
 
     /// Whether an owner of memory must stop growing: all owners together exceed the limit even after idle forms are
-    /// dropped, and this owner takes at least the limit divided by the number of owners. All owners together therefore
+    /// evicted, and this owner takes at least the limit divided by the number of owners. All owners together therefore
     /// use at most about twice the limit.
     fn is_too_large(&self, memory: &OwnedMemory) -> bool {
         let Some(forms) = self.forms.upgrade() else { return false };
@@ -163,7 +163,7 @@ impl FormState {
         Self { sequence: SequenceParser::new(&lexer), lexer, compiled, tokens: Vec::new(), consumed: 0 }
     }
 
-    /// Consumes all tokens so far with another lexer.
+    /// Moves the sequence to another lexer, which consumes all of its tokens again.
     fn move_to(&mut self, lexer: Arc<SharedLexer>) -> Result<(), GuideError> {
         self.sequence = SequenceParser::new(&lexer);
         self.consumed = 0;

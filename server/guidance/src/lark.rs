@@ -1,9 +1,10 @@
 //! Writes rules, terminals and expressions in the Lark dialect that llguidance reads.
 //!
-//! JSON that is the whole output may be laid out with whitespace, within bounds. JSON within another form is written
-//! as most models write it, with at most one space after a comma or a colon. Without rules for other whitespace, all
-//! parts share one lexer, which considers everything that may follow. (A part with its own rule for whitespace has its
-//! own lexer, and where two such parts may begin, llguidance would consider only one of them.)
+//! JSON that is the whole output may be laid out with whitespace, within bounds. JSON within another form is written as
+//! most models write it, with at most one space after a comma or a colon. Without rules for other whitespace, all JSON
+//! parts share the lexer of the form, which considers everything that may follow. (A part with its own rule for
+//! whitespace would have its own lexer, and where two such parts may begin, llguidance would consider only one of
+//! them.)
 
 use llguidance::api::{GrammarWithLexer, TopLevelGrammar};
 use serde_json::Value;
@@ -23,8 +24,8 @@ pub(crate) struct TextLimits<'a> {
     pub(crate) chars_max: Option<u32>,
 }
 
-/// Collects the rules of a grammar. Its methods return expressions, which are empty if they match nothing but the empty
-/// text.
+/// Collects the rules of a grammar. Its methods return expressions; an expression that matches only the empty text is
+/// an empty string.
 pub(crate) struct Writer<'a> {
     vocabulary: &'a Vocabulary,
     rules: String,
@@ -198,7 +199,7 @@ impl<'a> Writer<'a> {
         &text[..special.map_or(text.len(), |(at, _)| at)]
     }
 
-    /// Rejects too many elements in one part of a form.
+    /// Rejects a part of a form with more than [`ELEMENTS_MAX`] elements.
     pub(crate) fn count_elements(&mut self, count: usize) -> Result<(), FormError> {
         if count > ELEMENTS_MAX {
             return Err(FormError::new(

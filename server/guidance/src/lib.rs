@@ -8,9 +8,10 @@
 //! EBNF, Lark     ─┘                                          cache ◄─┘
 //! ```
 //!
-//! The crate is independent of HTTP and of models: a vocabulary is the bytes of its tokens. It reads no file, no clock
-//! and no environment. It starts a thread only to compile a form on a large stack. An error about a form contains the
-//! path of the invalid part in the request.
+//! The crate is independent of HTTP and of models: a vocabulary consists of the bytes of its tokens, and of whether
+//! each token is special. It reads no files, no clock and no environment variables. It starts a thread only to compile
+//! a form on a large stack. An error about a form contains the path of the invalid part in the request, if the part can
+//! be located.
 
 mod cache;
 mod compiler;

@@ -9,7 +9,7 @@ pub const SCHEMA_BYTES_MAX: usize = 1 << 20;
 ///
 /// If exceeded: 400, `invalid_value`.
 pub const SCHEMA_DEPTH_MAX: usize = 100;
-/// Number of properties of a JSON schema and its subschemas: names in `properties` and `required`, and keys of the
+/// Number of properties of a JSON schema and its subschemas: names in `properties` or `required`, and keys of the
 /// objects in `enum` and `const`.
 ///
 /// If exceeded: 400, `invalid_value`.
@@ -25,7 +25,8 @@ pub const PATTERN_PROPERTIES_MAX: usize = 64;
 ///
 /// If exceeded: 400, `invalid_value`.
 pub const COMBINED_PATTERNS_MAX: usize = 2;
-/// Number of `&` operators in a grammar. They need memory like the patterns of [`COMBINED_PATTERNS_MAX`].
+/// Number of `&` operators in a grammar. As with the patterns of [`COMBINED_PATTERNS_MAX`], the required memory grows
+/// exponentially with their number.
 ///
 /// If exceeded: 400, `invalid_value`.
 pub const CONJUNCTIONS_MAX: usize = 1;
@@ -45,8 +46,8 @@ pub const GRAMMAR_GROUPS_MAX: usize = 16_384;
 ///
 /// If exceeded: 400, `invalid_value`.
 pub const REGEX_BYTES_MAX: usize = 32 << 10;
-/// Number of elements in one list of a form: the alternatives of a choice, the parts of a sequence, or the triggers and
-/// tags together.
+/// Number of elements in one list of a form: the alternatives of a choice, the parts of a sequence, the triggers and
+/// tags together, or the excluded texts.
 ///
 /// If exceeded: 400, `invalid_value`.
 pub const ELEMENTS_MAX: usize = 8192;
@@ -54,7 +55,7 @@ pub const ELEMENTS_MAX: usize = 8192;
 ///
 /// If exceeded: 400, `invalid_value`.
 pub const FORM_DEPTH_MAX: usize = 64;
-/// Size of a form with all its schemas, grammars and texts.
+/// Total size of a form, including its schemas, grammars and texts, and of the grammar generated from it.
 ///
 /// If exceeded: 400, `invalid_value`.
 pub const FORM_BYTES_MAX: usize = 4 << 20;
@@ -79,10 +80,11 @@ pub const STEP_FUEL: u64 = 400_000;
 /// If exceeded: 400, `invalid_value`, if this happens at the beginning of the output; otherwise 400,
 /// `form_too_complex`; a stream ends with this error.
 pub const STEP_ITEMS_MAX: usize = 200_000;
-/// Number of parser items per token up to which the engine's thread consumes the generated tokens of a form. The time
-/// grows with the square of the number of items in a row, and 1000 items take about 0.2 ms.
+/// Number of parser items that one generated token of a form may create on the engine's thread. The time grows with the
+/// square of the number of items in a row, and 1000 items take about 0.2 ms.
 ///
-/// If exceeded: the threads that compute the allowed next tokens consume the generated tokens.
+/// If exceeded: from then on, the threads that compute the allowed next tokens consume the generated tokens of this
+/// form.
 pub const COMMIT_ITEMS_MAX: usize = 1000;
 /// Number of symbols of a grammar before it is simplified.
 ///
@@ -92,8 +94,8 @@ pub const UNOPTIMIZED_SYMBOLS_MAX: usize = 250_000;
 ///
 /// If exceeded: 400, `invalid_value`.
 pub const SYMBOLS_MAX: usize = 65_000;
-/// Number of parser items at one position of the output, which has about as many items as alternatives. A choice of
-/// [`ELEMENTS_MAX`] alternatives has slightly more items than alternatives.
+/// Number of parser items at one position of the output: about one for each alternative. A choice of [`ELEMENTS_MAX`]
+/// alternatives needs slightly more items than alternatives.
 ///
 /// If exceeded: 400, `invalid_value`, if this happens at the beginning of the output; otherwise 400,
 /// `form_too_complex`; a stream ends with this error.
@@ -117,17 +119,17 @@ pub const SEQUENCE_BYTES_MAX: usize = 64 << 20;
 /// the memory fail with 400: `invalid_value` if the grammar needs it, or `form_too_complex` if a growing lexer or
 /// parser needs it.
 pub const MEMORY_BYTES_MAX: usize = 512 << 20;
-/// Total memory of compiled forms above which idle forms are evicted from the cache, in bytes.
+/// Total memory of compiled forms and of their sequences above which idle forms are evicted from the cache, in bytes.
 pub const CACHED_MEMORY_BYTES_MAX: usize = 256 << 20;
 
 /// Number of compiled forms in the cache.
 pub const CACHED_GUIDES_MAX: usize = 256;
 /// Total size of the sources of the cached forms, in bytes.
 pub const CACHED_BYTES_MAX: usize = 8 << 20;
-/// Number of cache lookups after which an unused compiled form is dropped.
+/// Number of cache lookups after which an unused compiled form is evicted.
 pub const CACHED_USES_MAX: u64 = 10_000;
-/// Number of sequences that share a lexer before a fresh copy replaces it. Otherwise, the states of a lexer, and thus
-/// its memory, would grow without bound.
+/// Number of sequences that share a lexer before a fresh copy replaces it. Otherwise, the states of a frequently used
+/// lexer would accumulate until they reach another limit.
 pub const LEXER_SEQUENCES_MAX: usize = 512;
 
 /// The limits that can be set for each compiler. The defaults are the constants of this module, with one copy of the

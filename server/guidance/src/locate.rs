@@ -28,7 +28,7 @@ impl Attempts<'_, '_> {
     }
 }
 
-/// Locates the error of a form that failed to compile with `problem`. `compile` compiles another form.
+/// Locates the error of a form that failed to compile with `problem`. `compile` compiles a part of the form.
 pub(crate) fn locate(form: &Form, problem: &str, compile: &mut Compile<'_>) -> FormError {
     let mut attempts = Attempts { remaining: ATTEMPTS_MAX, compile };
     let mut leaves = Vec::new();

@@ -1,8 +1,8 @@
 //! The memory of compiled forms: of their grammars, their lexers, and the parsers of their sequences.
 //!
-//! llguidance counts rows, items and symbols rather than bytes, so this module estimates the bytes from these counts.
-//! The estimates are within a factor of two of the allocated memory (`tests/memory`). The constants apply to llguidance
-//! 1.9.
+//! llguidance mostly counts rows, items and symbols rather than bytes, so this module estimates the bytes from these
+//! counts. For the forms in `tests/memory`, the estimates are within a factor of two of the allocated memory. The
+//! constants apply to llguidance 1.9.
 
 use std::collections::HashSet;
 use std::mem::{size_of, size_of_val};
@@ -14,15 +14,16 @@ use llguidance::TokenParser;
 use llguidance::earley::lexerspec::{LexemeSpec, LexerSpec};
 use llguidance::earley::{CSymIdx, ParamCond, ParamExpr};
 
-/// The size in bytes of a symbol of a grammar that no rule refers to anymore, because llguidance has inlined its rules.
+/// The size in bytes of a grammar symbol that no rule refers to anymore, because llguidance has inlined the symbol's
+/// rules.
 const UNUSED_SYMBOL_BYTES: usize = 600;
 /// The size in bytes of a lexer without states.
 const LEXER_BYTES: usize = 10_000;
-/// The number of bytes of each lexer state that llguidance does not count, without the state's set of lexemes.
+/// The number of bytes per lexer state that llguidance omits from its count, without the state's set of lexemes.
 const STATE_BYTES: usize = 160;
-/// The number of bytes of each regular expression that llguidance does not count.
+/// The number of bytes per regular expression that llguidance omits from its count.
 const EXPRESSION_BYTES: usize = 12;
-/// The number of bytes by which llguidance overestimates a derivative of a regular expression.
+/// The number of bytes by which llguidance overestimates the size of a derivative of a regular expression.
 const EXCESS_DERIVATIVE_BYTES: usize = 50;
 /// The size in bytes of the names and the regular expression of a lexeme.
 const LEXEME_HEAP_BYTES: usize = 40;
@@ -39,7 +40,7 @@ const TEXT_BYTES: usize = 32;
 /// The size in bytes of the record of a captured text, without its name and the text.
 const CAPTURE_BYTES: usize = 72;
 
-/// The memory that all owners together take.
+/// The memory that all owners together take, and the number of owners.
 #[derive(Debug, Default)]
 pub(crate) struct TotalMemory {
     bytes: AtomicUsize,
@@ -147,12 +148,12 @@ fn spec_bytes(spec: &LexerSpec) -> usize {
     lexemes + with_spare_room(expressions.num_bytes()) + expressions.len() * EXPRESSION_BYTES
 }
 
-/// Returns the size in bytes of a list or a table that grows by doubling, given the size of its elements.
+/// Returns the estimated size in bytes of a list or a table that grows by doubling, given the size of its elements.
 fn with_spare_room(bytes: usize) -> usize {
     bytes + bytes / 2
 }
 
-/// Returns the size in bytes of a parser in its first row.
+/// Returns the size in bytes of a parser in the start state of a form.
 pub(crate) fn parser_bytes(parser: &TokenParser) -> usize {
     PARSER_BYTES + parser.token_env.tok_trie().vocab_size() / 8 + table_bytes(parser)
 }

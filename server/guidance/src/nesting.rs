@@ -17,9 +17,9 @@ use crate::limits::{
     REFERENCES_MAX,
 };
 
-/// Size of the stack on which a form is compiled, in bytes. llguidance (1.9) uses up to 4 KB for a rule, a group or a
-/// level of JSON. Each `$ref` adds at most 127 such levels, and up to 320 KB for intersections. Memory is used only for
-/// the part of the stack that a compilation reaches.
+/// Size of the stack on which a form is compiled, in bytes. llguidance (1.9) uses up to 4 KB of stack for a rule, a
+/// group or a level of JSON. Each `$ref` adds at most 127 such levels, and up to 320 KB for intersections. Memory is
+/// used only for the part of the stack that a compilation reaches.
 const STACK_BYTES: usize = 256 << 20;
 
 /// Runs `work` on a stack that suffices for every form within the limits.
@@ -54,7 +54,8 @@ pub(crate) fn check_schema(schema: &Value, at: &str) -> Result<(), FormError> {
     Ok(())
 }
 
-/// Rejects a grammar in Lark with too many rules and groups, or with a schema that [`check_schema`] rejects.
+/// Rejects a grammar in Lark with too many rules and groups, too many `&` operators, or a schema that [`check_schema`]
+/// rejects.
 pub(crate) fn check_grammar(lark: &str, at: &str) -> Result<(), FormError> {
     // The characters are also counted in literals, because only llguidance knows where literals begin and end.
     let groups = lark.bytes().filter(|byte| b":([~".contains(byte)).count();
@@ -104,7 +105,7 @@ pub(crate) fn conjunctions(lark: &str) -> usize {
     count
 }
 
-/// The length of the rest of a string or a regular expression, including the closing delimiter `end`.
+/// The length in bytes of the rest of a string or a regular expression, including the closing delimiter `end`.
 fn quoted(text: &[u8], end: u8) -> usize {
     let mut is_escaped = false;
     let is_end = |byte: &u8| {
@@ -115,7 +116,7 @@ fn quoted(text: &[u8], end: u8) -> usize {
     text.iter().position(is_end).map_or(text.len(), |position| position + 1)
 }
 
-/// The length of the rest of a line.
+/// The length in bytes of the rest of a line, without the newline.
 fn line(text: &[u8]) -> usize {
     text.iter().position(|byte| *byte == b'\n').unwrap_or(text.len())
 }
@@ -170,8 +171,8 @@ impl<'s> SchemaCounts<'s> {
     }
 }
 
-/// Keywords with patterns that a value must match in addition to the patterns of a `$ref`, `anyOf` or `oneOf` in the
-/// same schema.
+/// Keywords that can contain patterns. A value must match these in addition to the patterns of a `$ref`, `anyOf` or
+/// `oneOf` in the same schema.
 const CONSTRAINTS: [&str; 7] = [
     "pattern",
     "properties",

@@ -1,8 +1,8 @@
-//! Free text before a form, up to a closing mark, such as the reasoning of a model.
+//! Free text, such as the reasoning of a model, that precedes a form and ends with a closing mark.
 //!
-//! Within the text, the same tokens are allowed everywhere, except where a token would continue after the mark, so
-//! masks need little computation. One newline after the mark is layout, which is not part of the answer; then the form
-//! begins.
+//! Within the text, the same tokens are allowed everywhere, except where a token would continue after the mark with
+//! more than a newline, so masks need little computation. A newline token directly after the mark is layout and not
+//! part of the form, unless the form may begin with a newline.
 
 use std::sync::Arc;
 
@@ -18,7 +18,8 @@ pub struct Preface {
     open: Option<TokenId>,
     /// The mark that ends the text.
     close: Vec<u8>,
-    /// The tokens that are allowed in the text, unless they would complete the mark and continue after it.
+    /// The tokens that are allowed in the text, unless they would complete the mark and continue after it with more
+    /// than a newline.
     free: TokenSet,
     newline: Option<TokenId>,
 }
@@ -46,8 +47,8 @@ impl Preface {
         Some(Self { vocabulary: Arc::clone(vocabulary), open, close: close.to_vec(), free, newline })
     }
 
-    /// Removes from `allowed` the tokens that would complete the mark and continue after it, if the text so far ends
-    /// with `tail`.
+    /// Removes from `allowed` the tokens that would complete the mark and continue after it with more than a newline,
+    /// if the text so far ends with `tail`.
     fn remove_overlong(&self, tail: &[u8], allowed: &mut TokenSet) {
         let prefixes = (1..self.close.len()).filter(|&length| tail.ends_with(&self.close[..length]));
         for length in prefixes {
@@ -84,21 +85,21 @@ pub(crate) struct PrefacedState<S> {
 
 #[derive(Clone, Debug)]
 enum Phase {
-    /// No token has been committed.
+    /// No token has been committed: the sequence may begin with the preface or directly with the form.
     Lead,
     /// The sequence is in the free text; `tail` is the end of that text.
     Free { tail: Vec<u8> },
-    /// The sequence is at the end of the mark.
+    /// The sequence is directly after the mark.
     Marked,
     /// The sequence is in the form after the preface.
     Form,
 }
 
 impl<S: GuideState> PrefacedState<S> {
-    /// Creates the state before the preface of a form in its start state.
+    /// Creates the state at the beginning of the preface. `form` must be in its start state.
     ///
     /// # Errors
-    /// The form's first tokens cannot be computed.
+    /// The tokens with which the form may begin cannot be computed.
     pub(crate) fn start(preface: Arc<Preface>, mut form: S) -> Result<Self, GuideError> {
         let phase = if preface.open.is_some() { Phase::Lead } else { Phase::Free { tail: Vec::new() } };
         let mut first = TokenSet::new(preface.vocabulary.len() as u32);

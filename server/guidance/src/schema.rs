@@ -17,8 +17,8 @@ pub(crate) enum JsonWhitespace {
     Compact,
 }
 
-/// Number of consecutive whitespace characters in JSON that follows a schema. Without a limit, a model that
-/// gets stuck writes whitespace until it reaches the token limit.
+/// Number of consecutive whitespace characters outside strings in JSON that follows a schema. Without a limit, a model
+/// that gets stuck writes whitespace until it reaches the token limit.
 ///
 /// If exceeded: the model must continue with another character.
 const SPACE_MAX: usize = 64;
@@ -26,7 +26,7 @@ const SPACE_MAX: usize = 64;
 /// The keyword that configures the layout in llguidance.
 const LAYOUT: &str = "x-guidance";
 
-/// The string formats that are enforced. JSON Schema treats all others as annotations.
+/// The string formats that are enforced. All other formats are treated as annotations, as JSON Schema allows.
 const FORMATS: [&str; 10] =
     ["date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"];
 
@@ -44,22 +44,22 @@ macro_rules! time {
     };
 }
 
-/// A host name that every validator accepts.
+/// A host name that is well within the length limits that validators check.
 macro_rules! host {
     () => {
         r"[A-Za-z0-9]{1,20}(?:-[A-Za-z0-9]{1,10}){0,2}(?:\.[A-Za-z0-9]{1,20}(?:-[A-Za-z0-9]{1,10}){0,2}){0,4}"
     };
 }
 
-/// The local part of an email address, with at most the 64 characters that are allowed.
+/// The local part of an email address, with at most 64 characters, which is the allowed maximum.
 macro_rules! mailbox {
     () => {
         r"[A-Za-z0-9!#$%&'*+/=?^_`{|}~-]{1,40}(?:\.[A-Za-z0-9!#$%&'*+/=?^_`{|}~-]{1,11}){0,2}"
     };
 }
 
-/// The formats that this module enforces with its own patterns, which exclude invalid dates, seconds and
-/// lengths.
+/// The formats that this module enforces with its own patterns if the schema has no `pattern`. These patterns exclude
+/// invalid dates, seconds and lengths.
 const PATTERNS: [(&str, &str); 5] = [
     ("date", concat!("^", day!(), "$")),
     ("time", concat!("^", time!(), "$")),
@@ -170,7 +170,8 @@ impl JsonWhitespace {
     }
 }
 
-/// Checks a schema, removes formats that are annotations, and rewrites other formats and patterns for llguidance.
+/// Checks a schema, removes formats that are annotations, and rewrites patterns and the formats in [`PATTERNS`] for
+/// llguidance.
 fn check(schema: &mut Value, at: &str, depth: usize) -> Result<(), FormError> {
     if depth > SCHEMA_DEPTH_MAX {
         return Err(FormError::new(at, format!("is nested deeper than {SCHEMA_DEPTH_MAX} levels")));
@@ -207,7 +208,7 @@ fn check(schema: &mut Value, at: &str, depth: usize) -> Result<(), FormError> {
     Ok(())
 }
 
-/// Excludes the character NUL from the classes of a pattern.
+/// Excludes the character NUL from those classes of a pattern that may contain all control characters.
 ///
 /// When llguidance (1.9) applies a pattern to a JSON string, it treats a class that contains all control characters as
 /// if the class also contained the quotation mark and the backslash: `[^"]` then matches `\"`. Classes without NUL are

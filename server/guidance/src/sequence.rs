@@ -13,7 +13,7 @@ use crate::shared_lexer::SharedLexer;
 pub(crate) struct SequenceParser {
     pub(crate) parser: TokenParser,
     memory: OwnedMemory,
-    /// The size in bytes of the rows that the parser stores for the text.
+    /// The size in bytes of the parser, including the rows and the captured texts that it stores.
     stored_bytes: usize,
     /// The size in bytes of the row that the parser computed after its last token to check whether the text may end
     /// there. The parser does not store this row, and computes it again before it consumes the next token.
@@ -21,7 +21,7 @@ pub(crate) struct SequenceParser {
 }
 
 impl SequenceParser {
-    /// Creates a parser in the start state of the form, with `lexer`.
+    /// Creates a parser that uses `lexer`, in the start state of the form.
     pub(crate) fn new(lexer: &SharedLexer) -> Self {
         let parser = lexer.new_parser();
         let stored_bytes = parser_bytes(&parser);
@@ -44,7 +44,8 @@ impl SequenceParser {
         self.parser.parser_stats().all_items
     }
 
-    /// Makes the parser consume a token. The error is the message of the parser.
+    /// Makes the parser consume a token. The error is the parser's message, or says that the parser would have to
+    /// backtrack.
     pub(crate) fn consume(&mut self, token: u32) -> Result<(), String> {
         let Self { parser, stored_bytes, discarded_bytes, .. } = self;
         let captures = parser.captures().len();

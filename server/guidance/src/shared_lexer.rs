@@ -2,8 +2,9 @@
 //!
 //! A lexer builds the states of its automaton on demand and never discards them. The number of states has no useful
 //! upper bound, so each lexer has a limit, and so do all lexers together. After a lexer has reached its limit,
-//! llguidance leaves it in a state in which every operation fails. The lexer is then broken. New sequences then start
-//! with another copy of the lexer, and the sequences of the broken one consume their tokens again with another copy.
+//! llguidance leaves it in a state in which every operation fails. Such a lexer is called broken. New sequences then
+//! start with another copy of the lexer, and the sequences of the broken one consume their tokens again with another
+//! copy.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -45,18 +46,18 @@ impl SharedLexer {
         Self::new(self.start.deep_clone(), self.memory.total())
     }
 
-    /// Returns a parser in the start state of the form, which shares the lexer.
+    /// Returns a parser that is in the start state of the form and shares the lexer.
     pub(crate) fn new_parser(&self) -> TokenParser {
         self.sequences_started.fetch_add(1, Ordering::Relaxed);
         self.start.clone()
     }
 
-    /// The number of sequences that started with this lexer.
+    /// The number of sequences that have started with this lexer or moved to it.
     pub(crate) fn sequences_started(&self) -> usize {
         self.sequences_started.load(Ordering::Relaxed)
     }
 
-    /// Waits until no other thread uses the lexer. A thread can lock it several times.
+    /// Locks the lexer, waiting until no other thread uses it. A thread can lock the lexer several times.
     pub(crate) fn lock(&self) -> LexerGuard {
         self.lock.lock_arc()
     }

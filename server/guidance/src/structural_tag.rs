@@ -7,7 +7,7 @@ use serde_json::{Map, Value};
 use crate::limits::{ELEMENTS_MAX, FORM_DEPTH_MAX};
 use crate::{Dialect, Form, FormError, Tag, TriggeredTags};
 
-/// The types of formats.
+/// The types of formats, and of a structural tag itself.
 const TYPES: [&str; 20] = [
     "structural_tag",
     "const_string",
@@ -139,7 +139,8 @@ fn any_text(part: &Part<'_>) -> Result<Form, FormError> {
     Ok(Form::Text { excludes, chars_max: part.count("max_chars")? })
 }
 
-/// Converts a format with a begin and an end. Either may be a token, named by its text.
+/// Converts a tag: a format between a begin and one of its ends. The begin and each end may be a token, identified by
+/// its text.
 fn tag(part: &Part<'_>, depth: usize) -> Result<Tag, FormError> {
     let ends = match part.value("end")? {
         Value::Array(ends) => {
@@ -277,7 +278,7 @@ impl<'a> Part<'a> {
         }
     }
 
-    /// Returns the number in a field, if the field is present. `problem` describes the error for a field with any other
+    /// Returns the number in a field, if the field is present. `problem` is the message for a field with an invalid
     /// value.
     fn count_or(&self, field: &str, problem: &str) -> Result<Option<u32>, FormError> {
         match self.map.get(field) {

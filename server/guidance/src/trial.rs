@@ -1,22 +1,23 @@
-//! Trials of grammars. llguidance's compiler cannot be interrupted, and even a small grammar can take gigabytes: the
-//! work grows with the square of the number of properties of an object with `minProperties`, and with the product of
-//! several `multipleOf` values. A grammar that could be that expensive is first compiled in a process that can be
-//! stopped.
+//! Trials of grammars. llguidance's compiler cannot be interrupted, and compiling even a small grammar can take
+//! gigabytes: the work grows with the square of the number of properties of an object with `minProperties`, and with
+//! the product of several `multipleOf` values. A grammar that could be that expensive is first compiled in a process
+//! that can be stopped.
 
 use llguidance::api::{GrammarWithLexer, TopLevelGrammar};
 use serde_json::{Value, json};
 
 use crate::nesting::{conjunctions, schemas};
 
-/// The largest size of a grammar without a trial, in bytes.
+/// The largest size of a grammar that needs no trial, in bytes.
 const BYTES_MAX: usize = 32 << 10;
-/// The largest number of properties of a grammar without a trial.
+/// The largest number of properties of a grammar that needs no trial.
 const PROPERTIES_MAX: usize = 500;
-/// The largest number of alternatives of a grammar without a trial: elements of `enum`, `anyOf` and similar lists.
+/// The largest number of alternatives of a grammar that needs no trial: elements of `enum`, `anyOf` and similar lists.
 const ALTERNATIVES_MAX: usize = 1000;
-/// The largest number of patterns of a grammar without a trial.
+/// The largest number of patterns, formats and `&` operators of a grammar that needs no trial.
 const PATTERNS_MAX: usize = 3;
-/// The largest product of all `multipleOf` of a grammar without a trial. An automaton can have that many states.
+/// The largest product of all `multipleOf` values of a grammar that needs no trial. An automaton can have that many
+/// states.
 const MULTIPLES_MAX: f64 = 1000.0;
 
 /// Compiles grammars in an environment where the work can be stopped, such as another process.
@@ -33,7 +34,7 @@ pub trait Trial: Send + Sync {
 pub enum TrialError {
     /// The grammar cannot be compiled. The text is llguidance's error message.
     Invalid(String),
-    /// The grammar cannot be compiled within the limits, which the text names.
+    /// The grammar cannot be compiled within the limits. The text describes the exceeded limit.
     TooExpensive(String),
     /// The trial could not be run, for a reason unrelated to the grammar.
     Failed(String),
@@ -78,9 +79,9 @@ struct GrammarSize {
     bytes: usize,
     properties: usize,
     alternatives: usize,
-    /// The number of patterns that a text may have to match together with others.
+    /// The number of patterns, formats and `&` operators: a text may have to match several patterns at the same time.
     patterns: usize,
-    /// The product of all `multipleOf`.
+    /// The product of all `multipleOf` values.
     multiples: f64,
     /// Whether the grammar has a keyword whose cost grows with the square of the number of properties, or is unknown.
     has_costly_keyword: bool,

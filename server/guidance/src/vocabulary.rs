@@ -7,12 +7,12 @@ use toktrie::{ApproximateTokEnv, TokEnv, TokRxInfo, TokTrie};
 
 use crate::VocabularyError;
 
-/// Size of a token that can be part of a structured output. The trie does not support longer ones.
+/// Size of a token that can be part of a structured output. The trie does not support longer tokens.
 ///
 /// If exceeded: the model cannot choose the token in a structured output.
 const TOKEN_BYTES_MAX: usize = 1000;
-/// Number of tokens of a vocabulary that structured outputs support. The trie stores the number of nodes of a subtree
-/// in 22 bits, and each token needs at least one node.
+/// Number of tokens of a vocabulary for which structured outputs are supported. The trie stores the number of nodes of
+/// a subtree in 22 bits, and each token needs at least one node.
 ///
 /// If exceeded: 500, `internal`, for requests for structured outputs.
 const TOKENS_MAX: usize = (1 << 22) - 1;
@@ -32,7 +32,7 @@ pub struct Vocabulary {
 
 impl Vocabulary {
     /// Creates a vocabulary from the tokens in the order of their IDs: their bytes, and whether they are special, that
-    /// is, not text. Tokens without bytes are never part of an output.
+    /// is, not text. Tokens without bytes are never part of a structured output.
     ///
     /// # Errors
     /// The vocabulary is empty or has too many tokens.

@@ -42,8 +42,8 @@ impl ModelConfig {
     }
 }
 
-/// The content of a JSON file. A field is a path with dots, such as `vision_config.patch_size`; null is equivalent to a
-/// missing field.
+/// The content of a JSON file. Methods identify a field by its path with dots, such as `vision_config.patch_size`; a
+/// field with the value null counts as missing.
 #[derive(Debug)]
 pub(crate) struct JsonFile {
     pub(crate) name: &'static str,
@@ -68,7 +68,7 @@ impl JsonFile {
         Ok(Some(Self { name, value }))
     }
 
-    /// Creates an error about a field. The problem is a phrase that follows the name of the field.
+    /// Creates an error about a field. `problem` is a phrase that follows the name of the field.
     pub(crate) fn fault(&self, field: &str, problem: impl Into<String>) -> LoadError {
         LoadError::Field { file: self.name, field: field.to_owned(), problem: problem.into() }
     }
@@ -99,7 +99,7 @@ impl JsonFile {
         self.required(field, self.optional_count(field)?)
     }
 
-    /// Returns the first of the fields that exists, as a positive integer.
+    /// Returns the first of `fields` that is present, as a positive integer.
     pub(crate) fn first_count(&self, fields: &[&str]) -> Result<Option<u32>, LoadError> {
         for field in fields {
             if let Some(count) = self.optional_count(field)? {
@@ -115,7 +115,7 @@ impl JsonFile {
         self.at_most(field, count, limit)
     }
 
-    /// Returns the value of a field, or an error if it exceeds the limit.
+    /// Returns the value of a field, or an error if the value exceeds the limit.
     pub(crate) fn at_most(&self, field: &str, value: u32, limit: u32) -> Result<u32, LoadError> {
         if value <= limit {
             Ok(value)

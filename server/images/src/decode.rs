@@ -11,7 +11,7 @@ use crate::{
     raster::{RgbImage, Size},
 };
 
-/// The limits on an image, which are checked before memory is allocated.
+/// The limits on an image, which are checked before memory is allocated for its pixels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DecodeLimits {
     /// The largest size of the file in bytes.
@@ -29,7 +29,7 @@ impl Default for DecodeLimits {
 }
 
 impl DecodeLimits {
-    /// Checks the bytes of a whole file, and reads its header.
+    /// Reads the header of a whole file, and checks that the image is within the limits.
     ///
     /// # Errors
     ///

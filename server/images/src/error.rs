@@ -1,4 +1,4 @@
-//! The errors that reading an image or loading the configuration of an image processor can return.
+//! The errors for images that cannot be processed and for configurations of image processors that cannot be used.
 
 use std::{io, path::PathBuf};
 
@@ -7,12 +7,12 @@ use crate::{ModelFamily, Size};
 /// The reason why the configuration of a model's image processor cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum LoadError {
-    /// The file could not be read.
+    /// The file could not be read, or is too large.
     #[error("failed to read {path}")]
     Read {
         /// The path of the file.
         path: PathBuf,
-        /// The error of the operating system.
+        /// The error of the operating system, or an error that states the size of a file that is too large.
         #[source]
         source: io::Error,
     },
@@ -82,7 +82,7 @@ pub enum ImageError {
     Side {
         /// The size of the image.
         size: Size,
-        /// The largest allowed side.
+        /// The largest allowed length of a side, in pixels.
         limit: u32,
     },
     /// The content of the file is invalid or truncated.
@@ -90,7 +90,7 @@ pub enum ImageError {
     Content {
         /// The name of the format.
         format: &'static str,
-        /// The problem that the decoder reports.
+        /// The problem with the header, or the one that the decoder reports.
         problem: String,
     },
     /// One side of the image is too long in relation to the other one.
@@ -114,7 +114,7 @@ pub enum ImageError {
         size: Size,
         /// The size after resizing.
         resized: Size,
-        /// The smallest allowed side after resizing.
+        /// The smallest allowed length of a side after resizing, in pixels.
         limit: u32,
     },
 }

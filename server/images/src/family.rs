@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-/// A family of vision-language models. Each family has its own image processor.
+/// A family of vision-language models. The family determines the image processor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ModelFamily {
     /// The model type is `qwen2_vl`.
@@ -45,7 +45,7 @@ impl ModelFamily {
         Self::Phi4Multimodal,
     ];
 
-    /// The family with this `model_type` in its `config.json`.
+    /// The family of models with this `model_type` in their `config.json`.
     #[must_use]
     pub fn from_model_type(model_type: &str) -> Option<Self> {
         if model_type == "phi4mm" {
@@ -54,7 +54,8 @@ impl ModelFamily {
         Self::ALL.into_iter().find(|family| family.model_type() == model_type)
     }
 
-    /// The `model_type` in the `config.json` of a model that transformers exports.
+    /// The `model_type` in the `config.json` of the family's models. For Phi-4-multimodal, this is `phi4_multimodal`,
+    /// although `phi4mm` is also supported.
     #[must_use]
     pub fn model_type(self) -> &'static str {
         match self {
@@ -82,12 +83,12 @@ impl fmt::Display for ModelFamily {
 /// The level of detail of an image in a request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Detail {
-    /// The image takes few tokens: only its global view for families with tiles, and at most
+    /// The image takes few tokens: only its global view for families with tiles, and at most about
     /// [`LOW_DETAIL_PIXELS_MAX`](crate::limits::LOW_DETAIL_PIXELS_MAX) pixels for families with a pixel budget.
     Low,
-    /// The image has as many tokens as the processor of the model assigns to it.
+    /// The image takes as many tokens as the image processor of the model assigns to it by default.
     High,
-    /// The server decides: the detail is the same as for [`High`](Self::High).
+    /// The server decides. It uses the same detail as for [`High`](Self::High).
     #[default]
     Auto,
 }

@@ -1,7 +1,7 @@
 //! Reads the format, the size and the orientation of an image from its first bytes, without decoding pixels.
 //!
-//! The header suffices for limits and for the number of tokens, so a caller can reject an image before memory is
-//! allocated for it, and a router can estimate tokens from a prefix of the file.
+//! The header suffices to check the limits and to compute the number of tokens, so a caller can reject an image before
+//! memory is allocated for it, and a router can estimate tokens from a prefix of the file.
 
 use crate::{
     error::ImageError,
@@ -11,11 +11,11 @@ use crate::{
 /// The file format of an image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ImageFormat {
-    /// Portable Network Graphics, including the first picture of animated files.
+    /// PNG; only the default image of animated files is used.
     Png,
-    /// JPEG, baseline and progressive, in gray, color and CMYK.
+    /// JPEG, baseline or progressive, in gray, color or CMYK.
     Jpeg,
-    /// WebP, lossy and lossless, including the first picture of animated files.
+    /// WebP, lossy or lossless; only the first frame of animated files is used.
     WebP,
     /// GIF; only the first frame of animated files is used.
     Gif,
@@ -181,7 +181,7 @@ fn u32_be(bytes: &[u8], at: usize) -> Option<u32> {
     Some(u32::from_be_bytes(*bytes.get(at..)?.first_chunk()?))
 }
 
-/// Reads a size from two 16-bit numbers.
+/// Reads a size from two little-endian 16-bit numbers.
 fn size_of_u16(bytes: &[u8], at: usize) -> Option<Size> {
     Some(Size::new(u16_le(bytes, at)?.into(), u16_le(bytes, at + 2)?.into()))
 }
@@ -205,7 +205,7 @@ fn png_exif(bytes: &[u8]) -> Option<&[u8]> {
     }
 }
 
-/// The segments of a JPEG file up to the first scan: the marker and the content.
+/// The segments of a JPEG file up to the first scan: the marker and the content of each.
 fn jpeg_segments(bytes: &[u8]) -> impl Iterator<Item = (u8, &[u8])> {
     let mut rest = bytes.get(2..).unwrap_or_default();
     std::iter::from_fn(move || {

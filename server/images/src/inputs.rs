@@ -1,4 +1,4 @@
-//! The inputs of the vision models of an OpenVINO IR directory, with the names and shapes that these models have.
+//! The inputs of the vision models of an OpenVINO IR directory, with the names and shapes that these models expect.
 
 use crate::raster::Size;
 
@@ -45,7 +45,8 @@ pub enum EncoderInputs {
     /// Idefics3, SmolVLM and Phi-4-multimodal take tiles whose patches can be masked.
     MaskedTiles(MaskedTiles),
     /// MiniCPM-V takes slices of different sizes, which are encoded one by one: without padding, the exported resampler
-    /// needs no mask and is exact. The features of the slices follow each other in the order of this list.
+    /// needs no mask, and its results are exact. The features of the slices follow each other in the order of this
+    /// list.
     Slices(Vec<ResamplerSlice>),
 }
 
@@ -97,8 +98,8 @@ pub struct QwenPatches {
     /// The input `hidden_states` of `vision_embeddings`: [patches, channels · frames · patch size²], in the order
     /// channel, frame, row, column.
     pub hidden_states: Tensor<f32>,
-    /// The angles of the rotary embedding, `rotary_pos_emb`: [patches, head size / 2], first for the row and then for
-    /// the column of the patch.
+    /// The angles of the rotary embedding, `rotary_pos_emb`: [patches, head size / 2], first the angles for the row and
+    /// then those for the column of the patch.
     pub rotary_pos_emb: Tensor<f32>,
     /// The windows of Qwen2.5-VL.
     pub windows: Option<WindowLayout>,
@@ -110,10 +111,10 @@ pub struct QwenPatches {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WindowLayout {
     /// The input `window_index`: the indices of the merged tokens, window by window. For several images in one run, add
-    /// the number of merged tokens of all previous images.
+    /// to each index the number of merged tokens of all previous images.
     pub window_index: Vec<i64>,
     /// The number of patches of each window, in the order of `window_index`. `window_attention_mask` is block-diagonal
-    /// with these blocks.
+    /// with blocks of these sizes.
     pub window_patches: Vec<usize>,
 }
 
@@ -139,7 +140,8 @@ pub struct MaskedTiles {
 }
 
 impl MaskedTiles {
-    /// The memory of square tiles, in bytes. `edge_patches` is the number of patches of an edge of a tile.
+    /// The memory that the inputs for square tiles take, in bytes. `edge_patches` is the number of patches along an
+    /// edge of a tile.
     pub(crate) const fn bytes(num_tiles: u32, tile: Size, edge_patches: u32) -> usize {
         let patches = num_tiles as usize * (edge_patches as usize).pow(2);
         pixel_bytes(num_tiles, tile) + bytes_of::<bool>(patches) + bytes_of::<i64>(patches)

@@ -1,5 +1,5 @@
-//! The place of an image in the prompt (its tokens, its text, and the rows of the encoder's output that the tokens read),
-//! and the memory of the encoder's inputs.
+//! The place of an image in the prompt (its tokens, its text, and the sources of the tokens' embeddings), and the
+//! memory of the encoder's inputs.
 
 use std::ops::Range;
 
@@ -8,7 +8,7 @@ use std::ops::Range;
 pub struct TokenGrid {
     /// The number of rows of merged tokens.
     pub rows: u32,
-    /// The number of merged tokens of a row.
+    /// The number of merged tokens in each row.
     pub columns: u32,
 }
 
@@ -23,15 +23,15 @@ pub enum FeatureRow {
     GlobalSeparator,
 }
 
-/// The tokens and the text of an image in the prompt, and the memory of its inputs. They depend only on the size of the
-/// image, not on its pixels.
+/// The tokens and the text of an image in the prompt, and the memory of its inputs. For a given model and level of
+/// detail, the layout depends only on the size of the image, not on its pixels.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ImageLayout {
-    /// The number of image tokens: positions of the prompt whose embeddings come from the encoder. Text around them
-    /// (start and end tokens, row numbers of tiles) is not included.
+    /// The number of image tokens: positions of the prompt whose embeddings are rows of the encoder's output or learned
+    /// vectors. Text around them (start and end tokens, row numbers of tiles) is not included.
     pub num_tokens: usize,
-    /// The source of the embedding of each image token in the order of the prompt; `None` if token i reads row i of the
-    /// encoder's output.
+    /// The source of the embedding of each image token in the order of the prompt; `None` if the embedding of image
+    /// token i is row i of the encoder's output, for every i.
     pub feature_rows: Option<Vec<FeatureRow>>,
     /// The grid of the tokens, for models with M-RoPE.
     pub grid: Option<TokenGrid>,
@@ -96,7 +96,7 @@ impl ImageMarker {
         }
     }
 
-    /// The range in bytes of the first marker in a text.
+    /// The byte range of the first marker in a text.
     pub(crate) fn find(self, text: &str) -> Option<Range<usize>> {
         match self {
             Self::Text(marker) => text.find(marker).map(|start| start..start + marker.len()),
@@ -113,7 +113,8 @@ impl ImageMarker {
 /// The image tokens of one image in a tokenized prompt.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ImageSpan {
-    /// The positions of the image tokens, in order. A family with text between its tiles has several ranges.
+    /// The positions of the image tokens, in order. If the prompt contains text between the tiles of an image, there
+    /// are several ranges.
     pub ranges: Vec<Range<usize>>,
     /// The grid of the tokens, for models with M-RoPE.
     pub grid: Option<TokenGrid>,

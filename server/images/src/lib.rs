@@ -3,8 +3,8 @@
 //!
 //! This crate decides which images are valid, how the processor of each model family resizes, tiles and normalizes
 //! them, and how many tokens they take. It depends on neither OpenVINO nor HTTP: it does not access the network, starts
-//! no thread and reads no clock. Only [`ImageProcessor::load`] reads files. Images are not trusted: every size is
-//! checked before memory is allocated.
+//! no thread and reads no clock. Only [`ImageProcessor::load`] reads files. Images are not trusted: their sizes are
+//! checked before memory is allocated for their pixels.
 //!
 //! ```text
 //! bytes ─► ImageHeader::read ─► Size ─► ImageProcessor::layout ─► ImageLayout ─► expand_prompt ─► text
@@ -12,9 +12,9 @@
 //!                                                            tokens ─► image_spans ─► mrope_positions, token_types
 //! ```
 //!
-//! An [`ImageLayout`] depends only on the size of the image, so the number of tokens, the text of the prompt and the
-//! memory of the inputs are known before the image is decoded. Where OpenVINO GenAI and transformers differ, this crate
-//! follows transformers 4.57 with Pillow.
+//! For a given model and level of detail, an [`ImageLayout`] depends only on the size of the image, so the number of
+//! tokens, the text of the prompt and the memory of the inputs are known before the image is decoded. Where OpenVINO
+//! GenAI and transformers differ, this crate follows transformers 4.57 with Pillow.
 
 mod config;
 mod decode;

@@ -1,4 +1,4 @@
-//! Converts 8-bit pixels to the numbers that an encoder reads.
+//! Converts 8-bit pixels to the normalized numbers that an encoder expects.
 
 use crate::{
     config::JsonFile,
@@ -7,8 +7,8 @@ use crate::{
     raster::{RgbImage, Size},
 };
 
-/// The number for each value of each color: (value · scale - mean) / standard deviation. Each step is rounded to 32 bits
-/// as in the processors of transformers that use NumPy.
+/// The normalized number for each value of each color: (value · scale - mean) / standard deviation. The result of each
+/// step is rounded to a 32-bit float, as in the processors of transformers that use NumPy.
 #[derive(Clone)]
 pub(crate) struct Normalization {
     table: Box<[[f32; 256]; 3]>,
@@ -72,12 +72,12 @@ impl Normalization {
         Ok(Self::new(scale, statistics))
     }
 
-    /// The number for a value of a color (0: red, 1: green, 2: blue).
+    /// The normalized number for `value` of the color `color` (0: red, 1: green, 2: blue).
     pub(crate) fn number(&self, color: usize, value: u8) -> f32 {
         self.table[color][usize::from(value)]
     }
 
-    /// Appends the numbers of an image: all red ones, then all green ones, then all blue ones.
+    /// Appends the normalized numbers of an image: first those for red, then those for green, then those for blue.
     pub(crate) fn push_planes(&self, image: &RgbImage, numbers: &mut Vec<f32>) {
         for color in 0..3 {
             let values = image.pixels()[color..].iter().step_by(3);

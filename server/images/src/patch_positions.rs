@@ -34,8 +34,8 @@ impl PatchArea {
 pub(crate) enum PatchFractions {
     /// Patch i of n is at i · (1 / n).
     Steps,
-    /// Patch i of n is at (i / n) · 0.999999, as in Idefics3 and SmolVLM in transformers 4.57. If there are as many
-    /// patches as embeddings, every patch but the first has the embedding of its predecessor.
+    /// Patch i of n is at (i / n) · 0.999999, as in Idefics3 and SmolVLM in transformers 4.57. If a row or column has
+    /// as many patches as embeddings, patch i has embedding i - 1 instead of i, except for patch 0.
     Shrunk,
 }
 
@@ -48,9 +48,9 @@ impl PatchFractions {
     }
 }
 
-/// Returns the same numbers as PyTorch's `arange` of 32-bit floats on CPUs with AVX2, which computes pairs of vectors
-/// of eight numbers. The first number of a vector is rounded before the steps are added to it. The numbers after the
-/// last pair are computed one by one.
+/// Returns the same numbers as PyTorch's `arange` of 32-bit floats on CPUs with AVX2. There, PyTorch computes pairs of
+/// vectors of eight numbers, and rounds the first number of a vector before it adds the steps to it. It computes the
+/// numbers after the last pair one by one.
 fn arange(start: f64, step: f64, count: u32) -> Vec<f32> {
     let number = |index: u32| (start + step * f64::from(index)) as f32;
     let in_vectors = count / 16 * 16;
@@ -58,8 +58,8 @@ fn arange(start: f64, step: f64, count: u32) -> Vec<f32> {
     (0..count).map(|index| if index < in_vectors { vector(index) } else { number(index) }).collect()
 }
 
-/// Returns the indices of the position embeddings of all patches, row by row, with 0 for padding. `edge` is the edge of
-/// the grid of embeddings.
+/// Returns the indices of the position embeddings of all patches, row by row, with 0 for padding. `edge` is the number
+/// of embeddings along an edge of their square grid.
 pub(crate) fn patch_positions(area: PatchArea, edge: u32, fractions: PatchFractions) -> Vec<i64> {
     let rows = buckets(area.valid_rows, edge, fractions);
     let columns = buckets(area.valid_columns, edge, fractions);
@@ -74,7 +74,7 @@ pub(crate) fn patch_positions(area: PatchArea, edge: u32, fractions: PatchFracti
         .collect()
 }
 
-/// Distributes `count` patches over `edge` buckets. Many patches are exactly on the boundary of two buckets, so
+/// Distributes `count` patches over `edge` buckets. Many patches are exactly on the boundary between two buckets, so
 /// PyTorch's rounding determines their buckets.
 fn buckets(count: u32, edge: u32, fractions: PatchFractions) -> Vec<i64> {
     let step = 1.0 / f64::from(edge);

@@ -13,14 +13,14 @@ pub struct MropePositions {
     /// The horizontal position of each token.
     pub width: Vec<i64>,
     /// The difference between position and index after the prompt: a generated token at index i of the sequence has
-    /// position i + delta in all three streams. It is never positive.
+    /// position i + delta in all three streams. The difference is never positive.
     pub delta: i64,
 }
 
-/// Computes the position IDs of a prompt of `length` tokens. The position of text increases by 1 for each token,
-/// equally in the three streams. If the first token of an image has position p, the token in a row and column of the
-/// merged grid has the temporal position p, the vertical position p + row and the horizontal position p + column. The
-/// text after the image continues at p + max(rows, columns).
+/// Computes the position IDs of a prompt of `length` tokens. In text, the position increases by 1 for each token, in
+/// all three streams. If the first token of an image has position p, the token in a row and column of the merged grid
+/// has the temporal position p, the vertical position p + row and the horizontal position p + column. The text after
+/// the image continues at p + max(rows, columns).
 ///
 /// # Panics
 ///
@@ -57,8 +57,8 @@ pub fn mrope_positions(length: usize, spans: &[ImageSpan]) -> MropePositions {
 }
 
 impl MropePositions {
-    /// Appends text up to the index `end`. The first token of the text has position `next`. Returns the position after
-    /// the text.
+    /// Appends the positions of text up to the index `end`. The first token of the text has position `next`. Returns
+    /// the position after the text.
     fn push_text(&mut self, end: usize, next: i64) -> i64 {
         let count = end.checked_sub(self.temporal.len()).expect("spans are in order and within the prompt");
         let text = next..next + count as i64;

@@ -1,4 +1,4 @@
-//! The code that the image processors of all families share.
+//! The code that the image processors of several families share.
 
 use std::fmt::Debug;
 
@@ -12,9 +12,9 @@ use crate::{
     resample::Filter,
 };
 
-/// The largest edge of a tile that an encoder may have.
+/// The largest supported edge of an encoder's tiles, in pixels.
 pub(crate) const TILE_EDGE_MAX: u32 = 4096;
-/// The largest number of tiles of an image.
+/// The largest number of tiles of an image, without the global view.
 pub(crate) const TILES_MAX: u32 = 256;
 
 /// The image processor of a family.
@@ -22,12 +22,12 @@ pub(crate) trait Preprocess: Debug + Send + Sync {
     /// The texts that stand for an image in a rendered prompt.
     fn markers(&self) -> &'static [ImageMarker];
 
-    /// The texts around the marker in the text for a chat template that does not support image parts.
+    /// The texts before and after the marker in the input of a chat template that does not support image parts.
     fn tag_frame(&self) -> [&'static str; 2] {
         ["", ""]
     }
 
-    /// The text of the special token whose embeddings come from the encoder.
+    /// The text of the special token that stands at the positions of image tokens.
     fn image_token(&self) -> &'static str;
 
     fn layout(&self, size: Size, detail: Detail) -> Result<ImageLayout, ImageError>;
@@ -43,7 +43,7 @@ pub(crate) fn read_filter(file: &JsonFile, default: Filter) -> Result<Filter, Lo
     filter.ok_or_else(|| file.fault("resample", problem()))
 }
 
-/// Splits an image into tiles, row by row. The sides of the image are multiples of those of the tiles.
+/// Splits an image into tiles, row by row. The sides of the image must be multiples of the sides of a tile.
 pub(crate) fn split_into_tiles(image: &RgbImage, tile: Size) -> Vec<RgbImage> {
     let corners = |length: u32, step: u32| (0..length / step).map(move |index| index * step);
     let size = image.size();

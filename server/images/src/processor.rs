@@ -35,7 +35,8 @@ pub struct ImageProcessor {
     config_digest: [u8; 32],
 }
 
-/// The learned vectors that stand between rows of the encoder's output in the prompt, from `config.json`.
+/// The learned vectors, from `config.json`, that are embeddings of image tokens in addition to the rows of the
+/// encoder's output.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct LearnedRows {
     /// The vector of [`FeatureRow::RowEnd`](crate::FeatureRow::RowEnd).
@@ -44,8 +45,8 @@ pub struct LearnedRows {
     pub global_separator: Option<Vec<f32>>,
 }
 
-/// Identifies the encoder's output for an image: a SHA-256 of the pixels, the level of detail and the configuration of
-/// the processor.
+/// Identifies the encoder's output for an image: a SHA-256 digest of the size and the pixels of the image, the level of
+/// detail, and the configurations of the model and of its processor.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ImageDigest(pub [u8; 32]);
 
@@ -61,7 +62,7 @@ impl ImageProcessor {
     ///
     /// # Errors
     ///
-    /// [`LoadError`] if the family of the model does not support images, or a file is missing or invalid.
+    /// [`LoadError`] if images are not supported for the model type, or a file is missing or invalid.
     pub fn load(directory: &Path) -> Result<Self, LoadError> {
         Self::new(&ModelConfig::read(directory)?)
     }
@@ -70,7 +71,7 @@ impl ImageProcessor {
     ///
     /// # Errors
     ///
-    /// [`LoadError`] if the family of the model does not support images, or a field is missing or invalid.
+    /// [`LoadError`] if images are not supported for the model type, or a field is missing or invalid.
     pub fn from_values(config: Value, preprocessor_config: Value) -> Result<Self, LoadError> {
         Self::new(&ModelConfig::new(config, preprocessor_config))
     }
@@ -134,8 +135,7 @@ impl ImageProcessor {
         format!("{before}{}{behind}", self.markers()[0].text(number))
     }
 
-    /// Finds a text that stands for an image in a client's text. Such a text would be confused with an image of the
-    /// request.
+    /// Finds a marker or the image token in a client's text, where it would be confused with an image of the request.
     #[must_use]
     pub fn reserved_text<'a>(&self, text: &'a str) -> Option<&'a str> {
         let token = text.find(self.image_token()).map(|start| start..start + self.image_token().len());
@@ -143,13 +143,14 @@ impl ImageProcessor {
         token.or(marker).map(|range| &text[range])
     }
 
-    /// The text of the special token whose embeddings come from the encoder, for [`image_spans`](crate::image_spans).
+    /// The text of the special token that stands at the positions of image tokens, for
+    /// [`image_spans`](crate::image_spans).
     #[must_use]
     pub fn image_token(&self) -> &'static str {
         self.preprocess.image_token()
     }
 
-    /// The learned vectors between rows of the encoder's output.
+    /// The learned vectors that are embeddings of image tokens in addition to the rows of the encoder's output.
     #[must_use]
     pub fn learned_rows(&self) -> &LearnedRows {
         &self.learned_rows
@@ -164,8 +165,8 @@ impl ImageProcessor {
         self.preprocess.layout(size, detail)
     }
 
-    /// Computes the inputs of the encoder. This takes a few milliseconds per million pixels, so call it on a thread
-    /// that may block.
+    /// Computes the inputs of the encoder. This takes a few milliseconds per million pixels, so call this method on a
+    /// thread that may block.
     ///
     /// # Errors
     ///

@@ -1,5 +1,5 @@
-//! The arguments of a call in Gemma's notation: keys without quotes, where possible, and strings between special
-//! tokens, without escapes.
+//! The arguments of a call in Gemma's notation: keys are written without quotes where possible, and strings are written
+//! between `<|"|>` delimiters without escapes.
 
 use std::borrow::Cow;
 
@@ -13,7 +13,7 @@ use crate::FormError;
 use crate::lark::{Writer, choice, join};
 use crate::schema;
 
-/// The delimiter of strings.
+/// The delimiter before and after a string.
 const QUOTE: &str = "<|\"|>";
 /// Nesting depth of the schema of a tool in Gemma's call format.
 ///
@@ -100,7 +100,7 @@ fn alternative(
     }
 }
 
-/// Returns an expression for a value without a schema: a string, a number, a boolean or `null`.
+/// Returns an expression for a value whose schema has no `type`: a string, a number, a boolean or `null`.
 fn any(writer: &mut Writer<'_>) -> Result<String, FormError> {
     let string = quoted(writer, "/(?s:.*)/")?;
     let word = writer.json(&serde_json::json!({"type": ["number", "boolean", "null"]}), "")?;
@@ -157,8 +157,8 @@ fn array(
     Ok(join(["\"[\"".to_owned(), body, "\"]\"".to_owned()]))
 }
 
-/// Returns a key in the notation that the parser of calls reads: a JSON string if the key is empty, begins or ends with
-/// whitespace, or contains a reserved character, and otherwise the key without quotes.
+/// Returns a key in the notation that the parser of tool calls reads: a JSON string if the key is empty, begins or ends
+/// with whitespace, or contains a reserved character, and otherwise the key without quotes.
 fn key(name: &str) -> Cow<'_, str> {
     const RESERVED: [char; 9] = [',', ':', '{', '}', '[', ']', '<', '"', '\n'];
     let is_plain = !name.is_empty() && name.trim() == name && !name.contains(RESERVED);

@@ -1,5 +1,6 @@
-//! The arguments of a call as Python keyword arguments. Values are written as in JSON, except that an argument that is
-//! a boolean or `null` is written as in Python.
+//! The arguments of a call as Python keyword arguments. Values are written as in JSON, except for arguments whose
+//! schema has the type `boolean`, without `enum` and `const`, or the type `null`: these are written as `True`, `False`
+//! and `None`.
 
 use serde_json::Value;
 
@@ -33,7 +34,7 @@ pub(super) fn members(
     Ok(separated(writer, &written, "\", \""))
 }
 
-/// Whether `name` can be the name of an argument. The parser of calls accepts more names than Python.
+/// Whether `name` can be the name of an argument. The parser of tool calls accepts more names than Python does.
 fn is_argument_name(name: &str) -> bool {
     let begins = |letter: char| letter.is_alphanumeric() || "_$@".contains(letter);
     name.starts_with(begins) && name.chars().all(|letter| begins(letter) || ".-:/".contains(letter))

@@ -105,7 +105,7 @@ fn alternative(
     Ok(join([value, end]))
 }
 
-/// Whether the schema allows any text. The keyword `format` is ignored, because it is an annotation here.
+/// Whether the schema allows any text. The keyword `format` is ignored, because it is not enforced in this notation.
 fn is_any_text(schema: &Value) -> bool {
     let kind = schema.get("type").and_then(Value::as_str);
     let constraints = ["enum", "const", "pattern", "minLength", "maxLength"];
@@ -116,8 +116,9 @@ fn is_any_text(schema: &Value) -> bool {
     is_text && constraints.iter().all(|keyword| schema.get(keyword).is_none())
 }
 
-/// Returns an expression for a text with length limits and a pattern, followed by its end tag. If the end tag contains
-/// no special token, the text and the tag are one terminal, which ends at the first end tag.
+/// Returns an expression for a text that satisfies the length limits and the pattern of `schema`, followed by its end
+/// tag. If the end tag contains no special token, the text and the tag are one terminal, which ends at the first end
+/// tag.
 fn bounded_text(writer: &mut Writer<'_>, schema: &Value, end: &str) -> Result<String, FormError> {
     let mut parts = vec![text_of_length(schema)];
     if let Some(pattern) = schema.get("pattern").and_then(Value::as_str) {

@@ -6,7 +6,7 @@ use std::str::CharIndices;
 
 use crate::limits::REPEAT_MAX;
 
-/// Nesting depth of the groups in an EBNF grammar.
+/// Nesting depth of a rule and its groups in an EBNF grammar.
 ///
 /// If exceeded: 400, `invalid_value`.
 const DEPTH_MAX: usize = 100;
@@ -95,7 +95,7 @@ struct Reader<'a> {
 }
 
 impl<'a> Reader<'a> {
-    /// Returns the number of the rule with this name, and assigns a number to a new name.
+    /// Returns the index of the rule with this name. A new name receives the next index.
     fn rule(&mut self, name: &str) -> usize {
         let next = self.names.len();
         *self.names.entry(name.to_owned()).or_insert(next)
@@ -334,7 +334,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Parses an escape, after the backslash.
+    /// Parses an escape sequence, after the backslash.
     fn escaped(&mut self) -> Result<char, String> {
         let digits = match self.next() {
             Some('n') => return Ok('\n'),

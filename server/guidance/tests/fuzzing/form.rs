@@ -36,8 +36,8 @@ static COMPILER: LazyLock<Compiler> = LazyLock::new(|| {
     Compiler::new(vocabulary, 1).expect("a trie").with_trial(Box::new(NoTrials))
 });
 
-/// Rejects all forms that need a trial, because only the others are known to be harmless in this process. The fuzzer
-/// detects forms that take too much time or memory.
+/// Rejects all forms that need a trial, because only forms that need none are known to be harmless in this process. The
+/// fuzzer detects forms that take too much time or memory.
 struct NoTrials;
 
 impl Trial for NoTrials {

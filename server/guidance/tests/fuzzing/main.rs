@@ -1,5 +1,5 @@
-//! Checks randomly mutated forms. The seeds are fixed, so each run takes seconds and checks the same forms; `make fuzz`
-//! runs for a configurable time.
+//! Checks randomly mutated forms. The seeds and the number of forms are fixed, so each run checks the same forms and
+//! takes seconds; `make fuzz` runs for a configurable time.
 
 mod form;
 #[path = "../../../fuzz/mutations.rs"]

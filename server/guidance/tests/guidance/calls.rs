@@ -1,4 +1,4 @@
-//! Tests the arguments of calls in notations other than JSON.
+//! Tests the arguments of tool calls in notations other than JSON.
 
 use serde_json::{Map, Value, json};
 use server_guidance::{Dialect, Form};

@@ -1,5 +1,5 @@
-//! Tests forms that need a lot of memory. Each lexer and each parser of a sequence has a limit, and so do all of them
-//! together with the compiled grammars. A sequence that exceeds a limit does not affect others.
+//! Tests forms that need a lot of memory. Each lexer and each parser of a sequence has a limit, and another limit
+//! applies to all of them together with the compiled grammars. A sequence that exceeds a limit does not affect others.
 
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
@@ -129,7 +129,7 @@ fn a_form_that_exhausts_its_lexer_at_the_start_is_rejected_when_compiled() {
     assert!(error.problem.contains("too many expressions"), "{error}");
 }
 
-/// A grammar whose rows have an item for each of `count` alternatives.
+/// A grammar for which each row of the parser has an item for each of `count` alternatives.
 fn wide(prefix: &str, count: u32) -> Form {
     let alternatives: Vec<String> = (0..count).map(|number| format!("\"{prefix}{number}\"")).collect();
     let text = format!("start: (\"x\" | {})*\n", alternatives.join(" | "));
@@ -207,7 +207,7 @@ fn sequences_above_the_average_fail_when_all_together_exceed_the_limit() {
     assert!(compiler.memory_bytes() < 2 << 20, "{}", compiler.memory_bytes());
 }
 
-/// A form whose grammar takes about a megabyte and whose lexer takes little.
+/// A form whose grammar takes about a megabyte of memory and whose lexer takes much less.
 fn repetitions(prefix: u32) -> Form {
     let parts: Vec<String> = (0..50).map(|number| format!("\"{prefix}-{number}\"{{0,5000}}")).collect();
     Form::Grammar { text: format!("start: {}\n", parts.join(" ")), at: "grammar".to_owned() }

@@ -1,5 +1,5 @@
 //! Tests that forms that llguidance compiles with deep recursion do not exhaust the stack: they are compiled, or
-//! rejected by a limit.
+//! rejected because they exceed a limit.
 
 use std::fmt::Write as _;
 
@@ -28,8 +28,8 @@ fn chain(start: &str, length: usize, rule: impl Fn(usize) -> String) -> Form {
     grammar(text)
 }
 
-/// A schema with the definitions `0` to `length`, each of which refers to the next. `schema` creates the definition
-/// with a reference.
+/// A schema with the definitions `0` to `length`, each of which refers to the next. `schema` creates a definition that
+/// contains the given reference.
 fn references(length: usize, schema: impl Fn(Value) -> Value) -> Form {
     let reference = |number: usize| json!({"$ref": format!("#/$defs/{number}")});
     let mut definitions: Map<String, Value> =

@@ -7,7 +7,7 @@ use server_guidance::Form;
 
 use crate::support::{Fit, compile, draw, fit};
 
-/// Schemas for each keyword, with texts that match.
+/// Schemas for the supported keywords, with texts that match.
 fn written() -> Vec<(Value, &'static [&'static str])> {
     vec![
         (json!({}), &["null", "{\"a\": [1, \"x\"]}"]),
@@ -179,7 +179,7 @@ fn random(rng: &mut StdRng, depth: u32) -> Value {
     }
 }
 
-/// All schemas, of which there are at least 200.
+/// The written and the random schemas, at least 200 in total.
 fn all() -> Vec<Value> {
     let mut rng = StdRng::seed_from_u64(11);
     let random = (0..160).map(|_| random(&mut rng, 3));

@@ -1,4 +1,4 @@
-//! A small vocabulary, a check whether texts match a form, and random texts sampled from a form.
+//! A small vocabulary, a check of whether texts match a form, and random texts sampled from a form.
 
 use std::sync::LazyLock;
 

@@ -38,7 +38,7 @@ fn grammar(text: String) -> Form {
     Form::Grammar { text, at: String::new() }
 }
 
-/// An object with `count` properties. `schema` is the schema of a property, given its number.
+/// The schema of an object with `count` properties. `schema` returns the schema of a property, given its number.
 fn object(count: u64, schema: impl Fn(u64) -> Value) -> Value {
     let properties: Map<String, Value> = (0..count).map(|number| (word(number), schema(number))).collect();
     json!({"type": "object", "properties": properties, "additionalProperties": false})
@@ -113,7 +113,7 @@ fn the_reported_memory_of_a_compiled_form_is_close_to_the_allocated_memory() {
     }
 }
 
-/// Compares the memory of a sequence that follows `text`, and of a copy of it.
+/// Compares the reported with the allocated memory, for a sequence that follows `text` and for a copy of the sequence.
 fn compare_sequence(what: &str, form: &Form, text: &[u8]) {
     let compiler = compiler();
     let guide: Guide = compiler.compile(form).expect("the form is valid");

@@ -1,6 +1,6 @@
 use super::*;
 
-/// A JPEG file up to its frame, with EXIF metadata.
+/// A JPEG file up to its frame header, with the EXIF metadata `exif` unless `exif` is empty.
 fn jpeg(exif: &[u8]) -> Vec<u8> {
     let mut bytes = b"\xff\xd8\xff\xe0\0\x04\0\0".to_vec();
     if !exif.is_empty() {

@@ -1,5 +1,6 @@
 //! The processor of CLIP, which LLaVA applies to the image and LLaVA-NeXT to every tile: the shorter edge is resized to
-//! a fixed length, and the image is cropped to its center.
+//! a fixed length, and the image is cropped to its center. A processor of SigLIP instead resizes the image to a fixed
+//! size.
 
 use serde_json::Value;
 
@@ -18,7 +19,7 @@ pub(super) struct Clip {
     pub(super) crop: Size,
     pub(super) filter: Filter,
     pub(super) normalization: Normalization,
-    /// The edge of a patch of the encoder.
+    /// The edge of a patch of the encoder, in pixels.
     pub(super) patch: u32,
     /// The number of image tokens of one picture.
     pub(super) num_tokens: u32,
@@ -85,7 +86,7 @@ impl Clip {
         })
     }
 
-    /// The size of the global view of LLaVA-NeXT.
+    /// The size to which LLaVA-NeXT resizes the image before it computes the tile of the global view.
     pub(super) fn global_size(&self) -> Size {
         match self.resize {
             ClipResize::ShortestEdge(edge) => Size::square(edge),

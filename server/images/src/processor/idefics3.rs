@@ -16,7 +16,7 @@ use crate::{
 
 const IMAGE_TOKEN: &str = "<image>";
 const BORDER: &str = "<fake_token_around_image>";
-/// The longest edge to which transformers resizes an image.
+/// The longest edge to which transformers resizes an image, in pixels.
 const LONGEST_EDGE_MAX: u32 = 4096;
 
 #[derive(Debug)]
@@ -24,9 +24,9 @@ pub(super) struct Idefics3 {
     longest_edge: u32,
     tile: u32,
     tile_mode: TileMode,
-    /// The number of patches of one edge of a tile.
+    /// The number of patches along an edge of a tile.
     patches: u32,
-    /// The edge of the grid of position embeddings.
+    /// The number of position embeddings along an edge of their grid.
     position_grid: u32,
     tile_tokens: u32,
     filter: Filter,
@@ -82,7 +82,8 @@ impl Idefics3 {
         })
     }
 
-    /// The size of the image scaled to the configured longest edge. The other edge is even.
+    /// The size of the image scaled to the configured longest edge. The other edge is even, or 1 pixel long if the
+    /// image is very elongated.
     fn first_size(&self, size: Size) -> Size {
         let ratio = divide(size.width.into(), size.height.into());
         let even = |edge: f64| {

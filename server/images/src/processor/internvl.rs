@@ -1,5 +1,5 @@
-//! The processor of InternVL, which splits the image into a grid of tiles whose proportions are closest to those of the
-//! image, and adds a thumbnail if there are several tiles.
+//! The processor of InternVL, which splits the image into tiles, using the grid whose proportions are closest to those
+//! of the image. If the configuration sets `use_thumbnail`, a thumbnail follows two or more tiles.
 
 use super::tile_grid::TileGrid;
 use crate::{
@@ -28,7 +28,7 @@ pub(super) struct InternVl {
 /// Whether a view of the whole image follows the tiles.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Thumbnail {
-    /// The thumbnail follows two or more tiles.
+    /// A thumbnail follows the tiles if there are two or more.
     BehindTiles,
     /// The image has no thumbnail.
     Omitted,

@@ -1,4 +1,5 @@
-//! The processor of LLaVA. The encoder reads the center of the image, at a fixed size.
+//! The processor of LLaVA. The encoder processes one picture of a fixed size, to which [`Clip`] resizes and crops the
+//! image.
 
 use super::clip::Clip;
 use crate::{

@@ -1,4 +1,5 @@
-//! The processor of LLaVA-NeXT, which adds a global view to tiles of the image in the best of several resolutions.
+//! The processor of LLaVA-NeXT, which encodes a global view of the image, followed by tiles of the image in the best of
+//! several resolutions.
 
 use super::clip::Clip;
 use crate::{
@@ -102,8 +103,7 @@ impl LlavaNext {
         canvas
     }
 
-    /// The ranges of rows and columns in the grid of the patches of all tiles, without the rows or columns that contain
-    /// only padding.
+    /// The ranges of rows and columns of patches over all tiles, without the rows or columns that contain only padding.
     fn unpadded(&self, size: Size, resolution: Size) -> PatchRanges {
         let patches = self.clip.crop.width / self.clip.patch;
         let columns = resolution.width / self.clip.crop.width * patches;
