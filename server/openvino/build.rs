@@ -1,5 +1,5 @@
-//! Builds the C++ shim with the OpenVINO package that `make fetch` unpacks, and passes the path of its libraries to
-//! dependents.
+//! Builds the C++ shim against an OpenVINO package: the one that `make fetch` unpacks, or that in the directory
+//! `OVFLEET_OPENVINO`. Passes the path of the package's libraries to dependents.
 
 use std::env;
 use std::fs;
@@ -7,8 +7,9 @@ use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// The sources of the shim. The sources of each list are compiled as one translation unit, because OpenVINO's headers
-/// take longer to compile than most of the sources. Sources that define the same names are in different lists.
+/// The sources of the shim, except the kernels. The sources of each list are compiled as one translation unit, because
+/// OpenVINO's headers take longer to compile than most of the sources. Sources that define the same names are in
+/// different lists.
 const UNITS: &[(&str, &[&str])] = &[
     (
         "attention",
@@ -111,7 +112,7 @@ fn write_unit(name: &str, sources: &[&str]) -> PathBuf {
 }
 
 /// Whether to compile the kernels that run on a C++ model of the tile registers. Only tests use them, and Cargo sets
-/// PROFILE to `debug` when it builds tests.
+/// PROFILE to `debug` when it builds tests without `--release`.
 fn has_tile_models() -> bool {
     env::var("PROFILE").is_ok_and(|profile| profile == "debug")
 }
@@ -125,9 +126,9 @@ struct KernelSet {
     flags: &'static [&'static [&'static str]],
 }
 
-/// Returns the directory for the compiled libraries, whose name depends on everything that they are compiled from. The
-/// directory is not in `OUT_DIR`, because Cargo runs this script once more for Clippy, with another `OUT_DIR`, and
-/// compiling the libraries takes minutes.
+/// Returns the directory for the compiled libraries. Its name is a hash of the sources, the compiler settings and the
+/// version of OpenVINO. The directory is not in `OUT_DIR`, because Cargo runs this script once more for Clippy, with
+/// another `OUT_DIR`, and compiling the libraries takes minutes.
 fn shared_directory(openvino: &Path) -> PathBuf {
     let mut hash = DefaultHasher::new();
     (openvino, env::var_os("PROFILE"), include_str!("build.rs")).hash(&mut hash);
@@ -170,8 +171,8 @@ fn compile(mut libraries: Vec<(String, cc::Build)>, directory: &Path) {
     println!("cargo:rustc-link-lib=stdc++");
 }
 
-/// Removes the compiled libraries of old versions. Those of the latest versions remain, because Cargo may still link
-/// them without running this script again, for example after an environment variable has changed back.
+/// Removes the compiled libraries of old versions. The libraries of the latest versions remain, because Cargo may still
+/// link them without running this script again, for example after an environment variable has changed back.
 fn remove_oldest(directories: &Path) {
     const RETAINED: usize = 3;
     let mut versions: Vec<_> = fs::read_dir(directories)
@@ -213,10 +214,11 @@ fn compile_to(libraries: &mut [(String, cc::Build)], directory: &Path) {
 fn kernels() -> Vec<(String, cc::Build)> {
     const AVX2: &[&str] = &["-mavx2", "-mfma", "-mf16c"];
     const AVX512: &[&str] = &["-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq"];
-    /// Selects the tile registers of AMX or, for tests, a model of them in plain C++.
+    /// `TILES` selects the tile registers of AMX. `TILE_MODEL` selects a model of them in plain C++, for tests.
     const TILES: &[&str] = &["-DOVFLEET_TILES=HardwareTiles"];
     const TILE_MODEL: &[&str] = &["-DOVFLEET_TILES=ModelTiles"];
-    /// The attention kernels define explicitly which operations are fused: see attention/kernels/kernels.cpp.
+    /// Prevents the compiler from fusing operations, because the attention kernels specify explicitly which ones are
+    /// fused: see attention/kernels/kernels.cpp.
     const EXACT: &[&str] = &["-ffp-contract=off"];
     const fn set(
         directory: &'static str,

@@ -1,4 +1,4 @@
-//! Separable resampling of 8-bit images, bit-exact with Pillow.
+//! Separable resampling of 8-bit images, bit-exact with Pillow or, in `resize_torch`, with PyTorch.
 //!
 //! Each output pixel is a weighted sum of input pixels. The support of a filter grows with the scale when an image
 //! shrinks (antialiasing). The weights are integers, and each of the two passes rounds to 8 bits.
@@ -14,7 +14,7 @@ pub enum Filter {
     Bilinear,
     /// Cubic interpolation with a = -0.5; Pillow's number is 3.
     Bicubic,
-    /// A truncated sinc with three lobes; Pillow's number is 1.
+    /// A sinc windowed by a sinc, with three lobes; Pillow's number is 1.
     Lanczos,
 }
 
@@ -67,13 +67,13 @@ fn sinc(x: f64) -> f64 {
     x.sin() / x
 }
 
-/// The number of bits after the binary point of the integer weights.
+/// The number of fractional bits of the weights, which are fixed-point numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum WeightPrecision {
-    /// The weights have 22 bits, as in Pillow.
+    /// The weights have 22 fractional bits, as in Pillow.
     Pillow,
-    /// The weights have the largest number of bits for which the largest weight fits into 16 bits, as in PyTorch's
-    /// resize of 8-bit tensors on CPUs.
+    /// The weights have the largest number of fractional bits, at most 22, for which the largest weight fits into a
+    /// signed 16-bit integer, as in PyTorch's resize of 8-bit tensors on CPUs.
     Torch,
 }
 
@@ -169,7 +169,7 @@ struct Scale {
 
 /// The weights of the inputs of one output pixel.
 struct Window {
-    /// The first input pixel.
+    /// The index of the first input pixel.
     start: usize,
     weights: Vec<i32>,
 }
@@ -199,7 +199,7 @@ impl Axis {
         }
     }
 
-    /// Resamples a row that consists of the needed inputs.
+    /// Resamples a row that consists of the pixels in `inputs`.
     fn resample_row(&self, row: &[u8]) -> Vec<u8> {
         match self {
             Self::Copy(_) => row.to_vec(),
@@ -207,7 +207,7 @@ impl Axis {
         }
     }
 
-    /// Resamples the columns of the needed rows, each of which has `stride` bytes.
+    /// Resamples the columns of `rows`, which are the rows in `inputs`. Each row has `stride` bytes.
     fn resample_rows(&self, rows: &[u8], stride: usize) -> Vec<u8> {
         match self {
             Self::Copy(_) => rows.to_vec(),
@@ -216,7 +216,7 @@ impl Axis {
     }
 }
 
-/// The windows of a range of output pixels, with starts relative to the first needed input.
+/// The windows of a range of output pixels, whose starts are relative to the first pixel in `inputs`.
 struct Taps {
     inputs: Range<usize>,
     windows: Vec<Window>,
@@ -300,7 +300,7 @@ impl Taps {
     }
 }
 
-/// The largest number of bits, at most 22, for which the largest weight fits into 16 bits with a sign.
+/// The largest number of fractional bits, at most 22, for which the largest weight fits into a signed 16-bit integer.
 fn torch_bits<'a>(weights: impl Iterator<Item = &'a f64>) -> u32 {
     let largest = weights.copied().fold(0.0, f64::max);
     let fits = |bits: &u32| ((0.5 + largest * f64::from(1 << (bits + 1))) as i32) < 1 << 15;

@@ -56,7 +56,7 @@ fn encoder_rows(inputs: &EncoderInputs, rows_of_a_tile: usize) -> usize {
     }
 }
 
-/// The number of rows that the encoder of a test model returns for one tile.
+/// The number of rows that the encoder of a test model returns for one tile or slice; 0 for Qwen, which has neither.
 fn rows_of_a_tile(family: ModelFamily) -> usize {
     match family {
         ModelFamily::Qwen2Vl | ModelFamily::Qwen2_5Vl | ModelFamily::Qwen3Vl => 0,
@@ -241,7 +241,7 @@ fn filter_value(filter: Filter, x: f64) -> f64 {
     }
 }
 
-/// Resamples a line in floating point, with every input pixel.
+/// Resamples a line in floating point. Every input pixel contributes, even if its weight is almost 0.
 fn resample_line(line: &[f64], to: u32, filter: Filter) -> Vec<f64> {
     let scale = line.len() as f64 / f64::from(to);
     let stretch = scale.max(1.0);

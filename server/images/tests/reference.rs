@@ -1,5 +1,7 @@
-//! Compares decoding, resampling and the processors of all families with reference values that Pillow and transformers
-//! computed (`tests/conformance/images/generate.py`). The pictures are drawn from their size alone.
+//! Compares decoding, resampling and the processors of all families with reference values
+//! (`tests/conformance/images/generate.py`). Pillow and transformers computed these values, except those of InternVL
+//! and MiniCPM-V, which an implementation of their published processing computed. The pixels of a picture depend only
+//! on its size.
 
 use std::{fs, path::PathBuf};
 
@@ -99,10 +101,10 @@ fn files_of_all_formats_have_the_pixels_of_pillow() {
     }
 }
 
-/// The largest and the mean difference from Pillow's decoders of lossy formats, in steps of 1/255.
+/// The limits for the largest and the mean difference from Pillow's decoders of lossy formats, in steps of 1/255.
 const LOSSY_TOLERANCE: (u8, f64) = (6, 1.0);
 
-/// Compares floats with samples and the sum of their absolute values.
+/// Compares some values of a tensor, and the sum of the absolute values of all, with the reference.
 fn check_floats(tensor: &Tensor<f32>, expected: &Value, tolerance: f64, place: &str) {
     let shape: Vec<i64> = tensor.shape().iter().map(|side| *side as i64).collect();
     assert_eq!(shape, numbers(&expected["shape"]), "{place}");
@@ -121,7 +123,8 @@ fn check_floats(tensor: &Tensor<f32>, expected: &Value, tolerance: f64, place: &
     assert!((sum - expected).abs() <= tolerance * expected.max(1.0), "{place}: sum {sum} {expected}");
 }
 
-/// Compares normalized pixels with samples. Then undoes the normalization, and checks that the 8-bit pixels are equal.
+/// Compares normalized pixels as [`check_floats`] does. Then undoes the normalization, and checks that the 8-bit pixels
+/// are equal to those of the reference.
 fn check_pixels(tensor: &Tensor<f32>, expected: &Value, reference: &Value, place: &str) {
     check_floats(tensor, expected, 1e-6, place);
     let plane = expected["plane"].as_u64().expect("a number") as usize;
@@ -143,7 +146,7 @@ fn check_integers(shape: &[usize], values: &[i64], expected: &Value, place: &str
     assert_eq!(sha256(bytes), expected["sha256"], "{place}");
 }
 
-/// Replaces runs of the image token with their length.
+/// Replaces each run of the image token with its length in brackets.
 fn compact(text: &str, token: &str) -> String {
     let mut compact = String::new();
     let mut rest = text;

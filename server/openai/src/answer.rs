@@ -10,13 +10,13 @@ use crate::{ChatLogprobs, CompletionLogprobs, PromptLogprobs};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ChoiceFinishReason {
-    /// The model ended the choice, or a stop string or stop token did.
+    /// The model, a stop string or a stop token ended the choice, which contains no tool call.
     Stop,
     /// The choice reached its token limit.
     Length,
-    /// The model ended the choice after calling tools.
+    /// The choice contains a tool call and was not cut off by its token limit.
     ToolCalls,
-    /// The model ended the choice after calling a tool, in a request that used the deprecated `functions`.
+    /// The same as `ToolCalls`, for a request that uses the deprecated `functions`.
     FunctionCall,
 }
 
@@ -25,13 +25,14 @@ pub enum ChoiceFinishReason {
 pub struct Usage {
     /// The number of tokens of the prompt, or of all prompts together.
     pub prompt_tokens: u64,
-    /// The number of generated tokens, over all choices.
+    /// The number of generated tokens of all choices, including candidates that are not returned (`best_of`).
     pub completion_tokens: u64,
     /// The sum of prompt and completion tokens.
     pub total_tokens: u64,
     /// Details about the prompt tokens.
     pub prompt_tokens_details: PromptTokensDetails,
-    /// Details about the generated tokens; absent unless the model reasons or tokens were predicted.
+    /// Details about the generated tokens; absent unless the text is parsed for reasoning or draft tokens were
+    /// computed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub completion_tokens_details: Option<CompletionTokensDetails>,
 }
@@ -41,11 +42,11 @@ pub struct Usage {
 pub struct CompletionTokensDetails {
     /// The number of tokens that the model generated as reasoning.
     pub reasoning_tokens: u64,
-    /// The number of predicted tokens that the model accepted; absent if none were predicted.
+    /// The number of draft tokens that the model accepted, from any source; absent if none were computed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub accepted_prediction_tokens: Option<u64>,
-    /// The number of predicted tokens that the model rejected, which are not among the generated tokens; absent
-    /// if none were predicted.
+    /// The number of draft tokens that the model rejected, which are not among the generated tokens; absent if none
+    /// were computed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rejected_prediction_tokens: Option<u64>,
 }
@@ -106,11 +107,11 @@ pub struct ChatChoice {
 pub struct ChatMessage {
     /// The role of the author: always `assistant`.
     pub role: &'static str,
-    /// The text of the message; `null` if there is none.
+    /// The text of the message; `null` if the message contains tool calls but no text.
     pub content: Option<String>,
     /// A refusal: always `null`, because the server cannot distinguish refusals from other text.
     pub refusal: Option<String>,
-    /// The reasoning before the message; absent if there is none.
+    /// The reasoning before the message; absent if there is none or the request excludes it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reasoning_content: Option<String>,
     /// The same as `reasoning_content`, under the name that newer clients use.
@@ -124,10 +125,10 @@ pub struct ChatMessage {
     pub function_call: Option<FunctionCall>,
 }
 
-/// A tool call in an answer.
+/// A tool call in a complete response.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct ToolCall {
-    /// The identifier of the call, which the message with the result refers to.
+    /// The identifier of the call, to which the message with the result refers.
     pub id: String,
     /// The type of the tool: always `function`.
     pub r#type: &'static str,
@@ -140,7 +141,8 @@ pub struct ToolCall {
 pub struct FunctionCall {
     /// The name of the function.
     pub name: String,
-    /// The arguments as the model wrote them: JSON, unless generation was cut off.
+    /// The arguments as JSON, converted from the model's notation if necessary; incomplete JSON if the call was cut off
+    /// or is malformed.
     pub arguments: String,
 }
 
@@ -155,7 +157,7 @@ pub struct ChatChunk {
     pub created: u64,
     /// The name of the model as given in the request.
     pub model: String,
-    /// At most one choice; none in the chunk with the usage.
+    /// One choice; none in the additional last chunk that reports the total usage.
     pub choices: Vec<ChatChunkChoice>,
     /// The numbers of tokens used. Absent unless the request sets `include_usage`. If it does, the last chunk contains
     /// the total usage, and all other chunks contain `null` or, if the request sets `continuous_usage_stats`, the usage
@@ -211,7 +213,7 @@ pub struct ChatDelta {
     pub function_call: Option<FunctionDelta>,
 }
 
-/// The new part of a tool call. The first part names the call and has empty arguments; later parts add
+/// The new part of a tool call. The first part names the function and has empty arguments; later parts append to the
 /// arguments.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct ToolCallDelta {
@@ -248,7 +250,8 @@ pub struct Completion {
     pub created: u64,
     /// The name of the model as given in the request.
     pub model: String,
-    /// The choices; at most one in a chunk.
+    /// The choices. A chunk contains one choice, or none if it is the additional last chunk that reports the total
+    /// usage.
     pub choices: Vec<CompletionChoice>,
     /// The numbers of tokens used. Always present in a whole response; in a chunk, as in [`ChatChunk::usage`].
     #[serde(skip_serializing_if = "Option::is_none")]

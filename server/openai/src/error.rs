@@ -2,7 +2,8 @@
 
 use serde::Serialize;
 
-/// The body of every unsuccessful response, and of an error within a stream.
+/// The body of unsuccessful responses, and the data of an error within a stream of the chat and completions endpoints.
+/// `--ovms-compat` replaces it with the format of OVMS.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct ErrorBody {
     /// The error that occurred.

@@ -1,9 +1,10 @@
 //! The wire types of the OpenAI API: the JSON of requests, responses, chunks and errors, without their semantics. The
-//! crate depends only on serde and contains no code for HTTP, the engine or the tokenizer.
+//! crate depends only on serde, serde_json and serde_path_to_error, and contains no code for HTTP, the engine or the
+//! tokenizer.
 //!
-//! Parsing is tolerant: unknown fields are ignored and `null` is the same as an absent field. A value of a wrong type
-//! causes an error with the path of the parameter ([`RequestError::param`]). The server checks whether values are in
-//! range.
+//! Parsing is tolerant: unknown fields are ignored, and `null` has the same effect as leaving out an optional field. A
+//! value of a wrong type causes an error with the path of the parameter ([`RequestError::param`]). The server checks
+//! whether values are in range.
 
 mod answer;
 mod error;

@@ -18,7 +18,8 @@ pub struct ChatLogprobs {
 /// The log probability of a generated token.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ChatTokenLogprob {
-    /// The text of the token, with U+FFFD in place of bytes that are not UTF-8 by themselves.
+    /// The text of the token, with U+FFFD in place of bytes that are not UTF-8 by themselves; `token_id:` and the ID if
+    /// the request sets `return_tokens_as_token_ids`.
     pub token: String,
     /// The natural logarithm of the token's probability.
     pub logprob: f32,
@@ -42,12 +43,12 @@ pub struct TopLogprob {
 /// The log probabilities of a completion choice, or of the part of it in a chunk, as parallel lists.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct CompletionLogprobs {
-    /// The tokens as strings.
+    /// The text of each token; `bytes:` and the bytes if they are not UTF-8, or `token_id:` and the ID if requested.
     pub tokens: Vec<String>,
     /// The natural logarithms of the tokens' probabilities; `null` for the first token of a prompt.
     pub token_logprobs: Vec<Option<f32>>,
-    /// The most probable tokens at each position, with their log probabilities; `null` for the first token of a
-    /// prompt.
+    /// The most probable tokens at each position and the token itself, with their log probabilities; `null` for the
+    /// first token of a prompt.
     pub top_logprobs: Vec<Option<Map<String, Value>>>,
     /// The offset of each token in the text of the choice, in characters.
     pub text_offset: Vec<usize>,

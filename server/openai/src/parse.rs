@@ -15,7 +15,7 @@ pub struct RequestError {
     pub is_missing: bool,
 }
 
-/// Parses a body as a JSON object. The parser limits the nesting depth to 128, so that no body overflows the
+/// Parses a body as a JSON object. The parser rejects a nesting depth of 128 or more, so that no body overflows the
 /// stack.
 ///
 /// # Errors

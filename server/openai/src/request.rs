@@ -29,7 +29,7 @@ pub struct ChatRequest {
     pub tool_choice: Option<Value>,
     /// The deprecated form of `tools`: a list of the objects that the elements of `tools` contain as `function`.
     pub functions: Option<Vec<Map<String, Value>>>,
-    /// The deprecated name of `tool_choice`.
+    /// The deprecated form of `tool_choice`.
     pub function_call: Option<Value>,
     /// Whether a response may contain several tool calls.
     pub parallel_tool_calls: Option<bool>,
@@ -37,7 +37,7 @@ pub struct ChatRequest {
     pub reasoning_effort: Option<String>,
     /// Whether the response includes the reasoning.
     pub include_reasoning: Option<bool>,
-    /// The documents to answer from, for the chat template.
+    /// The documents on which the answer is to be based, as a variable of the chat template.
     pub documents: Option<Vec<Map<String, Value>>>,
     /// Additional variables for the chat template.
     pub chat_template_kwargs: Option<Map<String, Value>>,
@@ -61,7 +61,7 @@ pub struct CompletionRequest {
     pub logprobs: Option<u32>,
     /// Whether the text of the response begins with the prompt.
     pub echo: Option<bool>,
-    /// The text that follows the completion.
+    /// The text after the completion, for fill-in-the-middle.
     pub suffix: Option<String>,
 }
 
@@ -79,17 +79,18 @@ pub struct Generation {
     pub max_tokens: Option<u32>,
     /// The newer name of `max_tokens`. It takes precedence.
     pub max_completion_tokens: Option<u32>,
-    /// The number of tokens to generate before an end token or stop string takes effect.
+    /// The number of tokens to generate before an end token, a stop token or a stop string can end a choice.
     pub min_tokens: Option<u32>,
-    /// The number of choices to generate.
+    /// The number of choices to return for each prompt.
     pub n: Option<u32>,
-    /// The number of candidates to generate, the best of which become the choices.
+    /// The number of candidates to generate for each prompt, the best of which become the choices; in beam search, the
+    /// number of beams.
     pub best_of: Option<u32>,
     /// The strings that end a choice.
     pub stop: Option<Stop>,
     /// The tokens that end a choice.
     pub stop_token_ids: Option<Vec<u32>>,
-    /// Whether the stop string that ended a choice is part of its text.
+    /// Whether the stop string or stop token that ended a choice is part of its text.
     pub include_stop_str_in_output: Option<bool>,
     /// Whether to ignore the end tokens of the model.
     pub ignore_eos: Option<bool>,
@@ -99,7 +100,7 @@ pub struct Generation {
     pub seed: Option<i64>,
     /// The divisor of the logits; 0 selects greedy sampling.
     pub temperature: Option<f32>,
-    /// Sample only from the fewest most probable tokens whose probabilities add up to at least this value.
+    /// Sample only from the smallest set of most probable tokens whose probabilities add up to at least this value.
     pub top_p: Option<f32>,
     /// Sample only from this number of most probable tokens; 0 and -1 mean all tokens.
     pub top_k: Option<i32>,
@@ -111,11 +112,11 @@ pub struct Generation {
     pub frequency_penalty: Option<f32>,
     /// The penalty on tokens that occur in the response, regardless of how often.
     pub presence_penalty: Option<f32>,
-    /// The values to add to the logits, by token.
+    /// The values to add to the logits, by token ID.
     pub logit_bias: Option<Map<String, Value>>,
     /// The required format of the response.
     pub response_format: Option<Map<String, Value>>,
-    /// The constraint on the output in the format of vLLM.
+    /// The constraint on the output, in the format of vLLM.
     pub structured_outputs: Option<Map<String, Value>>,
     /// A JSON schema for the output (an older parameter of vLLM).
     pub guided_json: Option<Value>,
@@ -133,7 +134,7 @@ pub struct Generation {
     pub bad_words: Option<Vec<String>>,
     /// The only tokens that may be generated.
     pub allowed_token_ids: Option<Vec<u32>>,
-    /// The number of tokens to retain at the end of the prompt; -1 retains as many as fit.
+    /// The number of tokens to retain at the end of the prompt; -1 retains as many as leave room for the response.
     pub truncate_prompt_tokens: Option<i64>,
     /// Whether to report log probabilities of the prompt; the value is the number of most probable tokens to include at
     /// each position.
@@ -148,11 +149,11 @@ pub struct Generation {
     pub add_special_tokens: Option<bool>,
     /// Restricts prefix cache hits to requests with the same salt.
     pub cache_salt: Option<String>,
-    /// The number of draft tokens to propose at a time.
+    /// The maximum number of draft tokens to propose at a time.
     pub num_assistant_tokens: Option<u32>,
-    /// The length of the longest n-gram to look up for draft tokens.
+    /// The length, in tokens, of the longest n-gram that prompt lookup searches for. Setting it enables prompt lookup.
     pub max_ngram_size: Option<u32>,
-    /// The expected output, used for draft tokens.
+    /// The expected output, from which draft tokens are proposed.
     pub prediction: Option<Prediction>,
     /// The probability below which the draft model stops proposing.
     pub assistant_confidence_threshold: Option<f32>,
@@ -162,7 +163,7 @@ pub struct Generation {
     pub length_penalty: Option<f32>,
     /// The condition under which beam search ends: `true`, `false` or `"never"`.
     pub early_stopping: Option<Value>,
-    /// The penalty on tokens that another group of beams chose at the same step.
+    /// The penalty on tokens that an earlier group of beams chose at the same step.
     pub diversity_penalty: Option<f32>,
     /// The number of groups of beams.
     pub num_beam_groups: Option<u32>,
@@ -201,7 +202,7 @@ impl ChatRequest {
     /// Parses a request body.
     ///
     /// # Errors
-    /// [`RequestError`] if the body is not a JSON object or a field has a wrong type.
+    /// [`RequestError`] if the body is not a JSON object, a field has a wrong type, or a required field is missing.
     pub fn parse(body: &[u8]) -> Result<Self, RequestError> {
         Self::read(&parse::object(body)?)
     }
@@ -209,7 +210,7 @@ impl ChatRequest {
     /// Parses a request from a JSON object.
     ///
     /// # Errors
-    /// [`RequestError`] if a field has a wrong type.
+    /// [`RequestError`] if a field has a wrong type or a required field is missing.
     pub fn read(object: &Value) -> Result<Self, RequestError> {
         Ok(Self { generation: parse::fields(object)?, ..parse::fields(object)? })
     }
@@ -219,7 +220,7 @@ impl CompletionRequest {
     /// Parses a request body.
     ///
     /// # Errors
-    /// [`RequestError`] if the body is not a JSON object or a field has a wrong type.
+    /// [`RequestError`] if the body is not a JSON object, a field has a wrong type, or a required field is missing.
     pub fn parse(body: &[u8]) -> Result<Self, RequestError> {
         Self::read(&parse::object(body)?)
     }
@@ -227,13 +228,13 @@ impl CompletionRequest {
     /// Parses a request from a JSON object.
     ///
     /// # Errors
-    /// [`RequestError`] if a field has a wrong type.
+    /// [`RequestError`] if a field has a wrong type or a required field is missing.
     pub fn read(object: &Value) -> Result<Self, RequestError> {
         Ok(Self { generation: parse::fields(object)?, ..parse::fields(object)? })
     }
 }
 
-/// A message of the conversation. It implements [`Serialize`] because chat templates read it.
+/// A message of the conversation. It implements [`Serialize`] for estimates of its number of tokens.
 #[derive(Clone, Debug, Default, Deserialize, Serialize)]
 pub struct Message {
     /// The role of the author.
@@ -241,7 +242,7 @@ pub struct Message {
     /// The content of the message.
     #[serde(default)]
     pub content: Option<Content>,
-    /// The refusal of the assistant, which replaces the content.
+    /// The refusal of the assistant, which is used as the content if `content` is absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub refusal: Option<String>,
     /// The name of the author, which distinguishes authors with the same role.
@@ -259,7 +260,7 @@ pub struct Message {
     /// The deprecated form of a single tool call: the object that a tool call contains as `function`.
     #[serde(default, skip_serializing)]
     pub function_call: Option<Map<String, Value>>,
-    /// The identifier of the tool call that this message answers.
+    /// The identifier of the tool call whose result this message contains.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tool_call_id: Option<String>,
 }

@@ -1,4 +1,5 @@
-//! The wire types of the responses endpoint: requests, items, responses, and the events of a stream.
+//! The wire types of the responses and conversations endpoints: requests, items, responses, conversations, and the
+//! events of a stream.
 //!
 //! A server stores responses in the format in which it sends them, so responses and items can be parsed as well
 //! as serialized.

@@ -5,7 +5,8 @@ use serde::{Deserialize, Serialize};
 use crate::parse::{self, RequestError};
 use serde_json::Value;
 
-/// A request to `/tokenize`.
+/// A request to `/tokenize`. If the request contains a conversation instead of a text, the server also reads it as a
+/// [`ChatRequest`](crate::ChatRequest).
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
 pub struct TokenizeRequest {
@@ -15,15 +16,15 @@ pub struct TokenizeRequest {
     pub text: Option<Texts>,
     /// The name that vLLM uses for `text`.
     pub prompt: Option<Texts>,
-    /// Whether to add the special tokens that the model expects around a text.
+    /// Whether to add the special tokens that the model expects around a text. It has no effect on a conversation.
     pub add_special_tokens: Option<bool>,
-    /// The largest number of tokens of a text.
+    /// The number of tokens to which each text is truncated.
     pub max_length: Option<u32>,
     /// Whether to pad shorter lists to `max_length`.
     pub pad_to_max_length: Option<bool>,
     /// The side to pad: `left` or `right`.
     pub padding_side: Option<String>,
-    /// Whether to return the tokens as strings.
+    /// Whether to return the texts of the tokens in addition to their IDs.
     pub return_token_strs: Option<bool>,
 }
 
@@ -46,16 +47,16 @@ pub struct TokenizeResponse {
     pub count: usize,
     /// The largest number of tokens of a prompt and its response together.
     pub max_model_len: u32,
-    /// The tokens as strings; absent unless requested.
+    /// The texts of the tokens; absent unless requested.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub token_strs: Option<Lists<String>>,
 }
 
-/// One list for a single text, or a list for each of several texts.
+/// One list for a single text or a conversation, or a list for each of several texts.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(untagged)]
 pub enum Lists<T> {
-    /// The list of a single text.
+    /// The list of a single text or of a conversation.
     One(Vec<T>),
     /// The lists of several texts.
     Several(Vec<Vec<T>>),

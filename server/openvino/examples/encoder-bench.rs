@@ -59,7 +59,7 @@ fn activation_precision(name: &str) -> Result<ActivationPrecision, String> {
 struct EncodedImage {
     report: String,
     features: Vec<f32>,
-    /// The seconds of each round, ascending.
+    /// The durations of the rounds in seconds, ascending.
     seconds: Vec<f64>,
 }
 
@@ -77,7 +77,7 @@ fn encode(config: &Config, image: &ImageInput, rounds: usize) -> anyhow::Result<
     Ok(EncodedImage { report, features: features.values(0..features.rows()).to_vec(), seconds })
 }
 
-/// The root mean square of the difference from `reference`, relative to that of `reference`.
+/// The root mean square of the difference from `reference`, relative to the root mean square of `reference`.
 fn noise(features: &[f32], reference: &[f32]) -> f64 {
     let squares =
         |values: &mut dyn Iterator<Item = f32>| values.map(|value| f64::from(value).powi(2)).sum::<f64>();

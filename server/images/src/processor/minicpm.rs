@@ -1,5 +1,5 @@
-//! The processor of MiniCPM-V: the encoder reads an overview and slices of the image, each at its own size, and the
-//! features of each are resampled to a fixed number of tokens.
+//! The processor of MiniCPM-V. The encoder reads an overview of the image and, if the image is large, slices of it, all
+//! of the same size. The resampler converts the features of the overview and of each slice to a fixed number of tokens.
 
 use crate::{
     config::ModelConfig,
@@ -19,11 +19,11 @@ const IMAGE_TOKEN: &str = "<unk>";
 #[derive(Debug)]
 pub(super) struct MiniCpm {
     slices_max: u32,
-    /// The square of this number is the number of pixels of a slice.
+    /// The square root of the approximate number of pixels of a slice.
     scale: u32,
     patch: u32,
     slice_tokens: u32,
-    /// The edge of the grid of position embeddings.
+    /// The number of rows, and of columns, in the encoder's grid of position embeddings.
     position_grid: u32,
     /// The hidden size of the resampler.
     hidden: u32,
@@ -45,12 +45,12 @@ struct SliceGrid {
     rows: u32,
 }
 
-/// The pictures that are encoded.
+/// The pictures that the encoder reads for an image.
 #[derive(Clone, Copy, Debug)]
 struct PicturePlan {
     /// The size of the overview.
     overview: Size,
-    /// The slices, unless the overview suffices.
+    /// The slices; `None` if the overview suffices.
     slices: Option<SlicePlan>,
 }
 
@@ -103,8 +103,9 @@ impl MiniCpm {
         })
     }
 
-    /// Returns the grid of slices whose proportions are closest to those of the image, or `None` if one picture
-    /// suffices. The number of slices is about the number of pixels of the image divided by that of a slice.
+    /// Returns the grid of slices whose proportions are closest to those of the image, or `None` if the image is not
+    /// larger than a slice, `slices_max` is 1, or the client requests low detail. The number of slices is at most
+    /// `slices_max`; otherwise, it is about the number of pixels of the image divided by that of a slice.
     fn grid(&self, size: Size, detail: Detail) -> Option<SliceGrid> {
         let slice = u64::from(self.scale) * u64::from(self.scale);
         let multiple = divide(size.pixels(), slice).ceil().min(f64::from(self.slices_max)) as u32;
@@ -204,7 +205,8 @@ impl MiniCpm {
         }
     }
 
-    /// The position embeddings of the resampler: sines and cosines of the column, then of the row.
+    /// The position embeddings of the resampler: for each patch, sines and cosines of its column, then those of its
+    /// row.
     fn pos_embed(&self, rows: u32, columns: u32) -> Tensor<f32> {
         let count = self.hidden / 4;
         let frequency = |j: u32| 1.0 / 10_000f32.powf(j as f32 / count as f32);

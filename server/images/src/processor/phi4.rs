@@ -1,5 +1,5 @@
-//! The processor of Phi-4-multimodal, which pads the image with white, splits it into tiles with a mask of their
-//! patches, and adds a global view.
+//! The processor of Phi-4-multimodal, which pads the image with white, splits it into tiles, masks the patches that
+//! contain only padding, and adds a global view.
 
 use super::tile_grid::TileGrid;
 use crate::{
@@ -16,7 +16,7 @@ use crate::{
 };
 
 const IMAGE_TOKEN: &str = "<|endoftext10|>";
-/// The smallest allowed side of an image after resizing.
+/// The minimum width and height of an image after resizing, in pixels.
 const SIDE_MIN: u32 = 10;
 
 #[derive(Debug)]
@@ -27,7 +27,7 @@ pub(super) struct Phi4 {
     normalization: Normalization,
 }
 
-/// The position of an image on its tiles.
+/// The grid of tiles for an image, and the part of the grid that shows the image.
 #[derive(Clone, Copy, Debug)]
 struct TilePlan {
     grid: TileGrid,
@@ -113,7 +113,7 @@ impl Phi4 {
         features
     }
 
-    /// The patches that show the image, in the global view and in each tile.
+    /// The patches that the mask includes: all patches of the global view, and those of each tile that show the image.
     fn areas(&self, plan: TilePlan) -> Vec<PatchArea> {
         let edge = self.edge / self.patch;
         let mut areas = vec![PatchArea::full(edge)];
@@ -200,8 +200,8 @@ fn cubic_windows(from: u32, to: u32) -> Vec<CubicWindow> {
     (0..to).map(window).collect()
 }
 
-/// Appends the numbers of the global view, which is interpolated from the numbers of all tiles, without rounding to 8
-/// bits.
+/// Appends the normalized pixel values of the global view. They are interpolated from the normalized values of the
+/// whole canvas, without rounding to 8 bits.
 fn push_global_view(canvas: &RgbImage, edge: u32, normalization: &Normalization, numbers: &mut Vec<f32>) {
     let rows = cubic_windows(canvas.size().height, edge);
     let columns = cubic_windows(canvas.size().width, edge);

@@ -1,5 +1,6 @@
-//! The processor of Qwen2-VL, Qwen2.5-VL and Qwen3-VL, which splits the image into patches at its native resolution.
-//! The encoder merges each block of patches into one token.
+//! The processor of Qwen2-VL, Qwen2.5-VL and Qwen3-VL, which splits the image into patches. The image is resized only
+//! as far as the edge of a merged token and the limits for the number of pixels require. The encoder merges each block
+//! of patches into one token.
 
 use crate::{
     config::ModelConfig,
@@ -14,11 +15,11 @@ use crate::{
     resample::{Filter, resize},
 };
 
-/// The largest allowed ratio of the sides of an image.
+/// The largest allowed ratio of the longer to the shorter side of an image.
 const ASPECT_RATIO_MAX: u32 = 200;
-/// The base of the angles of the rotary embedding.
+/// The base of the frequencies of the rotary embedding.
 const ROTARY_BASE: f32 = 10_000.0;
-/// The number of position embeddings from which the embedding of a patch is interpolated.
+/// The number of learned position embeddings from which that of a patch is interpolated.
 const CORNERS: usize = 4;
 
 const IMAGE_TOKEN: &str = "<|image_pad|>";
@@ -121,7 +122,7 @@ impl Qwen {
         Ok(Size::new(edges[0] as u32, edges[1] as u32))
     }
 
-    /// The number of values of a patch: [colors, frames, rows, columns].
+    /// The number of values of a patch, whose shape is [colors, frames, rows, columns].
     fn patch_values(&self) -> usize {
         3 * self.frames as usize * (self.patch as usize).pow(2)
     }
@@ -242,7 +243,7 @@ impl Preprocess for Qwen {
 struct PatchGrid {
     rows: u32,
     columns: u32,
-    /// The edge of a block that is merged into one token.
+    /// The edge, in patches, of a block that is merged into one token.
     merge: u32,
 }
 
@@ -280,7 +281,8 @@ impl PatchGrid {
     }
 }
 
-/// One axis of the interpolation: the position embeddings on both sides of a patch, and the weight of the second one.
+/// The interpolation along one axis: the indices of the position embeddings before and after a patch, and the weight of
+/// the latter.
 #[derive(Clone, Copy, Debug)]
 struct AxisWeight {
     floor: i64,

@@ -1,8 +1,8 @@
-//! Chooses a grid of tiles by the proportions of the image, for InternVL and Phi-4-multimodal.
+//! Chooses a grid of tiles according to the proportions of the image, for InternVL and Phi-4-multimodal.
 
 use crate::{preprocess::divide, raster::Size};
 
-/// The number of tiles in both directions.
+/// The number of tiles in each direction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct TileGrid {
     pub(super) columns: u32,
@@ -20,7 +20,7 @@ impl TileGrid {
     }
 
     /// The grid whose number of tiles is in `tiles` and whose proportions are closest to those of the image. Among
-    /// grids with equal proportions, a larger one is chosen if the image has more than half as many pixels as the grid.
+    /// equally close grids, one with more tiles is chosen if the image has more than half as many pixels as that grid.
     pub(super) fn closest(size: Size, edge: u32, tiles: std::ops::RangeInclusive<u32>) -> Self {
         let grids = |columns: u32| (1..=*tiles.end() / columns).map(move |rows| Self { columns, rows });
         let mut grids: Vec<Self> = (1..=*tiles.end()).flat_map(grids).collect();

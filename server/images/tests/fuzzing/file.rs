@@ -1,4 +1,5 @@
-//! Checks arbitrary bytes as an image file. The fuzz target `image` and the test share these checks.
+//! Checks how the crate handles arbitrary bytes as an image file. The fuzz target `image` and the test `fuzzing` share
+//! these checks.
 
 use std::fs;
 use std::path::PathBuf;
@@ -24,9 +25,9 @@ static PROCESSORS: LazyLock<Vec<ImageProcessor>> = LazyLock::new(|| {
     ModelFamily::ALL.map(processor).into_iter().collect()
 });
 
-/// Checks that the bytes are rejected, or decode to an image of the size in the header. Every processor must either
-/// reject or accept this image both before and after it is decoded, and its inputs must take the memory that its layout
-/// states.
+/// Checks that the bytes are rejected, or decode to an image of the size in the header. For each processor, `layout`
+/// and `preprocess` must either both accept this image or both reject it with the same error, and the inputs must take
+/// the memory that the layout states.
 ///
 /// # Panics
 /// Panics if a check fails.

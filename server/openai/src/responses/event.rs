@@ -17,35 +17,35 @@ pub mod kind {
     pub const COMPLETED: &str = "response.completed";
     /// The last event: the response was cut off.
     pub const INCOMPLETE: &str = "response.incomplete";
-    /// The last event: generation failed or was canceled.
+    /// The last event: the response failed or was canceled.
     pub const FAILED: &str = "response.failed";
     /// An output item begins.
     pub const ITEM_ADDED: &str = "response.output_item.added";
-    /// An output item is complete.
+    /// An output item has ended: it is complete or was cut off.
     pub const ITEM_DONE: &str = "response.output_item.done";
     /// A part of a message begins.
     pub const PART_ADDED: &str = "response.content_part.added";
-    /// A part of a message is complete.
+    /// A part of a message has ended.
     pub const PART_DONE: &str = "response.content_part.done";
     /// The event contains more text of a message.
     pub const TEXT_DELTA: &str = "response.output_text.delta";
-    /// The text of a part of a message is complete.
+    /// The text of a part of a message has ended.
     pub const TEXT_DONE: &str = "response.output_text.done";
     /// The part with the text of the reasoning begins.
     pub const SUMMARY_PART_ADDED: &str = "response.reasoning_summary_part.added";
-    /// The part with the text of the reasoning is complete.
+    /// The part with the text of the reasoning has ended.
     pub const SUMMARY_PART_DONE: &str = "response.reasoning_summary_part.done";
     /// The event contains more text of the reasoning.
     pub const SUMMARY_DELTA: &str = "response.reasoning_summary_text.delta";
-    /// The text of the reasoning is complete.
+    /// The text of the reasoning has ended.
     pub const SUMMARY_DONE: &str = "response.reasoning_summary_text.done";
     /// The event contains more of the arguments of a function call.
     pub const ARGUMENTS_DELTA: &str = "response.function_call_arguments.delta";
-    /// The arguments of a function call are complete.
+    /// The arguments of a function call have ended.
     pub const ARGUMENTS_DONE: &str = "response.function_call_arguments.done";
-    /// The event contains more of the input of a custom tool call.
+    /// The event contains the input of a custom tool call, which is sent as a whole when the call ends.
     pub const INPUT_DELTA: &str = "response.custom_tool_call_input.delta";
-    /// The input of a custom tool call is complete.
+    /// The input of a custom tool call has ended.
     pub const INPUT_DONE: &str = "response.custom_tool_call_input.done";
     /// An error occurred within the stream.
     pub const ERROR: &str = "error";
@@ -54,7 +54,7 @@ pub mod kind {
 /// An event of a streamed response.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Event<'a> {
-    /// The type of the event, one of [`kind`].
+    /// The type of the event, one of the constants in [`kind`].
     pub r#type: &'static str,
     /// The data of the event.
     #[serde(flatten)]
@@ -72,14 +72,14 @@ pub enum EventData<'a> {
         /// The response in its current state.
         response: &'a Response,
     },
-    /// An output item that begins or is complete.
+    /// An output item that begins or has ended.
     Item {
         /// The index of the item in the output.
         output_index: usize,
         /// The item in its current state.
         item: &'a Item,
     },
-    /// A part of a message that begins or is complete.
+    /// A part of a message that begins or has ended.
     Part {
         /// The identifier of the message.
         item_id: &'a str,
@@ -103,7 +103,7 @@ pub enum EventData<'a> {
         /// The log probabilities of the tokens of the text, if requested.
         logprobs: &'a [ChatTokenLogprob],
     },
-    /// The complete text of a part.
+    /// The whole text of a part, at its end.
     TextDone {
         /// The identifier of the message.
         item_id: &'a str,
@@ -111,12 +111,12 @@ pub enum EventData<'a> {
         output_index: usize,
         /// The index of the part in the message.
         content_index: usize,
-        /// The complete text of the part.
+        /// The whole text of the part.
         text: &'a str,
         /// The log probabilities of the tokens of the text, if requested.
         logprobs: &'a [ChatTokenLogprob],
     },
-    /// The part with the text of the reasoning, which begins or is complete.
+    /// The part with the text of the reasoning, at its beginning or its end.
     SummaryPart {
         /// The identifier of the reasoning item.
         item_id: &'a str,
@@ -138,7 +138,7 @@ pub enum EventData<'a> {
         /// The new text of the part.
         delta: &'a str,
     },
-    /// The complete text of the reasoning.
+    /// The whole text of the reasoning, at its end.
     SummaryDone {
         /// The identifier of the reasoning item.
         item_id: &'a str,
@@ -146,7 +146,7 @@ pub enum EventData<'a> {
         output_index: usize,
         /// The index of the part in the item.
         summary_index: usize,
-        /// The complete text of the part.
+        /// The whole text of the part.
         text: &'a str,
     },
     /// The next part of the arguments of a function call.
@@ -160,7 +160,7 @@ pub enum EventData<'a> {
         /// The new part of the arguments.
         delta: &'a str,
     },
-    /// The complete arguments of a function call.
+    /// All generated arguments of a function call, at its end.
     ArgumentsDone {
         /// The identifier of the item.
         item_id: &'a str,
@@ -170,25 +170,25 @@ pub enum EventData<'a> {
         call_id: &'a str,
         /// The name of the tool.
         name: &'a str,
-        /// The complete text of the arguments.
+        /// The whole text of the arguments.
         arguments: &'a str,
     },
-    /// The next part of the input of a custom tool call.
+    /// The input of a custom tool call, which one event contains as a whole.
     InputDelta {
         /// The identifier of the item.
         item_id: &'a str,
         /// The index of the item in the output.
         output_index: usize,
-        /// The new part of the input.
+        /// The whole text of the input.
         delta: &'a str,
     },
-    /// The complete input of a custom tool call.
+    /// The input of a custom tool call, at its end.
     InputDone {
         /// The identifier of the item.
         item_id: &'a str,
         /// The index of the item in the output.
         output_index: usize,
-        /// The complete text of the input.
+        /// The whole text of the input.
         input: &'a str,
     },
     /// An error within the stream.
@@ -197,7 +197,7 @@ pub enum EventData<'a> {
         code: Option<&'a str>,
         /// The human-readable description of the error.
         message: &'a str,
-        /// The parameter that caused the error.
+        /// The path of the parameter that caused the error.
         param: Option<&'a str>,
     },
 }

@@ -9,7 +9,7 @@ use crate::ChatTokenLogprob;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub enum Item {
-    /// A message of any author.
+    /// A message by any author.
     Message(Message),
     /// The reasoning of the model.
     Reasoning(Reasoning),
@@ -61,7 +61,7 @@ pub enum ItemStatus {
     Incomplete,
 }
 
-/// A message of any author.
+/// A message by any author.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Message {
     /// The identifier of the message.
@@ -78,12 +78,12 @@ pub struct Message {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub enum Part {
-    /// Text that a client sent.
+    /// Text of a user, system or developer message, or of the result of a tool call.
     InputText {
         /// The text of the part.
         text: String,
     },
-    /// Text that the model generated.
+    /// Text of an assistant message.
     OutputText {
         /// The citations: always empty, because the server has no sources to cite.
         #[serde(default)]
@@ -125,16 +125,16 @@ impl Part {
 pub struct Reasoning {
     /// The identifier of the item.
     pub id: String,
-    /// The summary of the reasoning. If the model generated the reasoning, this is its complete text, because the
+    /// The summary of the reasoning. For reasoning that the model generated, the summary is the whole text, because the
     /// server does not summarize it.
     pub summary: Vec<SummaryText>,
-    /// The text of the reasoning that a client sent, if any; otherwise absent.
+    /// The text of the reasoning, if a client sent it; otherwise absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub content: Option<Vec<ReasoningText>>,
-    /// The encrypted reasoning that a client sent, which the server cannot read.
+    /// The encrypted reasoning, if a client sent it. The server cannot read it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub encrypted_content: Option<String>,
-    /// The state of the item; absent if a client sent it without one.
+    /// The state of the item; absent if a client sent the item without a state.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub status: Option<ItemStatus>,
 }
@@ -162,9 +162,10 @@ pub struct Call {
     pub id: String,
     /// The state of the item.
     pub status: ItemStatus,
-    /// The arguments as the model wrote them: JSON, unless generation was cut off.
+    /// The arguments as JSON, converted from the model's notation if necessary; incomplete JSON if the call was cut off
+    /// or is malformed.
     pub arguments: String,
-    /// The identifier of the call, which its result refers to.
+    /// The identifier of the call, to which its result refers.
     pub call_id: String,
     /// The name of the tool.
     pub name: String,
@@ -182,7 +183,7 @@ pub struct CustomCall {
     pub status: ItemStatus,
     /// The input of the tool.
     pub input: String,
-    /// The identifier of the call, which its result refers to.
+    /// The identifier of the call, to which its result refers.
     pub call_id: String,
     /// The name of the tool.
     pub name: String,
@@ -198,7 +199,7 @@ pub struct CallOutput {
     pub id: String,
     /// The state of the item.
     pub status: ItemStatus,
-    /// The identifier of the call that produced the result.
+    /// The identifier of the call that produced the result; empty if the client omitted it.
     pub call_id: String,
     /// The content of the result.
     pub output: Output,

@@ -14,7 +14,7 @@ pub struct Request {
     /// The parameters that all generating endpoints share.
     #[serde(skip)]
     pub generation: Generation,
-    /// The new items of the conversation.
+    /// The text of a new user message, or the new items of the conversation.
     pub input: Option<TextOrList<InputItem>>,
     /// The instructions that precede the conversation, for this response only.
     pub instructions: Option<String>,
@@ -32,7 +32,7 @@ pub struct Request {
     pub tool_choice: Option<Value>,
     /// Whether a response may contain several tool calls; true by default.
     pub parallel_tool_calls: Option<bool>,
-    /// The format of the text.
+    /// The format and the verbosity of the text.
     pub text: Option<TextParameter>,
     /// The settings of the reasoning.
     pub reasoning: Option<ReasoningParameter>,
@@ -60,7 +60,7 @@ pub struct Request {
     pub service_tier: Option<String>,
     /// Settings for the compaction of the conversation.
     pub context_management: Option<Vec<Value>>,
-    /// The documents to answer from, for the chat template.
+    /// The documents on which the answer is to be based, as a variable of the chat template.
     pub documents: Option<Vec<Map<String, Value>>>,
     /// Additional variables for the chat template.
     pub chat_template_kwargs: Option<Map<String, Value>>,
@@ -70,7 +70,7 @@ impl Request {
     /// Parses a request body.
     ///
     /// # Errors
-    /// [`RequestError`] if the body is not a JSON object or a field has a wrong type.
+    /// [`RequestError`] if the body is not a JSON object, a field has a wrong type, or a required field is missing.
     pub fn parse(body: &[u8]) -> Result<Self, RequestError> {
         Self::read(&parse::object(body)?)
     }
@@ -78,13 +78,13 @@ impl Request {
     /// Parses a request from a JSON object.
     ///
     /// # Errors
-    /// [`RequestError`] if a field has a wrong type.
+    /// [`RequestError`] if a field has a wrong type or a required field is missing.
     pub fn read(object: &Value) -> Result<Self, RequestError> {
         Ok(Self { generation: parse::fields(object)?, ..parse::fields(object)? })
     }
 }
 
-/// The format of the text, in requests and responses.
+/// The format and the verbosity of the text, in requests and responses.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
 #[serde(default)]
 pub struct TextParameter {
@@ -108,11 +108,12 @@ pub struct ReasoningParameter {
     pub generate_summary: Option<String>,
 }
 
-/// An item in the form in which a client sends it. The type decides which members are required.
+/// An item in the form in which a client sends it. The type of the item determines which members are required.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(default)]
 pub struct InputItem {
-    /// The type of the item; `message` if absent.
+    /// The type of the item. If absent, it is `item_reference` for an item with an ID and no role, and `message` for
+    /// all others.
     pub r#type: Option<String>,
     /// The identifier of the item.
     pub id: Option<String>,
@@ -140,7 +141,7 @@ pub struct InputItem {
     pub output: Option<TextOrList<InputPart>>,
 }
 
-/// A part of the content of a message. The server decides which types it supports.
+/// A part of a message, of reasoning, or of the result of a tool call. The server decides which types it supports.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
 pub struct InputPart {
@@ -158,7 +159,8 @@ pub struct InputPart {
     pub detail: Option<String>,
 }
 
-/// A request to `/conversations`, to create or change a conversation.
+/// A request to `/conversations`, which creates a conversation, or to `/conversations/{id}`, which replaces its
+/// metadata.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
 pub struct ConversationRequest {
@@ -180,7 +182,7 @@ impl ConversationRequest {
     /// Parses a request body; an empty body is an empty request.
     ///
     /// # Errors
-    /// [`RequestError`] if the body is not a JSON object or a field has a wrong type.
+    /// [`RequestError`] if the body is not a JSON object, a field has a wrong type, or a required field is missing.
     pub fn parse(body: &[u8]) -> Result<Self, RequestError> {
         if body.is_empty() { Ok(Self::default()) } else { parse::fields(&parse::object(body)?) }
     }
@@ -190,7 +192,7 @@ impl ItemsRequest {
     /// Parses a request body.
     ///
     /// # Errors
-    /// [`RequestError`] if the body is not a JSON object or a field has a wrong type.
+    /// [`RequestError`] if the body is not a JSON object, a field has a wrong type, or a required field is missing.
     pub fn parse(body: &[u8]) -> Result<Self, RequestError> {
         parse::fields(&parse::object(body)?)
     }

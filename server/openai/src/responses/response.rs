@@ -38,7 +38,7 @@ pub struct Response {
     pub status: Status,
     /// Whether the response is generated in the background, even if no client waits for it.
     pub background: bool,
-    /// The time when the response was completed, in seconds since 1970; absent until then.
+    /// The time when the response was completed, in seconds since 1970; absent unless the response is complete.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub completed_at: Option<u64>,
     /// The reason why the response failed.
@@ -74,11 +74,11 @@ pub struct Response {
     pub store: bool,
     /// The temperature that was used.
     pub temperature: f32,
-    /// The format of the text.
+    /// The format and the verbosity of the text.
     pub text: TextParameter,
     /// Whether the model may, must or must not call tools, or which tool it must call.
     pub tool_choice: Value,
-    /// The tools that the model may call.
+    /// The tools of the request, except those that the server ignores.
     pub tools: Vec<Value>,
     /// The number of most probable tokens that are reported at each position.
     pub top_logprobs: u32,
@@ -86,18 +86,18 @@ pub struct Response {
     pub top_p: f32,
     /// The behavior if the conversation is too long: `auto` or `disabled`.
     pub truncation: String,
-    /// The numbers of tokens used; `null` until generation ends.
+    /// The numbers of tokens used; `null` until generation ends, and if it fails or is canceled.
     pub usage: Option<ResponseUsage>,
     /// The user of the request.
     pub user: Option<String>,
     /// The metadata of the request.
     pub metadata: Map<String, Value>,
-    /// The warnings about parts of the request that have no effect; absent if there are none.
+    /// The warnings about parts of the request that have no effect or only a limited one; absent if there are none.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub warnings: Vec<Warning>,
 }
 
-/// A warning about a part of the request that has no effect.
+/// A warning about a part of the request that has no effect or only a limited one.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Warning {
     /// The machine-readable code: `unsupported_tool` or `unsupported_format`.

@@ -45,7 +45,7 @@ struct Args {
     plugin_config: Vec<String>,
 }
 
-/// Number of draft tokens in each kind of step that is measured.
+/// The numbers of draft tokens for which steps of the model are measured, per sequence.
 const DRAFTS: [u32; 4] = [0, 1, 2, 4];
 
 fn main() -> anyhow::Result<()> {
@@ -97,8 +97,8 @@ fn config(args: &Args) -> anyhow::Result<Config> {
     Ok(Config { plugin_config, kv_cache_bytes: Some(1 << 30), ..Config::new(args.model.clone()) })
 }
 
-/// A step with `count` tokens of each sequence after `past` tokens. The last `drafts` tokens of each sequence are
-/// drafts.
+/// A step that computes `count` tokens of each sequence, after its `past` tokens that are in the KV cache. The last
+/// `drafts` tokens of each sequence are drafts.
 struct Step {
     sequences: Range<u32>,
     past: u32,

@@ -1,5 +1,5 @@
-//! Runs a scenario on an engine in this process. `tests/bench/README.md` describes the scenarios. Benchmarks and
-//! conformance tests compare the results with those of other engines.
+//! Runs a scenario in this process, either on an engine or directly on the model. `tests/bench/README.md` describes the
+//! scenarios. Benchmarks and conformance tests compare the results with those of other engines.
 
 mod floor;
 mod generate;

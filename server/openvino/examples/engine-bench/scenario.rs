@@ -31,7 +31,8 @@ pub(crate) struct Work {
     pub(crate) arrival: Option<Arrival>,
 }
 
-/// The condition for the arrival of a request: the request `after_request` has generated `tokens` tokens or has ended.
+/// The condition for the arrival of a request: the earlier request with the index `after_request` has generated
+/// `tokens` tokens or has ended.
 #[derive(Clone, Copy, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Arrival {
@@ -51,6 +52,6 @@ pub(crate) struct Score {
 #[serde(deny_unknown_fields)]
 pub(crate) struct WantedLogits {
     pub(crate) file: String,
-    /// Pairs of a sequence and a position.
+    /// Pairs of the index of a sequence and a position in it.
     pub(crate) rows: Vec<(usize, usize)>,
 }

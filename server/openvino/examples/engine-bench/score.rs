@@ -1,4 +1,4 @@
-//! `score`: computes the log probability of each token of a sequence, given the tokens before it.
+//! `score`: computes the log probability of each token of a sequence after the first, given the tokens before it.
 
 use std::path::Path;
 
