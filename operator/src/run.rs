@@ -215,7 +215,7 @@ pub async fn manage(
             () = stop.cancelled() => return Ok(()),
         }
     }
-    tracing::info!("this process is the leader");
+    tracing::info!("{}", if election.is_some() { "this process is the leader" } else { "starting to reconcile" });
     services.metrics.set_leader(true);
     let controllers = run_controllers(&client, &config, &services, stop);
     let outcome = match &mut election {

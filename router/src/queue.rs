@@ -271,7 +271,11 @@ impl DrainRate {
             |amount: f64, served: f64| if served > 0.0 { amount / served * self.seconds } else { f64::NAN };
         // NaN means that no request has been served yet, so the rate is unknown.
         let seconds = time(requests as f64, self.requests).max(time(tokens as f64, self.tokens));
-        Duration::try_from_secs_f64(seconds).unwrap_or(RETRY_AFTER_MIN)
+        if seconds.is_nan() {
+            return RETRY_AFTER_MIN;
+        }
+        // If nothing has been served for long, the time can exceed the largest duration.
+        Duration::try_from_secs_f64(seconds).unwrap_or(RETRY_AFTER_MAX)
     }
 }
 

@@ -80,6 +80,7 @@ pub(super) async fn send_until_answered(
         let attempts_max = worker.app.settings().attempts;
         let is_past_deadline = queued.deadline.is_some_and(|deadline| deadline <= Instant::now());
         attempts += 1;
+        // A connection that was idle counts too: the router cannot know whether the replica closed it or crashed.
         broken_connections += u32::from(matches!(failure, Failure::Broken { .. }));
         if broken_connections >= BROKEN_MAX {
             return Err(Error::BrokeReplicas(broken_connections));

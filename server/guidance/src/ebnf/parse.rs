@@ -348,8 +348,10 @@ impl<'a> Reader<'a> {
             None => return Err(self.error("the grammar ends with a backslash")),
         };
         let code: String = self.rest().chars().take(digits).collect();
+        // `from_str_radix` also accepts a sign.
+        let is_code = code.len() == digits && code.bytes().all(|byte| byte.is_ascii_hexdigit());
         let letter = u32::from_str_radix(&code, 16).ok().and_then(char::from_u32);
-        match letter.filter(|_| code.len() == digits) {
+        match letter.filter(|_| is_code) {
             Some(letter) => {
                 self.consume(&code);
                 Ok(letter)
@@ -405,6 +407,7 @@ mod tests {
             ),
             ("root ::= \"\\q\"", "line 1: \\q is not a valid escape"),
             ("root ::= \"\\x4\"", "line 1: expected 2 hexadecimal digits that encode a Unicode character"),
+            ("root ::= \"\\x+4\"", "line 1: expected 2 hexadecimal digits that encode a Unicode character"),
             ("root ::= *", "line 1: expected a name, a literal, a character class or a group, found '*'"),
             ("root ::= \"a\")", "line 1: expected the name of a rule, found ')'"),
             ("root ::= (= \"a\")", "line 1: lookahead is not supported"),

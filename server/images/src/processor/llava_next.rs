@@ -44,9 +44,9 @@ impl LlavaNext {
         }
         let pinpoints = file.get("image_grid_pinpoints").and_then(|value| value.as_array());
         let resolution = |value: &serde_json::Value| {
-            let sides: Vec<u32> =
-                value.as_array()?.iter().filter_map(|side| u32::try_from(side.as_u64()?).ok()).collect();
-            let [height, width] = <[u32; 2]>::try_from(sides).ok()?;
+            let side = |side: &serde_json::Value| u32::try_from(side.as_u64()?).ok();
+            let [height, width] = value.as_array()?.as_slice() else { return None };
+            let (height, width) = (side(height)?, side(width)?);
             let tiles = u64::from(height / tile.height) * u64::from(width / tile.width);
             let is_valid = height % tile.height == 0
                 && width % tile.width == 0
