@@ -1,8 +1,8 @@
 //! LoRA adapters: determines which projections of the model each adapter changes, and with which matrices.
 //!
 //! All adapters are in one graph, concatenated along the rank, and an input specifies the adapter of each token, so
-//! that a step may contain tokens of all adapters. `adapters/` reads their files, `shim/graph/adapters.cpp` adds them
-//! to the graph, and `shim/projection/adapters.cpp` adds them to the native projections.
+//! that a step can contain tokens of any adapter. `adapters/` reads their files, `shim/graph/adapters.cpp` adds them to
+//! the graph, and `shim/projection/adapters.cpp` adds them to the native projections.
 
 mod file;
 #[cfg(test)]
@@ -36,11 +36,12 @@ pub(crate) enum GraphOrigin<'a> {
     Ir,
 }
 
-/// The architectures of GGUF files whose projections are known to match those of adapters.
+/// The architectures of GGUF files in which the projections are known to match those that adapters change.
 const ARCHITECTURES: [&str; 6] = ["llama", "qwen2", "qwen3", "qwen3moe", "phi3", "gemma3"];
 
-/// The architecture whose files interleave the two halves of each head of q and k, unlike adapters. Where the rotary
-/// embedding was rewritten, the rows are already in the order of the adapters, and [`Projection::paired`] is `None`.
+/// The architecture whose files, unlike adapters, interleave the rows of the two halves of each head of q and k. Where
+/// the rotary embedding was rewritten, the rows are already in the order of the adapters, and [`Projection::paired`] is
+/// `None`.
 const INTERLEAVED: &str = "llama";
 
 /// Reads adapters and adds them to a model in which no projections are merged. Returns a digest of each adapter.
@@ -180,7 +181,7 @@ fn split_fused(adapter: Adapter, projections: &BTreeMap<String, Projection>) -> 
     all
 }
 
-/// Appends the matrices of the adapter `number` along the rank.
+/// Appends the matrices of the adapter with this number to those of earlier adapters, along the rank.
 fn append(to: &mut LoraWeights, matrices: LoraMatrices, number: i32) {
     let LoraMatrices { rank, rows, down, up, .. } = matrices;
     let order = match to.projection.paired {
@@ -198,8 +199,8 @@ fn append(to: &mut LoraWeights, matrices: LoraMatrices, number: i32) {
     to.adapters.extend(std::iter::repeat_n(number, rank));
 }
 
-/// For each row of a matrix whose head halves are interleaved, returns the index of the same row in the adapter's
-/// matrix.
+/// For each row of a matrix whose head halves are interleaved, returns the index of the corresponding row of the
+/// adapter's matrix.
 fn interleaved(rows: usize, head_size: usize) -> Vec<usize> {
     let half = head_size / 2;
     (0..rows)

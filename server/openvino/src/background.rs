@@ -1,4 +1,4 @@
-//! A thread that finishes its work before its owner is dropped.
+//! A background thread that is joined when its handle is dropped.
 
 use std::thread::JoinHandle;
 

@@ -14,7 +14,7 @@ pub(crate) struct CompiledGraph {
 }
 
 impl CompiledGraph {
-    /// Creates a request of a model that `core` has compiled or read.
+    /// Creates a request for a model that `core` has compiled or read.
     pub(crate) fn new(core: Arc<Core>, compiled: Arc<CompiledModel>) -> Result<Self, Error> {
         Ok(Self { request: compiled.request()?, compiled, _core: core })
     }
@@ -22,7 +22,8 @@ impl CompiledGraph {
     /// Binds a new tensor with these values to an input.
     ///
     /// # Errors
-    /// The tensor cannot be allocated, the number of values does not match the shape, or the model has no such input.
+    /// The tensor cannot be allocated, the number of values does not match the shape, or the model has no input with
+    /// this name, shape and type.
     pub(crate) fn set_values<T: Element>(
         &mut self,
         input: &str,

@@ -12,9 +12,10 @@ pub struct Config {
     pub model: PathBuf,
     /// The OpenVINO device, such as `CPU`, `GPU.1` or `HETERO:GPU,CPU`. Only `CPU` is tested.
     pub device: String,
-    /// Properties that are passed to the device's plugin unchanged.
+    /// Properties that are passed to the device's plugin. If the native kernels compute all projections and the
+    /// attention, the plugin receives `f32` as `INFERENCE_PRECISION_HINT` instead of the configured value.
     pub plugin_config: Vec<(String, String)>,
-    /// The precision in which the native projections multiply activations.
+    /// The precision in which the native projections multiply activations by integer weights.
     pub activation_precision: ActivationPrecision,
     /// Bytes of the KV cache. `None` derives the size from the available memory.
     pub kv_cache_bytes: Option<u64>,
@@ -22,14 +23,15 @@ pub struct Config {
     pub kv_cache_tokens_max: u64,
     /// The directory in which rewritten graphs and compiled models are cached, so that the next start is faster.
     pub cache_dir: Option<PathBuf>,
-    /// Length of the longest sequence. It selects the rotary embeddings of models with different embeddings for short
-    /// and for long contexts (LongRoPE). `None` stands for the context length in a GGUF file; an IR with such
+    /// Length of the longest sequence in tokens. It selects the rotary embeddings of models with different embeddings
+    /// for short and for long contexts (LongRoPE). `None` stands for the context length in a GGUF file; an IR with such
     /// embeddings requires a value.
     pub max_model_len: Option<u32>,
     /// The adapters. Sequences refer to them by numbers from 1.
     pub adapters: Vec<AdapterSource>,
-    /// The fraction of the attention mass that the selected keys of long prompts must cover, from 0 to 1. `None` reads
-    /// all keys. The results of a sparse prompt are not exact. Only the native attention supports sparse attention.
+    /// The fraction of the attention mass that the selected keys of long prompts must cover, from 0 to 1. With `None`,
+    /// prompts attend to all keys. The results of prompts with sparse attention are not exact. Only the native
+    /// attention supports sparse attention.
     pub sparse_attention: Option<f32>,
     /// Whether decodes report the attention to each block
     /// ([`ModelRunner::block_scores`](server_engine::ModelRunner::block_scores)). Only the native attention reports
@@ -65,7 +67,7 @@ pub enum ActivationPrecision {
     /// A precision whose rounding errors are not larger than those of bf16.
     #[default]
     Auto,
-    /// 8-bit integers, with a scale for each 32 activations, and outliers in f32. This precision is faster, but with
+    /// 8-bit integers, with a scale for every 32 activations, and outliers in f32. This precision is faster, but with
     /// some models its rounding errors exceed those of bf16.
     Int8,
 }

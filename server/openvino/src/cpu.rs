@@ -4,12 +4,11 @@ use std::fmt;
 
 use crate::tiles::{TileSupport, tile_support};
 
-/// An instruction set for which the native kernels are compiled. The numbers are those of `ovfleet_isa` in
-/// `shim/shim.h`.
+/// An instruction set for which native kernels are compiled. The numbers are those of `ovfleet_isa` in `shim/shim.h`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub(crate) enum Isa {
-    /// Plain C++ without vector instructions, which every processor runs.
+    /// Plain C++ without intrinsics, which every processor runs.
     Portable = 1,
     /// AVX2, FMA and F16C.
     Avx2 = 2,
@@ -53,8 +52,8 @@ impl fmt::Display for Isa {
     }
 }
 
-/// The instruction sets of a processor that kernels use. A field is true only if the processor also has the other
-/// instruction sets on which the native kernels of the same name depend.
+/// The features of a processor that affect the choice of kernels. The field of an instruction set is true only if the
+/// processor also has the other instruction sets on which the native kernels of the same name depend.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct CpuFeatures {
     pub(crate) avx2: bool,
@@ -99,8 +98,8 @@ fn is_intel() -> bool {
     [vendor.ebx, vendor.edx, vendor.ecx].map(u32::to_le_bytes).concat() == *b"GenuineIntel"
 }
 
-/// Returns, as text, the model and the features of the processor, and whether AMX is permitted. A model that was
-/// compiled for one processor is not used on a different one.
+/// Returns, as text, the model and the features of the processor, and whether AMX is permitted. A cached compiled model
+/// is used only if this text equals that of the processor for which the model was compiled.
 pub(crate) fn identity() -> String {
     const RELEVANT: [&str; 9] = [
         "vendor_id",

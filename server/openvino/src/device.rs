@@ -1,5 +1,5 @@
-//! The properties of a device that affect the choice of kernels: the configured values and, for properties that are not
-//! configured, the device's defaults.
+//! The properties of a device that affect the choice of kernels: the configured values and, for precisions that are not
+//! configured, defaults.
 
 use crate::runtime::Core;
 
@@ -29,7 +29,8 @@ pub(crate) fn configured_property<'a>(plugin_config: &'a [(String, String)], key
 }
 
 impl DeviceOptions {
-    /// Reads the configuration, and from the device the properties that are not configured.
+    /// Reads the configuration. A precision that is not configured is f32 if the configuration prefers accuracy, and
+    /// the device's default otherwise.
     pub(crate) fn read(core: &Core, device: &str, plugin_config: &[(String, String)]) -> Self {
         let configured = |key: &str| configured_property(plugin_config, key).map(str::to_owned);
         let prefers_accuracy = configured("EXECUTION_MODE_HINT").as_deref() == Some("ACCURACY");

@@ -8,19 +8,18 @@ use std::path::PathBuf;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The OpenVINO runtime reported an error.
+    /// An operation of the OpenVINO runtime or of this crate failed.
     #[error("failed to {what}: {message}")]
     Runtime {
         /// The operation that failed, as a verb with its object.
         what: &'static str,
-        /// The error message of the runtime.
+        /// The reason for the failure, such as the error message of the runtime.
         message: String,
     },
-    /// The model is valid, but this crate does not support it. The message names the property of the model that is the
-    /// reason.
+    /// This crate does not support the model, or not with this configuration. The message states the reason.
     #[error("cannot serve this model: {0}")]
     Unsupported(String),
-    /// The GGUF file is invalid.
+    /// The GGUF file is invalid or cannot be read.
     #[error("failed to read the model file")]
     Gguf(#[from] server_gguf::Error),
     /// There is no model at the given path.
@@ -44,7 +43,7 @@ pub enum Error {
     CacheSize {
         /// The configured or derived size in bytes.
         bytes: u64,
-        /// The limit that the size violates.
+        /// The reason why the size is rejected.
         why: String,
     },
 }
@@ -66,8 +65,8 @@ pub(crate) fn chain(error: &(dyn std::error::Error + 'static)) -> String {
     causes.map(ToString::to_string).collect::<Vec<_>>().join(": ")
 }
 
-/// The lines of a runtime's message that describe the error, without those that name a location in the runtime's source
-/// code.
+/// The lines of a message of the runtime that describe the error, without those that name a location in the runtime's
+/// source code.
 fn without_locations(message: &str) -> String {
     let lines: Vec<&str> =
         message.lines().map(str::trim).filter(|line| !line.is_empty() && !is_location(line)).collect();

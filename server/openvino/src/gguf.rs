@@ -21,7 +21,7 @@ mod yarn;
 /// The tensor with the divisors of the rotary frequencies, one f32 for each pair of a head (Llama 3.1 and later).
 const ROTARY_FACTORS: &str = "rope_freqs.weight";
 
-/// The divisors of models with long contexts: one tensor is for contexts up to the original length, and another for
+/// The divisors of models with long contexts: one tensor is for contexts up to the original length, and the other for
 /// longer contexts. All sequences use the same tensor, because the angles of cached keys cannot change when a sequence
 /// grows beyond the original length.
 const ROTARY_FACTORS_SHORT: &str = "rope_factors_short.weight";
@@ -31,7 +31,7 @@ const ROTARY_FACTORS_LONG: &str = "rope_factors_long.weight";
 const EXPERTS: &str = "_exps.";
 
 /// Reads the file with the runtime's front end, which may round weights, and replaces the weights with exact ones.
-/// `max_model_len` is the length of the longest sequence, or `None` for the context length in the file.
+/// `max_model_len` is the length of the longest sequence in tokens, or `None` for the context length in the file.
 pub(crate) fn read(file: &Arc<GgufFile>, max_model_len: Option<u32>) -> Result<Model, Error> {
     reject_unknown_types(file)?;
     hyperparameters::check(file)?;
@@ -56,9 +56,9 @@ pub(crate) fn read(file: &Arc<GgufFile>, max_model_len: Option<u32>) -> Result<M
     })
 }
 
-/// The reason why a graph cannot be read from an input.
+/// The reason why a graph cannot be read from a [`GraphInput`].
 enum ReadError<'a> {
-    /// The graph has no node for a weight.
+    /// The graph has no node for this weight.
     NoNode(&'a TensorEntry),
     /// The temporary file for the front end cannot be written.
     NoGraphFile(Error),
@@ -77,7 +77,7 @@ impl From<server_gguf::Error> for ReadError<'_> {
     }
 }
 
-/// Reads the graph, whose weights are read from the file when they are needed.
+/// Reads the graph and corrects it. The weights are read from the file when they are needed.
 fn read_with(
     file: &Arc<GgufFile>,
     max_model_len: Option<u32>,
@@ -105,7 +105,7 @@ enum GraphInput {
     Whole,
 }
 
-/// A weight of the graph that its tensor in the file replaces.
+/// A weight of the graph, and the tensor of the file that replaces it.
 struct Replacement<'a> {
     entry: &'a TensorEntry,
     /// The name of the weight in the graph.
@@ -113,7 +113,8 @@ struct Replacement<'a> {
     tensor: SourceTensor,
 }
 
-/// Replaces all matrices with weights that are read from the file when they are needed.
+/// Replaces the matrices that the front end may round or did not read with weights that are read from the file when
+/// they are needed.
 fn replace_weights<'a>(
     file: &'a Arc<GgufFile>,
     model: &mut Model,
@@ -180,7 +181,8 @@ fn fused_parts<'a>(file: &GgufFile, entry: &'a TensorEntry) -> Vec<Replacement<'
         .into()
 }
 
-/// The architectures with experts whose corrected graphs are tested. Mixtral's files name the architecture llama.
+/// The architectures for which the corrected graphs of models with experts are tested. The files of Mixtral have the
+/// architecture `llama`.
 const EXPERT_ARCHITECTURES: [&str; 3] = ["gpt-oss", "llama", "qwen3moe"];
 
 fn has_experts(file: &GgufFile) -> bool {
@@ -299,7 +301,8 @@ fn rotary_factors(file: &GgufFile, max_model_len: Option<u32>) -> Option<&Tensor
 }
 
 /// Corrects the frequencies of gpt-oss, whose context was extended with YaRN: like llama.cpp, the front end rounds the
-/// range of pairs whose frequencies are mixtures, but the model was trained without this rounding.
+/// ends of the range of pairs whose frequencies are mixtures (see `yarn.rs`), but the model was trained without this
+/// rounding.
 fn correct_yarn(file: &GgufFile, model: &mut Model) -> Result<(), Error> {
     let is_yarn = file.get_of_architecture("rope.scaling.type").and_then(|value| value.str()) == Some("yarn");
     if file.architecture() != Some("gpt-oss") || !is_yarn {
@@ -355,8 +358,8 @@ fn is_split(file: &GgufFile) -> bool {
     file.paths().len() > 1
 }
 
-/// Whether a tensor is replaced: it contains the weights of a matrix or of experts that the front end may round or did
-/// not read.
+/// Whether a tensor is replaced, because it contains weights of a matrix or of experts that the front end may round or
+/// did not read.
 fn is_replaced(entry: &TensorEntry, input: GraphInput) -> bool {
     // The biases of experts have two dimensions, but the front end reads them, as it reads the biases of projections.
     !entry.name.ends_with(".bias")

@@ -2,8 +2,8 @@
 //! (OpenVINO's), for which instruction set and in which precision.
 //!
 //! The decision is a pure function of the configuration, the device, the processor and the graph. Its result is a
-//! [`KernelPlan`], which the shim applies to the graph. To add a kernel for another instruction set, add it to [`Isa`],
-//! to the order of preference in this module, and to `shim/`; see `shim/README.md`.
+//! [`KernelPlan`], which the shim applies to the graph. To add kernels for another instruction set, add the instruction
+//! set to [`Isa`] and to the order of preference in this module, and add the kernels to `shim/`; see `shim/README.md`.
 
 use std::fmt;
 
@@ -18,8 +18,8 @@ mod tests;
 /// The parts of the configuration that affect the choice of kernels.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct KernelOptions {
-    /// The fraction of the attention mass that the selected keys of long prompts must cover. `None` computes the
-    /// attention to all keys.
+    /// The fraction of the attention mass that the selected keys of long prompts must cover. With `None`, prompts
+    /// attend to all keys.
     pub(crate) sparse_attention: Option<f32>,
     /// Whether decodes report the attention to each block.
     pub(crate) block_scores: bool,
@@ -77,8 +77,7 @@ pub(crate) enum Precision {
 }
 
 impl Precision {
-    /// Returns the precision of a KV cache of the native attention, or `None` if the native attention supports no cache
-    /// of this precision.
+    /// Returns the KV cache precision with this name, or `None` if the native attention does not support it.
     fn of_kv_cache(name: &str) -> Option<Self> {
         match name {
             "u4" => Some(Self::U4),
@@ -115,10 +114,10 @@ pub(crate) enum ProjectionKernels {
 /// The precision in which the native projections multiply activations by weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ProductPrecision {
-    /// Activations are 8-bit integers, with a scale for each 32 activations. Those far above the root mean square of
-    /// their row are multiplied in f32.
+    /// Activations are 8-bit integers, with a scale for every 32 activations. Activations far above the root mean
+    /// square of their row are multiplied in f32.
     Int8,
-    /// Activations are 15-bit integers, with a scale for each 32 activations. Kernels with VNNI multiply them as two
+    /// Activations are 15-bit integers, with a scale for every 32 activations. Kernels with VNNI multiply them as two
     /// 8-bit terms, and all other kernels as one 16-bit number.
     Int16,
     /// Activations and weights are in bf16.
@@ -189,8 +188,8 @@ pub(crate) struct NativeAttention {
     pub(crate) kv_cache: Precision,
     /// The precision of the queries, keys, values and outputs: f32 or bf16.
     pub(crate) activations: Precision,
-    /// The fraction of the attention mass that the selected keys of long prompts must cover. `None` computes the
-    /// attention to all keys.
+    /// The fraction of the attention mass that the selected keys of long prompts must cover. With `None`, prompts
+    /// attend to all keys.
     pub(crate) attention_mass: Option<f32>,
     /// Whether decodes report the attention to each block.
     pub(crate) block_scores: bool,
@@ -250,11 +249,12 @@ impl fmt::Display for KernelPlan {
 /// faster.
 pub(crate) const PROJECTION_ISAS: [Isa; 4] = [Isa::Amx, Isa::Avx512Vnni, Isa::AvxVnni, Isa::Avx2];
 
-/// The instruction sets of the native attention, the fastest first. The kernels of the first two multiply in bf16, and
-/// are used only if the device prefers bf16 and bf16 products are not slow. The others multiply in f32. Prompts and
-/// decodes use the same kernels, so that the result of a token does not depend on the division of its prompt into
-/// chunks. The kernels for AMX compute small numbers of queries with vector instructions, which produce the same bits
-/// as the tiles.
+/// The instruction sets of the native attention, the fastest first. The kernels of the first two multiply in bf16
+/// (those for AMX, with a u4 cache, in f32), and are used only if the device prefers bf16. Those for AVX-512 with bf16
+/// also require that the processor's AVX-512 products in bf16 are not slow. The kernels of the other three multiply in
+/// f32. Prompts and decodes use the same kernels, so that the result of a token does not depend on the division of its
+/// prompt into chunks. The kernels for AMX compute small numbers of queries with vector instructions, which produce the
+/// same bits as the tiles.
 pub(crate) const ATTENTION_ISAS: [Isa; 5] =
     [Isa::Amx, Isa::Avx512Bf16, Isa::Avx512, Isa::Avx2, Isa::Portable];
 /// The instruction sets of [`ATTENTION_ISAS`] whose kernels multiply in bf16.
@@ -278,7 +278,8 @@ impl CpuFeatures {
         isas.iter().copied().find(|isa| self.has(*isa))
     }
 
-    /// Returns the instruction set of bf16 attention, or `None` if the processor has none, or if f32 is faster.
+    /// Returns the instruction set for attention in bf16, or `None` if the processor has none or computes attention
+    /// faster in f32.
     fn bf16_attention(self) -> Option<Isa> {
         self.first(&BF16_ATTENTION_ISAS).filter(|isa| *isa == Isa::Amx || !self.slow_avx512_bf16)
     }
@@ -340,7 +341,8 @@ pub(crate) fn plan_encoder(
 /// Chooses the kernels of a model.
 ///
 /// # Errors
-/// The configuration requires native kernels that the device or the graph does not support.
+/// The configuration requires native kernels, but they do not support the device, the graph or the rest of the
+/// configuration.
 pub(crate) fn plan_kernels(
     options: &KernelOptions,
     device: &DeviceOptions,

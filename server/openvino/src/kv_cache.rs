@@ -77,8 +77,8 @@ impl CachePorts {
         Ok(KvCache { tensors })
     }
 
-    /// Returns a description of the format of a block. Blocks of models or runtimes with different descriptions are not
-    /// compatible.
+    /// Returns a description of the format of a block. The blocks of two models or runtimes are not compatible if their
+    /// descriptions differ.
     pub(crate) fn describe(&self) -> String {
         let port = |port: &Port| format!("{} {:?} {:?}", port.name, port.element, port.shape);
         self.ports.iter().map(port).collect::<Vec<_>>().join(", ")
@@ -106,18 +106,19 @@ fn shape(port: &Port, blocks: i64) -> Result<Vec<i64>, Error> {
 }
 
 impl KvCache {
-    /// Binds the cache to a request of this model. Several requests may be bound to it if they run one after the other.
+    /// Binds the cache to a request of its model. Several requests may be bound to the cache if they run one after the
+    /// other.
     pub(crate) fn bind(&self, request: &mut InferRequest) -> Result<(), Error> {
         self.tensors.iter().try_for_each(|each| request.set(&each.input, &each.tensor))
     }
 
-    /// Returns the memory to the system, which discards its content. The memory contains zeros when it is accessed
-    /// again.
+    /// Returns the whole pages of the memory to the system, which discards their content. These pages contain zeros
+    /// when they are accessed again.
     pub(crate) fn discard(&mut self) -> Result<(), Error> {
         self.tensors.iter_mut().try_for_each(|each| each.tensor.discard())
     }
 
-    /// Copies the content of a block, layer after layer, into `bytes`.
+    /// Copies the content of a block, tensor after tensor, into `bytes`.
     pub(crate) fn read(&self, block: BlockId, bytes: &mut [u8]) -> Result<(), Error> {
         let mut rest = bytes;
         for CacheTensor { tensor, block_bytes, .. } in &self.tensors {

@@ -1,9 +1,10 @@
-//! The OpenVINO runner: models from GGUF files and OpenVINO IR directories, with a paged KV cache.
+//! The OpenVINO runner, which loads models from GGUF files and OpenVINO IR directories, and runs them with a paged KV
+//! cache.
 //!
 //! This crate decides how a model file becomes a compiled graph, and how a batch becomes the inputs of that graph. It
-//! does not process text or requests. It is the only crate with `unsafe` code: calls to OpenVINO's C API
-//! (`runtime.rs`), to the C++ shim that covers what the C API lacks (`shim.rs`, `shim/`), and to functions of the C
-//! library that the standard library does not wrap (`numa.rs`, `memory.rs`, `runtime/tensor.rs`).
+//! does not process text or requests. It is the only crate with `unsafe` code: calls to OpenVINO's C API (`runtime.rs`,
+//! `runtime/`), to the C++ shim in `shim/` that covers what the C API lacks (mainly `shim.rs`), and to functions of the
+//! C library that the standard library does not wrap (`numa.rs`, `memory.rs`, `runtime/tensor.rs`).
 //!
 //! ```text
 //! GGUF ─► front end ─► rewrite rotary embeddings ─► rewrite weights ─┐
@@ -12,8 +13,8 @@
 //!                                                       compile ◄─ native kernels ◄─ kernel plan (`kernels.rs`) ◄┘
 //! ```
 //!
-//! The language model of a vision-language model takes the same path. Its other models are not paged; `vision.rs`
-//! replaces some of their operations with native kernels and compiles them.
+//! The language model of a vision-language model takes the same path. The other models of a vision-language model are
+//! not paged: `vision.rs` compiles them, after replacing some operations of the image encoder with native kernels.
 #![allow(unsafe_code, reason = "the boundary to OpenVINO; every block says why it is sound")]
 
 mod adapters;

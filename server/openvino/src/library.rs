@@ -7,8 +7,8 @@ unsafe extern "C" {
     fn ovfleet_library_path() -> *const c_char;
 }
 
-/// Returns the path of the C API that belongs to the linked OpenVINO library, or `None` if the dynamic loader cannot
-/// determine the library's path.
+/// Returns the path of the C API that belongs to the linked OpenVINO library, or `None` if the path of this library is
+/// unknown or does not have the expected form.
 pub(crate) fn c_library() -> Option<PathBuf> {
     // SAFETY: the function has no parameters and returns null or a NUL-terminated string that the loader owns.
     let linked = unsafe {

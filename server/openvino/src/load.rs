@@ -27,7 +27,7 @@ use crate::{Error, gguf, library, memory};
 /// A finished stage of loading, for progress reports.
 #[derive(Clone, Debug)]
 pub struct LoadStage {
-    /// The name of the stage, as a verb with its object.
+    /// The name of the stage, such as `read the model`.
     pub name: &'static str,
     /// The time that the stage has taken.
     pub duration: Duration,
@@ -45,12 +45,12 @@ pub struct LoadReport {
     /// Whether the native kernels compute all projections and the attention. In this case, the logits of a token are
     /// bitwise identical, regardless of the other tokens in the step.
     pub native_kernels: bool,
-    /// The configured inference precision, or the device's default. The native kernels may compute in another
-    /// precision, which [`Self::kernels`] states.
+    /// The configured inference precision. If none is configured, f32 if the configuration prefers accuracy, and the
+    /// device's default otherwise. The native kernels may compute in another precision, which [`Self::kernels`] states.
     pub inference_precision: String,
     /// The precision of the KV cache, as the device reports it.
     pub kv_cache_precision: String,
-    /// A digest of each adapter, which changes with its content.
+    /// A digest of the content of each adapter.
     pub adapter_digests: Vec<u64>,
     /// The inputs on which the bytes of a block of the KV cache depend, besides its tokens and their adapter.
     pub cache_identity: CacheIdentity,
@@ -68,7 +68,8 @@ pub struct CacheIdentity {
 /// Loads a model and allocates its KV cache. Calls `progress` after each stage.
 ///
 /// # Errors
-/// The model is missing, invalid or not supported, the device rejects it, or the cache does not fit into memory.
+/// The model or an adapter is missing, invalid or not supported, the device rejects the model, or the KV cache is too
+/// small or does not fit into memory.
 pub fn load(
     config: &Config,
     progress: &mut dyn FnMut(LoadStage),
@@ -86,8 +87,7 @@ pub fn load(
 /// size that `config` sets or that is derived; the size in `draft` is ignored.
 ///
 /// # Errors
-/// The same as for [`load`], for either model. In addition, the blocks of both models must have the same number of
-/// tokens.
+/// The same as for [`load`], for either model, or the blocks of the two models have different numbers of tokens.
 pub fn load_pair(
     config: &Config,
     draft: &Config,
@@ -151,7 +151,7 @@ struct PreparedGraph {
     adapter_digests: Vec<u64>,
 }
 
-/// A compiled model and its source.
+/// A compiled model, and how it was compiled or read.
 struct CompiledSource {
     compiled: Arc<CompiledModel>,
     /// The core that has compiled or read the model.
@@ -290,7 +290,8 @@ impl ModelLoader {
         Ok(())
     }
 
-    /// Reads a model, and caches its graph. Its projections are merged, unless adapters must be added first.
+    /// Reads a model, and merges its projections unless adapters must be added first. With `caches_graph`, the graph of
+    /// a GGUF file is read from the cache or written to it.
     fn read(&self, caches_graph: bool) -> Result<SourceGraph, Error> {
         let is_merged = self.config.adapters.is_empty();
         let file = match &self.source {

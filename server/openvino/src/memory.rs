@@ -18,7 +18,7 @@ pub fn available_bytes() -> Option<u64> {
     [machine, group, numa::available_bytes()].into_iter().flatten().min()
 }
 
-/// Returns the whole free pages of the C library's allocator to the system.
+/// Returns the free memory of the C library's allocator to the system, in whole pages. Only glibc supports this.
 pub fn trim() {
     #[cfg(all(target_os = "linux", target_env = "gnu"))]
     // SAFETY: the call touches only free memory, under the allocator's locks.
@@ -27,8 +27,8 @@ pub fn trim() {
     }
 }
 
-/// Makes all threads allocate from one arena of the C library's allocator, instead of up to eight per processor. The
-/// call affects only threads that are started later.
+/// Limits the C library's allocator to one arena, instead of up to eight per processor. A thread that already uses
+/// another arena continues to use it. Only glibc supports this.
 pub fn use_one_arena() {
     #[cfg(all(target_os = "linux", target_env = "gnu"))]
     // SAFETY: the call sets a parameter of the allocator, under the allocator's locks.
@@ -48,7 +48,7 @@ struct ControllerFiles {
     limit: &'static str,
     usage: &'static str,
     statistics: &'static str,
-    /// The statistics of the page cache, all of which the kernel can reclaim.
+    /// The names of the statistics that report the size of the page cache, all of which the kernel can reclaim.
     page_cache: [&'static str; 2],
 }
 
@@ -115,7 +115,7 @@ mod tests {
         assert_eq!(meminfo_available("MemFree: 1 kB"), None);
     }
 
-    /// Returns the available bytes of a process in these groups, with these files.
+    /// Returns the available bytes of a process in these groups, given the files of the groups.
     fn available_in(groups: &str, files: &[(&str, &str)]) -> Option<u64> {
         let root = tempfile::tempdir().unwrap();
         for (name, text) in files {

@@ -20,7 +20,8 @@ pub(crate) struct CacheUpdate {
 }
 
 impl CacheUpdate {
-    /// Writes the update in the background. A failure, such as a full disk, is logged and leaves no files behind.
+    /// Writes the update in the background. A failure, such as a full disk, is logged, and the unfinished file is
+    /// removed.
     pub(crate) fn write(self) -> Option<BackgroundThread> {
         let (entry, model) = self.compiled?;
         Some(BackgroundThread::start("model-cache", move || {

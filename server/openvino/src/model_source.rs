@@ -21,8 +21,8 @@ impl ModelSource {
     /// Finds the model at a path.
     ///
     /// # Errors
-    /// The path contains neither a GGUF file nor an IR, the GGUF file or one of its parts is invalid, or a
-    /// vision-language model is incomplete or not supported.
+    /// The path is neither a file nor a directory with an IR or a vision-language model, the file or another part of a
+    /// GGUF model cannot be read or is invalid, or a vision-language model is incomplete or not supported.
     pub(crate) fn find(path: &Path) -> Result<Self, Error> {
         let missing = |fault| Error::Missing { path: path.to_owned(), fault };
         if path.is_dir() {

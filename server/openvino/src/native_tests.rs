@@ -50,9 +50,9 @@ struct RawThreadGroup {
     node: i32,
 }
 
-/// Numbers of threads and of their groups. Tests compare the results for each entry with those of a single thread. Most
-/// machines that run the tests have fewer than 16 processors, so several threads share a processor. In some entries,
-/// the groups differ in their numbers of threads.
+/// Numbers of threads and of their groups. Tests compare the results for each entry with those of a single thread. On
+/// machines with fewer than 16 processors, several threads share a processor. In the entry with three groups, the
+/// groups differ in their numbers of threads.
 const THREADS: [Threads; 9] = [
     Threads { count: 2, groups: 1 },
     Threads { count: 3, groups: 1 },
@@ -158,7 +158,7 @@ impl FloatType {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum KernelVariant {
     Kernels(Isa),
-    /// The AMX kernels on the C++ model of the tile registers, with the vectors of an instruction set.
+    /// The AMX kernels on the C++ model of the tile registers, with the vector instructions of an instruction set.
     TileModel(Isa),
 }
 
@@ -186,7 +186,7 @@ impl KernelVariant {
     }
 }
 
-/// Whether tests can run on real AMX tiles. Prints that they are skipped otherwise.
+/// Whether tests can run on real AMX tiles. If they cannot, prints that they are skipped.
 fn has_real_tiles() -> bool {
     let support = tile_support();
     if support != TileSupport::Granted {

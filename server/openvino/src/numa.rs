@@ -43,7 +43,7 @@ pub enum NodeError {
 /// The binding of a process to a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NumaBinding {
-    /// Number of processors of the node that the process uses.
+    /// Number of the node's processors that the process uses.
     pub processors: usize,
     /// Whether the process allocates memory from the node only. Containers may not be allowed to set this policy
     /// (`set_mempolicy`); their memory still comes from the node while the node has free memory.
@@ -76,8 +76,8 @@ pub fn run_on_node(node: u32) -> Result<NumaBinding, NodeError> {
     Ok(NumaBinding { processors: used.len(), is_memory_bound: bound })
 }
 
-/// The nodes whose processors the process is allowed to use. A process that reads much memory is slower on several
-/// nodes than on one.
+/// The nodes with processors that the process is allowed to use. A process on several nodes reads memory of other
+/// nodes, which is slower, unless its threads are divided into groups.
 #[must_use]
 pub fn nodes_in_use() -> Vec<u32> {
     processors_by_node().into_iter().map(|node| node.number).collect()

@@ -25,7 +25,7 @@ pub struct OpenVinoRunner {
     _cache_writer: Option<BackgroundThread>,
     layout: CacheLayout,
     adapters: u32,
-    /// The attention of the last batch to each of its blocks.
+    /// The attention of the last batch's decodes to each of the batch's blocks.
     block_scores: Vec<f32>,
 }
 

@@ -64,8 +64,9 @@ pub(crate) fn read_gguf(path: &Path) -> Result<Model, Error> {
     Ok(Model::from_raw(model))
 }
 
-/// Divides the frequencies of the rotary embeddings with this base by `factors`. If `base` is `None`, all rotary
-/// embeddings are changed. Returns the number of changed frequency tables.
+/// Divides the frequencies of the rotary embeddings that have `factors.len()` pairs and this base by `factors`. If
+/// `base` is `None`, embeddings with any base are changed. Returns the number of changed frequency tables, or 1 if the
+/// front end has already divided the frequencies.
 pub(crate) fn divide_frequencies(
     model: &mut Model,
     base: Option<f64>,
@@ -102,7 +103,8 @@ pub(crate) fn set_sliding_window(model: &mut Model, tokens: u32) -> Result<(), E
     check(unsafe { ffi::ovfleet_set_sliding_window(model.as_mut_ptr(), tokens) }, "set the sliding window")
 }
 
-/// Rewrites rotary embeddings that rotate adjacent pairs. The rows of the returned projections must then be permuted.
+/// Rewrites rotary embeddings that rotate adjacent pairs so that they rotate halves, if the rotated projections are
+/// pairs of a q and a k with the same head size. The rows of the returned projections must then be permuted.
 pub(crate) fn rewrite_rotary(model: &mut Model) -> Result<Vec<PermutedProjection>, Error> {
     unsafe extern "C" fn push(context: *mut c_void, tensor: *const c_char, head_size: usize) {
         // SAFETY: `context` is the vector below, which outlives the call that runs this function; `tensor` is
@@ -231,7 +233,8 @@ pub(crate) fn add_adapters(
     check(code, "add the adapters")
 }
 
-/// Merges projections that read the same input. Returns the number of projections that were merged.
+/// Merges projections that read the same input and have weights of the same form. Returns the number of projections
+/// that were merged.
 pub(crate) fn merge_projections(model: &mut Model) -> Result<usize, Error> {
     let mut merged = 0;
     // SAFETY: both pointers are valid for the call.
@@ -250,7 +253,7 @@ pub(crate) fn remove_attention_masks(model: &mut Model) -> Result<usize, Error> 
     Ok(replaced)
 }
 
-/// Replaces each convolution whose kernel covers its whole input with a matrix multiplication. Returns the number of
+/// Replaces each convolution whose kernel covers the whole input with a matrix multiplication. Returns the number of
 /// replaced convolutions.
 pub(crate) fn replace_patch_convolutions(model: &mut Model) -> Result<usize, Error> {
     let mut replaced = 0;
@@ -260,8 +263,8 @@ pub(crate) fn replace_patch_convolutions(model: &mut Model) -> Result<usize, Err
     Ok(replaced)
 }
 
-/// Replaces each attention operation without a mask in an image encoder with the native attention for `isa`. Returns
-/// the number of replaced operations: 0 with `None`, which leaves the attention to the plugin.
+/// In an image encoder, replaces the supported attention operations without a mask with the native attention for `isa`.
+/// Returns the number of replaced operations: 0 with `None`, which leaves the attention to the plugin.
 pub(crate) fn replace_encoder_attention(model: &mut Model, isa: Option<Isa>) -> Result<usize, Error> {
     let mut replaced = 0;
     let isa = isa.map_or(PLUGIN, |isa| isa as u32);
@@ -271,8 +274,8 @@ pub(crate) fn replace_encoder_attention(model: &mut Model, isa: Option<Isa>) -> 
     Ok(replaced)
 }
 
-/// Replaces the multiplications by integer weights in an image encoder with native projections. Returns the number of
-/// replaced multiplications.
+/// In an image encoder, replaces the supported multiplications by integer weights with native projections. Returns the
+/// number of replaced multiplications.
 pub(crate) fn replace_encoder_projections(
     model: &mut Model,
     projections: NativeProjections,

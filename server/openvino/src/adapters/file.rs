@@ -38,7 +38,7 @@ pub(super) struct Adapter {
     pub(super) digest: u64,
 }
 
-/// The matrices of one projection, which add `up * (down * x)` to its output.
+/// The low-rank matrices for one projection, to whose output `up * (down * x)` is added.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct LoraMatrices {
     pub(super) rank: usize,
@@ -51,7 +51,7 @@ pub(super) struct LoraMatrices {
 }
 
 impl LoraMatrices {
-    /// Returns the matrices restricted to these rows of the output.
+    /// Returns the matrices for these rows of the output.
     pub(super) fn part(&self, rows: Range<usize>) -> Self {
         let up = self.up[rows.start * self.rank..rows.end * self.rank].to_vec();
         Self { rows: rows.len(), up, down: self.down.clone(), ..*self }

@@ -1,5 +1,5 @@
 //! Checks that any adapter directory is either read, with matrices of consistent sizes, or rejected with a reason.
-//! `server/fuzz` runs this check for hours, and the tests below run it for a few seconds.
+//! `server/fuzz` runs this check for hours, and the test below runs it for a few seconds.
 
 use std::cell::OnceCell;
 use std::fs;
@@ -16,7 +16,7 @@ thread_local! {
     static DIRECTORY: OnceCell<TempDir> = const { OnceCell::new() };
 }
 
-/// Runs one input, and panics if a guarantee is violated.
+/// Checks one input, and panics if a guarantee is violated.
 pub(crate) fn check(input: &[u8]) {
     DIRECTORY.with(|directory| {
         let directory = directory.get_or_init(|| TempDir::new().expect("a temporary directory")).path();

@@ -1,12 +1,12 @@
-//! Maps the names of projections in GGUF files, IRs and adapters to each other. Adapters use the module names of the
-//! original model's code, GGUF files use other names, and an IR uses the module names with prefixes and suffixes.
+//! Maps the names of projections in GGUF files, IRs and adapters to common module names. Adapters and IRs use the
+//! module names of the original model's code, with prefixes and, in IRs, suffixes. GGUF files use other names.
 //!
 //! This crate identifies a module by the part of its name that begins with the layers, such as
 //! `layers.3.self_attn.q_proj`.
 
 use std::collections::BTreeSet;
 
-/// The prefixes of module names before the layers, for the modules of a language model.
+/// The prefixes that can precede `layers.` in the names of a language model's modules.
 const PREFIXES: [&str; 6] = [
     "",
     "model.",
@@ -27,7 +27,8 @@ const PROJECTIONS: [(&str, &str); 7] = [
     ("ffn_down", "mlp.down_proj"),
 ];
 
-/// Returns the module whose weight is a given tensor of a GGUF file. `tensors` are the names of all projections.
+/// Returns the module whose weight is a given tensor of a GGUF file. `tensors` are the names of the weights of all
+/// projections.
 pub(super) fn of_tensor(tensor: &str, tensors: &BTreeSet<&str>) -> Option<String> {
     let (layer, part) = tensor.strip_prefix("blk.")?.strip_suffix(".weight")?.split_once('.')?;
     let (_, module) = PROJECTIONS.iter().find(|(known, _)| *known == part)?;
@@ -58,7 +59,7 @@ fn from_layers(path: &str) -> Option<String> {
     (is_layer && !rest.is_empty() && PREFIXES.contains(&before)).then(|| module.to_owned())
 }
 
-/// Returns the projections that a fused projection consists of, in the order of its rows.
+/// Returns the projections that a fused projection of q, k and v consists of, in the order of its rows.
 pub(super) fn parts_of_fused(module: &str) -> Option<[String; 3]> {
     let layer = module.strip_suffix("self_attn.qkv_proj")?;
     Some(["q", "k", "v"].map(|part| format!("{layer}self_attn.{part}_proj")))

@@ -1,4 +1,5 @@
-//! The parts of `adapter_config.json` that determine how an adapter is computed. Unsupported options are rejected.
+//! The parts of `adapter_config.json` that determine how an adapter is computed. Known options that are not supported
+//! are rejected, and unknown options are ignored.
 
 use serde::Deserialize;
 use serde_json::{Map, Value};
@@ -43,7 +44,7 @@ impl PeftConfig {
     /// Parses and checks a configuration.
     ///
     /// # Errors
-    /// Returns a message that names the invalid or unsupported option of the configuration.
+    /// Returns a message that describes the invalid or unsupported part of the configuration.
     pub(super) fn read(text: &[u8]) -> Result<Self, String> {
         let config: Self =
             serde_json::from_slice(text).map_err(|error| format!("adapter_config.json: {error}"))?;
@@ -58,8 +59,8 @@ impl PeftConfig {
         self.base_model_name_or_path.as_deref().unwrap_or_default()
     }
 
-    /// Returns the factor for the product of a module's matrices, and the rank of these matrices. `module` is the full
-    /// name of the module.
+    /// Returns the factor by which the product of a module's matrices is multiplied, and the rank of these matrices.
+    /// `module` is the full name of the module.
     pub(super) fn scale_and_rank(&self, module: &str) -> (f64, usize) {
         let rank = matching(self.rank_pattern.as_ref(), module).and_then(Value::as_u64);
         let rank = rank.map_or(self.r, |rank| rank as usize);
@@ -110,14 +111,14 @@ impl PeftConfig {
     }
 }
 
-/// Whether a pattern has no special characters of regular expressions other than `.`, which [`matching`] compares
-/// literally.
+/// Whether a pattern is not empty and consists only of letters, digits, `.`, `_` and `-`, all of which [`matching`]
+/// compares literally.
 fn is_plain(pattern: &str) -> bool {
     !pattern.is_empty()
         && pattern.chars().all(|letter| letter.is_alphanumeric() || matches!(letter, '.' | '_' | '-'))
 }
 
-/// Returns the value of the first pattern that equals a module's name or the end of the name after a dot.
+/// Returns the value of the first pattern that equals a module's name or the part of this name after one of its dots.
 fn matching<'a>(patterns: Option<&'a Map<String, Value>>, module: &str) -> Option<&'a Value> {
     let is_end = |pattern: &str| {
         module.strip_suffix(pattern).is_some_and(|before| before.is_empty() || before.ends_with('.'))

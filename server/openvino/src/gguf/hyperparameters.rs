@@ -1,12 +1,12 @@
 //! Checks the hyperparameters of a GGUF file before the front end or this crate divides by them, multiplies them or
-//! uses them as sizes of memory, because files are untrusted.
+//! uses them as sizes of allocations, because files are untrusted.
 
 use server_gguf::{GgufFile, Value};
 
 use crate::Error;
 
-/// An integer hyperparameter of the architecture, and its valid values. The limits are far beyond any model, and far
-/// below values that overflow or exhaust memory.
+/// An integer hyperparameter of the architecture, and its valid values. The upper limits are far above the values of
+/// any model, and far below values that cause overflows or exhaust memory.
 struct Range {
     key: &'static str,
     least: u64,

@@ -42,13 +42,13 @@ impl TensorSource {
         Self { file, tensors }
     }
 
-    /// Reads rows of a weight in the format of the shim.
+    /// Reads rows of a weight, and returns them in the format of the shim.
     ///
     /// # Errors
     /// The file cannot be read.
     ///
     /// # Panics
-    /// Panics if no tensor has this number, or if the rows are out of its range.
+    /// Panics if no weight has this number, or if the weight does not have these rows.
     pub(crate) fn read(&self, number: usize, rows: Range<usize>) -> Result<Matrix, Error> {
         thread_local! {
             static BYTES: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };

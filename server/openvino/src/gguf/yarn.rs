@@ -4,11 +4,12 @@
 
 use std::f64::consts::TAU;
 
-/// The numbers of rotations within the original context above which a pair is unchanged, and below which it is scaled.
+/// Numbers of rotations within the original context: the frequency of a pair with more than `FAST_ROTATIONS` is
+/// unchanged, and that of a pair with fewer than `SLOW_ROTATIONS` is divided by the factor.
 const FAST_ROTATIONS: f64 = 32.0;
 const SLOW_ROTATIONS: f64 = 1.0;
 
-/// The smallest difference between the two ends of the range, as in the front end.
+/// The smallest difference between the two ends of the range of mixtures, as in the front end.
 const RANGE_MIN: f64 = 0.001;
 
 /// An extension of the context.
@@ -16,7 +17,7 @@ pub(super) struct Yarn {
     /// The number of rotated dimensions of a head.
     dimensions: u64,
     factor: f64,
-    /// The numbers of the first and the last pair whose frequencies are mixtures. They need not be integers.
+    /// The ends of the range of pairs whose frequencies are mixtures. They need not be integers.
     first: f64,
     last: f64,
 }
@@ -33,7 +34,8 @@ impl Yarn {
         Some(Self { dimensions, factor, first: pair_of(FAST_ROTATIONS), last: pair_of(SLOW_ROTATIONS) })
     }
 
-    /// Returns the divisors that correct the frequencies of a graph whose range was rounded to whole pairs.
+    /// Returns the divisors that correct the frequencies of a graph for which the ends of the range were rounded to
+    /// whole pairs.
     pub(super) fn divisors(&self) -> Vec<f32> {
         let most = self.dimensions as f64 - 1.0;
         let exact = (self.first.max(0.0), self.last.min(most));

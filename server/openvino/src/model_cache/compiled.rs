@@ -2,12 +2,12 @@
 //! graph.
 //!
 //! A file consists of the plugin's bytes, a hash of these bytes and of the file's name, and the [`GraphProperties`].
-//! The hash detects incomplete, damaged and renamed files. A file is written only if the model that is read back
-//! computes the same logits as the original, because the plugin does not write all attributes of some operations, and
-//! cannot read other operations back.
+//! The hash detects incomplete and renamed files, and damage to the plugin's bytes. A file is kept only if the model
+//! that is read back computes the same logits as the original, because the plugin does not write all attributes of some
+//! operations, and cannot read other operations back.
 //!
-//! A compiled model names native operations, so a separate core ([`shim::import_core`]) reads it: no other core knows
-//! these operations, so only files in the private directory (`directory.rs`) can use them.
+//! A compiled model can name native operations, so a separate core ([`shim::import_core`]) reads it. No other core
+//! knows these operations, and the server uses this core only for files in the private directory (`directory.rs`).
 
 use std::fs::{self, File};
 use std::io::{Read, Seek, SeekFrom, Write};
@@ -39,7 +39,7 @@ pub(crate) struct CacheableModel {
     pub(crate) properties: Vec<(String, String)>,
 }
 
-/// The entry of one graph that is compiled for one device and one processor.
+/// The cache entry of the model that is compiled from one graph for one device and one processor.
 pub(crate) struct CompiledCacheEntry {
     directory: Arc<PrivateDirectory>,
     name: String,
@@ -47,8 +47,8 @@ pub(crate) struct CompiledCacheEntry {
 }
 
 impl CompiledCacheEntry {
-    /// Returns the entry of the models that are compiled from `graph`, or `None` for devices whose plugins are not
-    /// known to read back what they write.
+    /// Returns the entry of the model that is compiled from `graph` with this configuration, or `None` for devices
+    /// whose plugins are not known to read back what they write.
     pub(crate) fn new(
         graph: &GraphCacheEntry,
         config: &Config,
@@ -75,9 +75,9 @@ impl CompiledCacheEntry {
         &self.directory
     }
 
-    /// Returns the compiled model and the core that has read it, or `None` if the file does not exist or, with a
-    /// warning, if it cannot be read. `properties` returns the plugin's properties for a model that was compiled from a
-    /// graph with the given [`GraphProperties`].
+    /// Returns the compiled model, the properties of its graph and the core that has read the model, or `None` if the
+    /// file does not exist or, with a warning, if it cannot be used. `properties` returns the plugin's properties for a
+    /// model that was compiled from a graph with the given [`GraphProperties`].
     pub(crate) fn read(
         &self,
         properties: impl FnOnce(GraphProperties) -> Result<Vec<(String, String)>, Error>,
@@ -109,8 +109,8 @@ impl CompiledCacheEntry {
         }
     }
 
-    /// Writes a compiled model, if the model that is read back computes the same logits. A failure, such as a full
-    /// disk, is logged, and the unfinished file is removed.
+    /// Writes a compiled model, and keeps the file if the model that is read back computes the same logits. A failure,
+    /// such as a full disk, is logged, and the unfinished file is removed.
     pub(super) fn write(&self, model: CacheableModel) {
         let part = self.directory.unfinished(&self.name);
         if let Err(error) = self.try_write(&part, model) {
@@ -159,7 +159,8 @@ fn seal(path: &Path, name: &str, graph: GraphProperties) -> std::io::Result<usiz
     usize::try_from(bytes).map_err(std::io::Error::other)
 }
 
-/// Returns the number of the plugin's bytes and the properties of the graph, if the file is unchanged since [`seal`].
+/// Returns the number of the plugin's bytes and the properties of the graph. Fails if the plugin's bytes, their hash or
+/// the file's name have changed since [`seal`].
 fn check(path: &Path, name: &str) -> std::io::Result<(usize, GraphProperties)> {
     let damaged = || std::io::Error::new(std::io::ErrorKind::InvalidData, "the file is damaged");
     let mut file = File::open(path)?;

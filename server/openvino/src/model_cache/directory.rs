@@ -1,9 +1,9 @@
-//! The private directory in which rewritten graphs and compiled models are cached.
+//! The private directory in which rewritten graphs, compiled models and fingerprints are cached.
 //!
 //! A cache directory is often on a volume that other pods can write to. However, a compiled model is trusted input: it
 //! names native operations and the memory that they read. This crate therefore stores its files in a subdirectory that
-//! it creates with mode 0700, and uses an existing one only if the current user (or root) owns it and no other user
-//! can write to it. The directory is opened once, and every later path leads through that descriptor, so a user who can
+//! it creates with mode 0700, and uses an existing one only if the current user (or root) owns it and no other user can
+//! write to it. The directory is opened once, and every later path leads through its file descriptor, so a user who can
 //! rename the directory cannot replace it.
 
 use std::fs::{self, DirBuilder, File};
@@ -29,7 +29,7 @@ const COMPILED_MAX: usize = 8;
 /// If exceeded: the least recently used one is deleted.
 const FINGERPRINTS_MAX: usize = 512;
 
-/// Number of unfinished graphs and compiled models in `--cache-dir`.
+/// Number of unfinished graphs, compiled models and fingerprints in `--cache-dir`.
 ///
 /// If exceeded: the least recently written one is deleted.
 const UNFINISHED_MAX: usize = 8;
@@ -61,7 +61,8 @@ impl PrivateDirectory {
     /// because a process that is killed while it writes leaves an unfinished file.
     ///
     /// # Errors
-    /// The directory cannot be created, or another user owns it or can write to it.
+    /// The directory cannot be created or opened, its owner is neither the current user nor root, or other users can
+    /// write to it.
     pub(crate) fn open(cache_dir: &Path) -> io::Result<Self> {
         let user = rustix::process::geteuid().as_raw();
         // Each user of a shared volume has a separate directory.
@@ -120,7 +121,8 @@ impl PrivateDirectory {
         fs::rename(from, self.file(name))
     }
 
-    /// Marks a file as just used. If that fails, the file only appears to be used less recently.
+    /// Marks a file as just used. If that fails, the only effect is that the file seems to have been used less
+    /// recently.
     pub(super) fn touch(&self, name: &str) {
         let file = File::options().append(true).open(self.file(name));
         let _ = file.and_then(|file| file.set_modified(SystemTime::now()));

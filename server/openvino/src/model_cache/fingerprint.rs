@@ -1,10 +1,10 @@
-//! Fingerprints of model files, which depend on their whole content.
+//! Fingerprints of model files, which depend on the whole content of the files.
 //!
-//! A model of several gigabytes takes seconds to hash, so the result is stored in the cache directory under the
-//! attributes that identify this version of the file: its path, inode, size, modification time and change time. User
-//! space can set the modification time (`cp --preserve`, `rsync --times`), but not the change time, which every write,
-//! rename or change of metadata advances. Only changes within the clock's granularity could remain undetected, so a
-//! file that changed recently is hashed each time.
+//! A model of several gigabytes takes seconds to hash, so the result is stored in the cache directory under a hash of
+//! the attributes that identify this version of the file: its path, inode, size, modification time and change time.
+//! User space can set the modification time (`cp --preserve`, `rsync --times`), but not the change time, which every
+//! write, rename or change of metadata advances. Only changes within the clock's granularity could remain undetected,
+//! so a file that changed recently is hashed each time.
 
 use std::fs::{self, File};
 use std::io::{self, Read, Seek, SeekFrom};
@@ -17,7 +17,7 @@ use xxhash_rust::xxh3::{Xxh3Default, xxh3_128};
 use super::directory::PrivateDirectory;
 
 /// Seconds since a file's last change after which its fingerprint is stored. This time is longer than the clock
-/// granularity of any file system, and than the difference between the clocks of machines that share a volume.
+/// granularity of any file system, and than the usual difference between the clocks of machines that share a volume.
 const SETTLED_SECONDS: i64 = 30;
 
 /// Returns the hash of a file's content, which is computed or read from the directory.
@@ -57,7 +57,7 @@ fn stored(directory: &PrivateDirectory, name: &str) -> Option<u128> {
     if text.len() == 32 { u128::from_str_radix(&text, 16).ok() } else { None }
 }
 
-/// A description that differs between two versions of a file. The device number is omitted, because it changes with
+/// A description that differs between two versions of a file. The device number is omitted, because it can change with
 /// every mount of a volume.
 fn version(path: &Path, file: &File) -> io::Result<String> {
     let metadata = file.metadata()?;
@@ -78,7 +78,7 @@ fn seconds_now() -> i64 {
     i64::try_from(now.as_secs()).unwrap_or(i64::MAX)
 }
 
-/// The hash of the first `bytes` of a file.
+/// The hash of the first `bytes` bytes of a file.
 pub(super) fn hash(file: &mut File, bytes: u64) -> io::Result<u128> {
     let mut hash = Xxh3Default::new();
     let mut buffer = vec![0; 1 << 20];
@@ -96,8 +96,8 @@ pub(super) fn hash(file: &mut File, bytes: u64) -> io::Result<u128> {
 mod tests {
     use super::*;
 
-    /// The weights are replaced with others of the same size and modification time, as with
-    /// `rsync --times --inplace`.
+    /// The weights are replaced with others of the same size, and their modification time is restored, as
+    /// `rsync --times --inplace` does.
     #[test]
     fn replaced_content_has_another_fingerprint_even_with_the_same_size_and_time() {
         let parent = tempfile::tempdir().unwrap();

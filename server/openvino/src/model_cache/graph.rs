@@ -11,8 +11,8 @@ use super::fingerprint;
 use crate::runtime::{Core, Model};
 use crate::{Error, shim};
 
-/// The version of graph rewriting and of the formats of native operations. Graphs, compiled models and blocks on disk
-/// of other versions are not read.
+/// The version of graph rewriting and of the formats of native operations. Graphs, compiled models and KV cache blocks
+/// on disk that have another version are not read.
 pub(crate) const VERSION: u64 = 22;
 
 /// The inputs on which a rewritten graph depends besides the content of the model's files.
@@ -23,8 +23,8 @@ pub(crate) struct GraphOptions {
     pub(crate) is_merged: bool,
 }
 
-/// The entry of one graph in the cache. Its name is also part of the names of the models that are compiled from the
-/// graph.
+/// The entry of one graph in the cache. The names of the models that are compiled from the graph depend on the name of
+/// this entry.
 pub(crate) struct GraphCacheEntry {
     directory: Arc<PrivateDirectory>,
     name: String,
@@ -93,8 +93,8 @@ impl GraphCacheEntry {
         }
     }
 
-    /// Writes the graph, and reads it back. If the graph cannot be written, the failure is logged, no files are left
-    /// behind, and the result is `None`.
+    /// Writes the graph, and reads it back. If the graph cannot be written or read back, the failure is logged, the
+    /// unfinished files are removed, and the result is `None`.
     pub(crate) fn write(&self, core: &Core, model: &mut Model) -> Option<Model> {
         let written = self.try_write(core, model);
         self.directory.evict_old_files();

@@ -14,7 +14,7 @@ use crate::runtime::{CompiledModel, Core};
 /// Number of tokens in each step: a prompt in two chunks, which needs more than one block, and a decode.
 const STEPS: [u32; 3] = [29, 19, 1];
 
-/// The logits after each step of a fixed text, computed by a new request with a new cache.
+/// The logits after each step of a fixed sequence of tokens, computed by a new request with a new cache.
 pub(super) fn logits(core: Arc<Core>, compiled: Arc<CompiledModel>) -> Result<Vec<f32>, Error> {
     let ports = CachePorts::find(&compiled.inputs()?)?;
     let vocabulary = compiled.vocabulary()?;

@@ -184,8 +184,8 @@ impl Layer {
         self.sequences[sequence].keys.len() / (self.kv_heads * self.size)
     }
 
-    /// Runs a step with `counts` new tokens of each sequence, and returns the largest difference from the plain
-    /// computation, or `None` if the processor does not have the kernels.
+    /// Runs a step with as many new tokens of each sequence as `counts` specifies, and returns the largest difference
+    /// from the plain computation, or `None` if the processor does not have the kernels.
     fn step(&mut self, random: &mut Random, variant: KernelVariant, counts: &[usize]) -> Option<f64> {
         let tokens: usize = counts.iter().sum();
         let Self { heads, kv_heads, size, .. } = *self;
@@ -419,7 +419,7 @@ impl Layer {
         [qkv, vec![], vec![]]
     }
 
-    /// Computes the attention of one query at a position.
+    /// Computes the attention of one query at a position, in f64.
     fn plain(&self, sequence: usize, position: usize, head: usize, query: &[f32]) -> PlainResult {
         let cached = &self.sequences[sequence];
         let kv_head = head / (self.heads / self.kv_heads);

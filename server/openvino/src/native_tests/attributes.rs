@@ -21,8 +21,8 @@ thread_local! {
 }
 
 /// Reads a model with the operation in `input`: its name and then its attributes, one on each line. The attribute
-/// `inputs` is the number of its inputs. Returns whether the operation is accepted, and panics if it is accepted but
-/// must not be.
+/// `inputs` is the number of the operation's inputs. Returns whether the operation is accepted, and panics if it is
+/// accepted but must not be, or if it is rejected without a reason.
 fn is_accepted(input: &[u8]) -> bool {
     let text = String::from_utf8_lossy(input);
     let mut lines = text.lines();

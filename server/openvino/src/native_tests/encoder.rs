@@ -1,4 +1,5 @@
-//! Compares the native projections and the native attention of an image encoder with those of the plugin.
+//! Compares the native projections, the native attention and the replaced convolutions of an image encoder with the
+//! plugin's operations.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -16,7 +17,8 @@ use crate::shim;
 /// Number of columns of the source, of the first destination, and of the second destination.
 const SIZES: [usize; 3] = [64, 96, 32];
 
-/// The largest allowed difference, relative to the largest expected value. Activations are rounded to 15 bits.
+/// The largest allowed difference with kernels that round activations to 15 bits, relative to the largest expected
+/// value.
 const TOLERANCE: f32 = 1e-4;
 
 fn floats(values: impl Iterator<Item = f32>) -> Vec<u8> {
@@ -153,7 +155,8 @@ fn convolutions_of_patches_become_products_of_matrices() {
 const INPUTS: [&str; 3] = ["query", "key", "value"];
 
 /// Compiles an attention operation with `heads` heads of `size` numbers for the kernels of `isa`, or for those of the
-/// plugin. With tiles, only the tokens of the same tile attend to each other.
+/// plugin. With `has_tiles`, the tokens belong to tiles of an image, and only tokens of the same tile attend to each
+/// other.
 fn attention(
     directory: &Path,
     isa: Option<Isa>,

@@ -4,7 +4,7 @@
 use super::ir::{Ir, Operation, config};
 use crate::load::load;
 
-/// The sizes of an attention layer's keys and values.
+/// The number of KV heads of an attention layer, and the sizes of their keys and values.
 struct Heads {
     number: usize,
     key_size: usize,

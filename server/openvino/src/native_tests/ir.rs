@@ -4,7 +4,7 @@ use std::path::Path;
 
 use crate::config::Config;
 
-/// A graph in the text form of an IR. Each of its operations has one output.
+/// A graph in the text form of an IR. Each of its operations has at most one output.
 #[derive(Default)]
 pub(super) struct Ir {
     layers: String,

@@ -1,5 +1,6 @@
-//! Checks for models with LongRoPE, as `optimum-intel` exports them, that the result of a sequence depends neither on
-//! the other sequences of a step nor on the chunks of its prompt, and that `max_model_len` selects the factors.
+//! Checks for small models with LongRoPE, in the form in which `optimum-intel` exports such models, that the result of
+//! a sequence depends neither on the other sequences of a step nor on the chunks of its prompt, and that
+//! `max_model_len` selects the factors.
 
 use std::ops::Range;
 
@@ -44,7 +45,7 @@ enum Factors {
     Selected(Condition),
 }
 
-/// A form of the condition that the positions exceed the original length.
+/// A condition on the largest position. The rewrite supports those of [`Condition::KNOWN`].
 #[derive(Clone, Copy, Debug)]
 enum Condition {
     /// `max(position_ids) + 1 > ORIGINAL`.
@@ -55,7 +56,8 @@ enum Condition {
     Converted,
     /// `max(2 * position_ids) + 1 > ORIGINAL`, which the rewrite does not recognize.
     Unknown,
-    /// `max(position_ids) + 1`, doubled by so many additions that visiting each of their inputs would take years.
+    /// `max(position_ids) + 1 > ORIGINAL`, whose left side is then doubled by so many additions that visiting each of
+    /// their inputs would take years.
     Doubled,
 }
 
@@ -174,14 +176,14 @@ impl Graph {
         self.add("MatMul", PRODUCT, &[rows, weights])
     }
 
-    /// Projects to `[batch, heads, positions, elements]`.
+    /// Computes a projection, and returns its output with the shape `[batch, heads, positions, elements]`.
     fn heads(&mut self, hidden: usize) -> usize {
         let projected = self.project(hidden);
         let divided = self.reshape(projected, &[0, 0, HEADS as i64, HEAD as i64]);
         self.transpose(divided, &[0, 2, 1, 3])
     }
 
-    /// The elements of the last dimension of heads from `start` to `end`.
+    /// The elements of heads from `start` (inclusive) to `end` (exclusive) in the last dimension.
     fn slice(&mut self, heads: usize, start: i64, end: i64) -> usize {
         let [start, end, step, axis] = [start, end, 1, 3].map(|value| self.integers(&[value]));
         let slice = Operation { name: "Slice", opset: "opset8", attributes: "" };
@@ -201,7 +203,7 @@ impl Graph {
         self.binary("Add", same, swapped)
     }
 
-    /// Adds the angles by which the heads are rotated.
+    /// Adds the nodes with the cosines and sines of the angles by which the heads are rotated.
     fn rotation(&mut self, position_ids: usize, factors: Factors) -> Rotation {
         const HALF: usize = HEAD / 2;
         let sets = [("16", vec![1.0; HALF], vec![4.0; HALF]), ("", vec![1.0], vec![1.5])];

@@ -51,7 +51,7 @@ fn assert_names_the_operations(path: &Path, operation: &str) {
     }
 }
 
-/// Number of times that each thread reads a missing file.
+/// Number of times that each thread tries to read a missing file.
 const READS: usize = 2_000;
 
 #[test]

@@ -80,12 +80,13 @@ enum Epilogue {
 }
 
 impl Epilogue {
-    /// Whether the first half of the columns is multiplied by the second half.
+    /// Whether the first half of the columns, after an activation function, is multiplied by the second half.
     fn is_gated(self) -> bool {
         matches!(self, Self::SwiGlu | Self::ClampedSwiGlu)
     }
 
-    /// Returns the activation of a number, or `None` if the epilogue is not a function of each number.
+    /// Returns the activation of a number, or `None` if the epilogue does not apply an activation to each number
+    /// separately.
     fn activation(self, x: f64) -> Option<f64> {
         let sigmoid = |x: f64| 1.0 / (1.0 + (-x).exp());
         Some(match self {
@@ -112,13 +113,13 @@ fn error_function(x: f64) -> f64 {
     2.0 / PI.sqrt() * width / 3.0 * terms.sum::<f64>()
 }
 
-/// The number of bits that denotes weights of MXFP4, whose quants are codes of E2M1.
+/// The value of `bits` that denotes MXFP4 weights, whose quants are codes of E2M1.
 const E2M1_BITS: usize = 5;
 
-/// The number of bits of weights whose quants are passed as bytes, and which the kernels store in 6 bits.
+/// The value of `bits` that denotes weights whose quants are passed as bytes and stored by the kernels in 6 bits.
 const SIX_BITS: usize = 6;
 
-/// The magnitudes of the codes of E2M1 from 0 to 7. The next bit of a code is the sign.
+/// The magnitudes of the codes of E2M1 from 0 to 7. Bit 3 of a code is the sign.
 const E2M1: [f64; 8] = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0];
 
 /// The largest relative error of rounding to bf16, which has 8 significant bits.
@@ -429,7 +430,7 @@ impl Projection {
         was_run.then(|| self.activations.decode(&dst))
     }
 
-    /// Whether bf16 represents the rows of `source` exactly.
+    /// Whether bf16 exactly represents the rows that are multiplied by the weights.
     fn is_exact_in_bf16(&self) -> bool {
         self.norm.is_none() && (self.terms == 1 || self.activations == FloatType::Bf16)
     }
@@ -840,7 +841,8 @@ fn results_do_not_depend_on_the_number_of_threads() {
     assert!(tried >= 80, "{tried}");
 }
 
-/// The thread that loads a model starts other threads, which inherit its binding to processors.
+/// The thread that loads a model starts other threads, which inherit its binding to processors, so packing the weights
+/// must not change this binding.
 #[test]
 fn packing_does_not_bind_the_calling_thread() {
     let allowed = sched_getaffinity(None).unwrap();

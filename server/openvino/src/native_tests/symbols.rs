@@ -43,7 +43,8 @@ fn an_object_of_kernels_defines_only_its_table() {
     assert!(archives >= 2, "{archives}");
 }
 
-/// Without optimization, each inline function is in the object. The optimizer inlines most of them.
+/// Without optimization, an object contains each inline function that it calls. The optimizer would inline most of
+/// these functions.
 #[test]
 fn an_unoptimized_object_of_kernels_defines_only_its_table() {
     let directory = tempfile::tempdir().unwrap();

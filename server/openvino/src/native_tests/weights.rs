@@ -12,7 +12,7 @@ use crate::kernels::{NativeProjections, PROJECTION_ISAS, Precision, ProductPreci
 use crate::runtime::{Core, Model};
 use crate::shim;
 
-/// Number of columns and of rows of each weight.
+/// Number of columns of each weight, and of its rows unless a test specifies them.
 const SIZE: usize = 64;
 
 const TO_F32: Operation<'_> = operation("Convert", "destination_type=\"f32\"");

@@ -24,7 +24,7 @@ pub(super) struct StepInputs {
     position_ids: Input<i64>,
     /// 1 for tokens of images, 0 for all others.
     token_type_ids: Input<i64>,
-    /// Whether a token belongs to an image.
+    /// Whether each token belongs to an image.
     visual_pos_masks: Input<Flag>,
     /// The rows that the first layers read for the image tokens of the step.
     deepstack_visual_embeds: Input<f32>,
@@ -196,7 +196,8 @@ impl StepInputs {
         self.block_scores.write(score_bytes, std::iter::repeat_n(0, score_bytes))
     }
 
-    /// Writes the embeddings of the tokens, and the features of the images over those of their placeholders.
+    /// Writes the embeddings of the tokens, with the features of the images in place of the embeddings of their
+    /// placeholders, and the rows that the first layers read for the image tokens.
     fn write_embeddings(&mut self, batch: &Batch, images: &StepImages) -> Result<(), Error> {
         let Some(VisionParts { embeddings, .. }) = &mut self.vision else { return Ok(()) };
         let width = self.inputs_embeds.shape.columns();

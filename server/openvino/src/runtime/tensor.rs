@@ -146,7 +146,7 @@ impl Tensor {
         Err(Error::runtime("return the memory of a tensor", &std::io::Error::last_os_error().to_string()))
     }
 
-    /// Copies the bytes from the offset `at` into `to`.
+    /// Fills `to` with the bytes that start at the offset `at`.
     ///
     /// # Panics
     /// Panics if the bytes are not within the tensor.

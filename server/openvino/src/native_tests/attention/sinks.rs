@@ -1,4 +1,4 @@
-//! Tests of attention sinks. The random layers of the other tests have sinks near the scores.
+//! Tests of attention sinks far from the scores. Many random layers of the other tests have sinks near the scores.
 
 use super::{FloatType, KernelVariant, Layer, Random, tolerance};
 use crate::kernels::Precision;

@@ -4,7 +4,7 @@ use super::{Activations, FloatType, KernelVariant, Layer, Random};
 use crate::kernels::Precision;
 
 /// The keys of two ranges of tokens equal the queries, and all other keys equal the negated queries. The values of a
-/// range in between are infinite, which shows whether the kernels read them.
+/// range in between are infinite, so the output shows whether the kernels read them.
 #[test]
 fn a_sparse_prompt_attends_only_to_keys_with_a_large_mass() {
     const TOKENS: usize = 3000;

@@ -1,5 +1,5 @@
-//! Compares steps of random composition with the plain computation in every precision, and the outputs of a prompt that
-//! is divided into different chunks.
+//! Compares steps of random layers with the plain computation in every precision, and compares the outputs of a prompt
+//! that is divided into chunks in different ways.
 
 use super::super::{THREADS, Threads, on_threads};
 use super::{Activations, FloatType, KernelVariant, Layer, OtherSequences, Random, tolerance};
@@ -56,8 +56,8 @@ fn kernels_compute_the_same_as_a_plain_computation() {
     assert!(tried >= 5 * 2 * 2 * 6, "{tried}");
 }
 
-/// A prompt is computed as a whole, in chunks of random sizes and token by token, alone and together with another
-/// sequence.
+/// A prompt is computed as a whole, in chunks of random sizes and, from token 900 on, token by token. In some cases,
+/// each step also computes another sequence.
 #[test]
 fn the_output_of_a_token_does_not_depend_on_chunks_or_other_sequences() {
     const TOKENS: usize = 1300;
@@ -141,8 +141,8 @@ fn attention_does_not_depend_on_the_number_of_threads() {
     assert!(tried >= 3, "{tried}");
 }
 
-/// With multi-query attention, one KV head has more queries than fit into the vector registers: the scratch memory must
-/// have room for the block scores of all queries.
+/// One KV head has more query heads than fit into the vector registers: the scratch memory must have room for the block
+/// scores of all of them.
 #[test]
 fn decodes_with_many_query_heads_per_kv_head_report_their_block_scores() {
     let mut tried = 0;

@@ -31,9 +31,8 @@ fn attention_in_tiles_of_the_processor_and_of_the_model_agree() {
     }
 }
 
-/// The root mean square of the errors of bf16 kernels, relative to that of the exact output, is at most that of plain
-/// inference in bf16. Plain inference rounds queries, keys, values, weights and outputs once each, and computes exact
-/// sums.
+/// The root mean square error of bf16 kernels, relative to the exact output, is below that of plain inference in bf16.
+/// Plain inference rounds queries, keys, values, attention weights and outputs once each, and computes exact sums.
 #[test]
 fn the_noise_of_attention_in_tiles_is_at_most_that_of_bf16_inference() {
     const TOKENS: usize = 300;
