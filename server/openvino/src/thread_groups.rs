@@ -27,7 +27,7 @@ pub struct ThreadGroups(Vec<Option<NodeGroup>>);
 struct NodeGroup {
     /// The numbers of the nodes.
     nodes: Vec<u32>,
-    /// The processors of all nodes.
+    /// The processors of these nodes.
     processors: Vec<u32>,
 }
 
@@ -70,8 +70,8 @@ impl fmt::Display for ThreadGroups {
     }
 }
 
-/// Divides the threads of all models of the process into groups. Call this before a model is loaded. Memory is placed
-/// on the first node of a group.
+/// Divides the threads of all models of the process into groups. Call this before a model is loaded. The native kernels
+/// place a group's part of the weights on the group's first node.
 #[must_use]
 pub fn divide_threads(count: u32) -> ThreadGroups {
     let groups = ThreadGroups::of_nodes(count as usize, processors_by_node());

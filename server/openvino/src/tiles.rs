@@ -9,15 +9,16 @@ unsafe extern "C" {
 /// Whether this process may use the tile registers of AMX with bf16.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum TileSupport {
-    /// The processor has no tile registers.
+    /// The processor does not support AMX with bf16, or the process does not run on Linux on x86-64.
     Absent,
-    /// The processor has tile registers, but the operating system does not let this process use them, for this reason.
+    /// The processor supports AMX with bf16, but the operating system does not let this process use it. The string is
+    /// the reason.
     Denied(&'static str),
     Granted,
 }
 
-/// Requests permission to use AMX from the operating system, for all threads of the process. Later calls return the
-/// same result.
+/// Requests the operating system's permission to use AMX, for all threads of the process. Later calls return the same
+/// result.
 pub(crate) fn tile_support() -> TileSupport {
     let mut reason = std::ptr::null();
     // SAFETY: the pointer is valid for a write.

@@ -1,7 +1,7 @@
 //! Vision-language models that optimum-intel has exported: their files, the embeddings of tokens, and the image
 //! encoder.
 //!
-//! The language model is loaded like any other IR (`load.rs`), but reads embeddings instead of token ids.
+//! The language model is loaded like any other IR (`load.rs`), but reads embeddings instead of token IDs.
 
 mod embeddings;
 mod encoder;

@@ -57,8 +57,8 @@ pub(crate) struct Matrix {
     pub(crate) has_super_scales: bool,
 }
 
-/// The largest f16 zero point. Above it, the differences within a group are less than the rounding of its
-/// minimum.
+/// The largest zero point that is stored in f16. If the zero point is larger, the differences within a group are about
+/// as small as the rounding error of its minimum.
 const ZERO_MAX: f32 = 60_000.0;
 
 impl Matrix {
@@ -102,7 +102,7 @@ impl Matrix {
         Ok(Self { rows, columns, group, quants, scales, zeros, fits_six_bits, has_super_scales })
     }
 
-    /// A matrix of one block, which has the form of all matrices of a type.
+    /// A matrix of one block. It has the form of every matrix of this type.
     ///
     /// # Errors
     /// The type is not supported.

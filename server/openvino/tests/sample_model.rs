@@ -80,7 +80,8 @@ fn argmax(logits: &[f32]) -> TokenId {
     best.0 as TokenId
 }
 
-/// Runs a step with at most `chunk` tokens of each sequence, and appends the most probable tokens.
+/// Runs a step with at most `chunk` tokens of each sequence, and appends the most probable token to each sequence whose
+/// tokens are all computed.
 fn step(runner: &mut OpenVinoRunner, sequences: &mut [Stepper], chunk: usize) {
     let mut batch = Batch::default();
     for sequence in sequences.iter_mut() {
@@ -303,7 +304,7 @@ fn expect_identical_copies(mut runner: OpenVinoRunner) -> Vec<f32> {
     expected
 }
 
-/// Starts an engine with a small cache, which spills evicted blocks to `directory` if it is set.
+/// Starts an engine with a small cache. If `directory` is set, the engine spills evicted blocks to it.
 async fn start(directory: Option<&Path>, properties: &[(&str, &str)]) -> Engine {
     let plugin_config: Vec<_> =
         properties.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect();
@@ -429,7 +430,8 @@ fn a_native_model_with_f16_configured_computes_nearly_the_logits_of_f32() {
     assert!(mean < 0.6, "the mean difference is {mean}");
 }
 
-/// The configuration of a model whose kernels are all native: the defaults, with a quantized cache.
+/// The configuration of a model whose kernels are all native if the processor has native projections: the defaults,
+/// with a quantized cache.
 fn native(kv_cache_precision: &str) -> Config {
     let plugin_config = vec![("KV_CACHE_PRECISION".to_owned(), kv_cache_precision.to_owned())];
     Config { plugin_config, ..config() }
@@ -494,7 +496,8 @@ fn expect_same_logits_in_chunks(config: &Config) {
     assert!(logits(&mut |past| if past == 0 { 130 } else { 1 }, 1) == whole, "single tokens after a chunk");
 }
 
-/// The tokens of requests that are submitted together, and the number of cached tokens of all prompts.
+/// Submits requests together, and returns their generated tokens and the total number of cached tokens of their
+/// prompts.
 async fn ask_together(engine: &Engine, requests: &[Request]) -> (Vec<Vec<TokenId>>, u32) {
     let mut streams: Vec<_> =
         requests.iter().map(|request| engine.handle().submit(request.clone()).unwrap()).collect();

@@ -22,25 +22,27 @@ use server_images::{
 };
 use server_openvino::{Config, EncoderImage, OpenVinoImageEncoder, load, load_image_encoder};
 
-/// The largest difference between a feature of an image that is encoded together with others and that of the image
-/// alone, relative to the largest feature.
+/// The largest allowed difference between a feature of an image that is encoded in a run with other tiles and the same
+/// feature if each tile is encoded alone, relative to the largest feature.
 const BATCH_TOLERANCE: f32 = 1e-5;
 
-/// The largest difference between a feature of an image and that of transformers, relative to the largest feature.
+/// The largest allowed difference between a feature of an image and that of transformers, relative to the largest
+/// feature.
 const FEATURE_TOLERANCE: f32 = 3e-5;
 
-/// The largest difference between a logit and that of transformers.
+/// The largest allowed difference between a log probability of the first token and that of transformers.
 const TOLERANCE: f32 = 2e-4;
 
-/// The largest noise of the features of an encoder with 8-bit weights: the root mean square of the difference from the
-/// features that the plugin computes in f32 from the same weights, relative to the root mean square of those features.
+/// The largest allowed noise of the features of an encoder with 8-bit weights: the root mean square of the difference
+/// from the features that the plugin computes in f32 from the same weights, relative to the root mean square of those
+/// features.
 const NOISE_MAX: f64 = 5e-4;
 
-/// The largest noise if the native attention multiplies in bf16. If everything is computed in bf16, these models have a
-/// noise of up to 9e-3.
+/// The largest allowed noise if the native attention multiplies in bf16. If everything is computed in bf16, these
+/// models have a noise of up to 9e-3.
 const BF16_ATTENTION_NOISE_MAX: f64 = 2e-3;
 
-/// The length of the longest sequence in tokens. It does not exceed the original context length of any of the models.
+/// The maximum length of a sequence in tokens. It does not exceed the original context length of any of the models.
 const MODEL_LEN_MAX: u32 = 2048;
 
 /// Number of tokens in a block of the KV cache.
@@ -57,12 +59,13 @@ fn config(model: PathBuf) -> Config {
     }
 }
 
-/// A prompt with images, and the answer of transformers.
+/// A prompt, usually with images, and the answer of transformers.
 struct Case {
     name: String,
     prompt: Vec<TokenId>,
     images: Option<Arc<RequestImages>>,
-    /// The features that transformers inserts into the prompt in place of the image tokens, with a row for each token.
+    /// The features that transformers inserts into the prompt in place of the image tokens, with one row for each of
+    /// these tokens.
     features: Vec<f32>,
     answer: Vec<TokenId>,
     smallest_gap: f64,
@@ -146,7 +149,7 @@ impl Image {
     }
 }
 
-/// The positions of a prompt for models with M-RoPE, which must be those of transformers.
+/// The positions of a prompt for models with M-RoPE. Asserts that they equal those of transformers.
 fn positions(case: &Value, length: usize, spans: &[server_images::ImageSpan]) -> Option<PromptPositions> {
     let recorded = case.get("positions")?;
     let MropePositions { temporal, height, width, delta } = mrope_positions(length, spans);
@@ -175,7 +178,7 @@ fn request(case: &Case) -> Request {
 /// The answer to a request.
 struct Answer {
     tokens: Vec<TokenId>,
-    /// The log probabilities of the first token of the answer.
+    /// The log probability of each token of the vocabulary as the first token of the answer.
     first_logprobs: Vec<f32>,
     cached_tokens: u32,
 }
@@ -220,7 +223,8 @@ fn check(answer: &Answer, case: &Case) {
     );
 }
 
-/// Starts an engine with the model of a family, steps of this many tokens, and a counter of encoded images.
+/// Starts an engine with the model of a family and steps of at most `step_tokens` tokens. Also returns a counter of
+/// encoded images.
 fn start(directory: &Path, step_tokens: u32) -> (Engine, Arc<AtomicU32>) {
     let config = config(directory.to_owned());
     let (runner, report) = load(&config, &mut |_| {}).unwrap();
@@ -278,7 +282,8 @@ fn check_features(directory: &Path, cases: &[Case]) {
     eprintln!("features differ from those of transformers by at most {largest_difference:e}");
 }
 
-/// Compares the features of images that are encoded in one run with those of each tile alone.
+/// Compares the features of images that are encoded in one batch with those of images whose tiles are encoded one at a
+/// time.
 fn check_batch(directory: &Path, cases: &[Case]) {
     let images = cases.iter().filter_map(|case| case.images.as_ref()).flat_map(|images| &images.inputs);
     let images: BTreeMap<_, _> = images.map(|image| (image.digest, Arc::clone(image))).collect();
@@ -325,8 +330,8 @@ fn noise_of(encoder: &mut OpenVinoImageEncoder, reference: &mut OpenVinoImageEnc
     (noise / squares).sqrt()
 }
 
-/// Compares the features of an encoder with 8-bit weights and default settings with those that the plugin computes.
-/// With AMX, their noise must be below that of the plugin in bf16.
+/// Compares the features that an encoder with 8-bit weights and default settings computes to those that the plugin
+/// computes in f32. If the native projections multiply in bf16, the noise must be below that of the plugin in bf16.
 fn check_integer_weights(directory: &Path, cases: &[Case]) {
     let config = Config::new(directory.to_owned());
     let load = |config: &Config| load_image_encoder(config).unwrap().unwrap();
@@ -422,7 +427,7 @@ fn the_memory_for_a_large_image_does_not_grow_with_pairs_of_patches() {
     assert!(bytes < patches * patches * 4 / 2, "the encoder needed {bytes} bytes");
 }
 
-/// Declares a test for each family. The directory of its model has the same name.
+/// Declares a test for each family. The directory of a family's model has the name of the family.
 macro_rules! families {
     ($($test:ident: $family:literal,)*) => {$(
         #[tokio::test]

@@ -1,6 +1,6 @@
 //! The output of a parser.
 
-/// The new part of a response. Its text is never empty.
+/// A new part of a response. Its text, if it has one, is never empty.
 ///
 /// # Guarantees
 /// After adjacent deltas of the same kind are joined, the deltas of a response do not depend on how its text was split.
@@ -26,8 +26,8 @@ pub enum Delta {
         /// [`Delta::ToolCallEnd`] follows.
         text: String,
     },
-    /// The end of a call whose arguments are a complete JSON object. A call that was cut off or is malformed has no
-    /// such delta.
+    /// The end of a call whose arguments are a complete JSON object. A call whose arguments are cut off or malformed
+    /// has no such delta.
     ToolCallEnd {
         /// The index of the call.
         index: u32,

@@ -14,7 +14,7 @@ pub(crate) struct DeltaBuffer {
     marker: usize,
     calls: u32,
     /// The name of a call, and its arguments so far. The call begins once its arguments contain more than an opening
-    /// brace.
+    /// brace and whitespace.
     prepared: Option<(String, String)>,
     ending: Ending,
     work: u64,
@@ -87,8 +87,8 @@ impl DeltaBuffer {
         self.commit();
     }
 
-    /// Prepares the next call, which begins with the first character after the opening brace of its arguments that is
-    /// not whitespace. Until then, the call may turn out to be malformed, in which case it is text.
+    /// Prepares the next call, which begins with the first non-whitespace character after the opening brace of its
+    /// arguments. Until then, the call may turn out to be malformed, in which case it is text.
     pub(crate) fn prepare(&mut self, name: &str) {
         self.prepared = Some((name.to_owned(), String::new()));
     }
@@ -111,8 +111,8 @@ impl DeltaBuffer {
         }
     }
 
-    /// Adds arguments to the prepared call or, if no call is prepared, to the call that began last. All text read so
-    /// far belongs to these arguments.
+    /// Adds arguments to the prepared call or, if no call is prepared, to the call that began last. If the call has
+    /// begun, all text read so far belongs to its arguments.
     pub(crate) fn arguments(&mut self, text: &str) {
         if let Some((_, before)) = &mut self.prepared {
             // Skip the opening brace, which is the first byte of the arguments.
@@ -148,8 +148,8 @@ impl DeltaBuffer {
         self.end();
     }
 
-    /// Ends the text after the name of a call. If the text was cut off, the call remains incomplete; otherwise, it has
-    /// no arguments.
+    /// Ends the text after the name of a call. If the text was cut off, the call remains incomplete; otherwise, it is a
+    /// complete call without arguments.
     pub(crate) fn call_at_end(&mut self, name: &str) {
         match self.ending {
             Ending::Complete => self.call_without_arguments(name),
@@ -157,8 +157,8 @@ impl DeltaBuffer {
         }
     }
 
-    /// Ends the text within the name of a call, which then has no arguments. If the text was cut off, the name is
-    /// uncertain and there is no call.
+    /// Ends the text at the last character of a call's name, or of `null` in place of the arguments. The call then has
+    /// no arguments. If the text was cut off, this word may be incomplete, so there is no call.
     pub(crate) fn call_at_end_of_name(&mut self, name: &str) {
         if self.ending == Ending::Complete {
             self.call_without_arguments(name);
@@ -199,7 +199,7 @@ impl DeltaBuffer {
         self.raw.get(skipped..)
     }
 
-    /// Returns the text that is not interpreted yet, except its last `kept` bytes, which remain.
+    /// Removes and returns the text that is not interpreted yet, except its last `kept` bytes.
     pub(crate) fn split_open(&mut self, kept: usize) -> String {
         let rest = self.raw.split_off(self.raw.len() - kept.min(self.raw.len()));
         self.marker = 0;

@@ -1,5 +1,6 @@
 //! Converts the arguments in Gemma's notation to JSON, one character at a time: keys have no quotes, strings are
-//! enclosed in special tokens and have no escapes, and everything else is as in JSON. Text without quotes is a string.
+//! enclosed in special tokens and have no escapes, and everything else is as in JSON. The parser also accepts keys and
+//! strings in JSON notation, and the constants of Python. Any other text without quotes is a string.
 
 use crate::json::{JsonString, NESTING_MAX, Number, Pieces, ValueEffect, escape, quoted};
 use crate::literal::is_space;
@@ -30,7 +31,7 @@ enum State {
     Begin,
     /// The parser is in brackets, where a key or a value may begin or the brackets may close.
     Item,
-    /// The parser has read a key in quotes.
+    /// The parser has read a key in quotes or special tokens.
     Colon,
     Value,
     /// The parser has read a value.
@@ -38,7 +39,7 @@ enum State {
     Key,
     Word,
     /// The parser is in a text that may be the marker that ends the calls. The text follows a value without quotes (in
-    /// `word`), another value, or a comma.
+    /// `word`), another value, a comma, or an opening brace.
     End {
         read: String,
     },
@@ -133,7 +134,7 @@ impl GemmaObject {
         self.scanner.take_work()
     }
 
-    /// Whether the last character was a comma.
+    /// Whether the last character other than whitespace was a comma.
     pub(crate) fn is_after_comma(&self) -> bool {
         matches!(self.state, State::Item) && self.is_comma_due
     }

@@ -1,6 +1,6 @@
 //! Parses Harmony, the format of gpt-oss: the whole text consists of messages, each with a header that names its
-//! channel and, for a call, its recipient. The analysis channel is reasoning, a message to a recipient is a call in any
-//! channel, and everything else is content, including text outside of messages.
+//! channel and, for a call, its recipient. A message to a recipient is a call in any channel, any other message in the
+//! analysis channel is reasoning, and all other text is content, including text outside of messages.
 
 mod header;
 
@@ -24,11 +24,12 @@ pub(crate) struct Harmony {
     has_reasoning: bool,
     state: State,
     scanner: Scanner,
-    /// The header that is being read or, until the arguments of a call begin, the text of its message.
+    /// The header that is being read or, in a call whose arguments have not begun, the text of the message so far.
     header: String,
     /// Whether the message is reasoning, according to its channel, if the message turns out not to be a call.
     is_reasoned: bool,
-    /// Whitespace outside of messages, which is content only if text follows.
+    /// Whitespace outside of messages, which is content only if text outside of messages follows or if the response
+    /// contains nothing else.
     layout: String,
     content: MessageSeparator,
     reasoning: MessageSeparator,
@@ -44,7 +45,8 @@ enum State {
     Header,
     Content,
     Reasoning,
-    /// The parser is in a message that is not parsed further: its markers are content, too.
+    /// The parser is in a message of the analysis channel while reasoning is not parsed: its header and its end marker
+    /// are content, too.
     Unread,
     /// The parser is in a call, before its arguments.
     Call {

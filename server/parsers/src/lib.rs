@@ -1,9 +1,9 @@
 //! Parses the text that a model generates into content, reasoning and tool calls. Model families mark these parts
-//! differently. Each format is an incremental state machine that reads one character at a time, so streamed and
-//! complete responses use the same code.
+//! differently. Each format is parsed by an incremental state machine that reads one character at a time, so streamed
+//! and complete responses use the same code.
 //!
-//! The crate does not depend on the network, the engine or the wire types, and reads no clock. Parsing never fails:
-//! text that is not a call is content.
+//! The crate does not depend on the network, the engine or the wire types, and reads no clock. Parsing never fails: a
+//! malformed call is content.
 //!
 //! ```text
 //! text ─► Parser::push ─┬─ marked text ─┬─ reasoning between tags

@@ -1,8 +1,8 @@
-//! Parses text with markers, in which content, reasoning and calls alternate. The tool formats parse the calls
-//! themselves.
+//! Parses text with markers, in which content, reasoning and calls alternate. The state machines of the tool formats
+//! parse the calls.
 //!
-//! Whitespace at the beginning, after reasoning and after a call is layout: it is kept if text follows, and dropped if
-//! a call or reasoning follows, or if the response ends after a call.
+//! Whitespace at the beginning, after reasoning and after a call is layout: it is dropped if a call or reasoning
+//! follows, or if the response ends after a call. Otherwise, it is content.
 
 use std::sync::Arc;
 

@@ -10,8 +10,9 @@ use crate::{Delta, Formats, Tools};
 /// Parses the text of one response incrementally.
 ///
 /// # Guarantees
-/// - Parsing never fails. Text that is not a call is content, including markers. Only markup, the whitespace around it,
-///   repeated arguments and the uncertain end of an incomplete call are dropped.
+/// - Parsing never fails. Text that is neither reasoning nor a call is content, including malformed calls with their
+///   markers. Only markup, the whitespace around it, the members of a call object other than its name and its first
+///   arguments, and the uncertain end of an incomplete call are dropped.
 /// - After adjacent deltas are joined, the result does not depend on how the text was split.
 /// - The work is linear in the length of the text. Only text whose meaning is not certain yet is held back.
 /// - Calls have the indices 0, 1, 2 and so on. Deltas of a call that is cut off remain valid.
@@ -29,7 +30,8 @@ enum Machine {
 
 impl Parser {
     /// Creates a parser for the response to a request that offers `tools`. Without tools, the tool format is off, but
-    /// reasoning is still parsed. `prompt` is the rendered prompt or its end, in which a tag may begin the reasoning.
+    /// reasoning is still parsed. `prompt` is the rendered prompt, or its last part. If it ends with a tag that opens
+    /// reasoning, the response begins with reasoning.
     pub fn new(formats: Formats, tools: &Arc<Tools>, prompt: &str) -> Self {
         let formats = formats.with_tools(tools);
         let machine = if formats.is_harmony() {
@@ -56,8 +58,9 @@ impl Parser {
         self.end(Ending::Complete)
     }
 
-    /// Ends the text because the token limit cut it off. Returns the deltas of the text that was held back. A call
-    /// whose arguments have not begun remains incomplete, whereas [`Self::finish`] completes it with empty arguments.
+    /// Ends the text because the token limit cut it off. Returns the deltas of the text that was held back. In some
+    /// formats, [`Self::finish`] completes a call whose arguments have not begun, with empty arguments; this function
+    /// leaves it incomplete, or drops it if its name may be incomplete.
     pub fn finish_cut(self) -> Vec<Delta> {
         self.end(Ending::Cut)
     }

@@ -1,5 +1,5 @@
-//! Tool formats: markers in the text that begin calls, and state machines that parse them. The module `marked` decides
-//! where text, reasoning and calls begin and end.
+//! Tool formats: the markers that begin calls in the text, and the state machines that parse the calls and determine
+//! where they end. The module `marked` decides where content, reasoning and calls begin.
 
 mod bracketed;
 mod call_object;

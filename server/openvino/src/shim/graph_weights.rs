@@ -88,8 +88,8 @@ impl Drop for GraphWeights<'_> {
 /// Reads rows for the shim.
 ///
 /// # Safety
-/// `context` is a [`TensorSource`], and the pointers of the rows are null or have the space that `ovfleet_tensor_rows`
-/// describes.
+/// `context` points to a [`TensorSource`], and the pointers of the rows are null or have the space that
+/// `ovfleet_tensor_rows` describes.
 unsafe extern "C" fn read_tensor(context: *const c_void, rows: *const RawTensorRows) -> c_int {
     // SAFETY: as above; the source is shared, and `TensorSource` is `Sync`.
     let (source, rows) = unsafe { (&*context.cast::<TensorSource>(), &*rows) };

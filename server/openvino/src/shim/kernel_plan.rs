@@ -5,7 +5,7 @@ use crate::kernels::{
     ExpertKernels, KernelPlan, NativeAttention, NativeProjections, Precision, ProductPrecision,
 };
 
-/// Number of 8-bit terms into which activations are split. The bf16 kernels do not split activations into terms.
+/// Number of 8-bit terms into which activations are split; 1 for the bf16 kernels, which do not split activations.
 pub(super) fn terms(products: ProductPrecision) -> u32 {
     match products {
         ProductPrecision::Int8 | ProductPrecision::Bf16 => 1,

@@ -1,5 +1,5 @@
-//! The image encoder on OpenVINO. It has a separate request and separate threads, and runs concurrently with the
-//! language model.
+//! The image encoder on OpenVINO. It has a separate inference request and separate threads, and runs concurrently with
+//! the language model.
 
 use std::fmt;
 use std::sync::Arc;
@@ -19,9 +19,10 @@ use crate::runtime::Core;
 use crate::{Error, memory};
 
 /// Number of pixels per thread that one run of the image encoder processes: 64 patches of 14 x 14 pixels. With fewer
-/// patches, reading the weights takes a large share of a thread's time. With more, a run only takes longer.
+/// patches, reading the weights takes a large share of a thread's time. With more patches, a run takes longer without
+/// becoming more efficient.
 ///
-/// If exceeded: further tiles are processed in the next runs. A tile with more pixels is processed alone.
+/// If exceeded: further tiles are processed in the next runs. A tile with more pixels than a run is processed alone.
 const RUN_PIXELS_PER_THREAD: usize = 64 * 14 * 14;
 
 /// The content of an [`ImageInput`] for this encoder.
@@ -29,7 +30,8 @@ const RUN_PIXELS_PER_THREAD: usize = 64 * 14 * 14;
 pub struct EncoderImage {
     /// The inputs of the encoder's models.
     pub inputs: EncoderInputs,
-    /// The row of the encoder's output that each image token reads; `None` if token i reads row i.
+    /// The row that each image token reads: a row of the encoder's output or a learned row. `None` if token i reads row
+    /// i of the output.
     pub feature_rows: Option<Vec<FeatureRow>>,
 }
 
@@ -40,8 +42,8 @@ pub struct EncoderReport {
     pub device: String,
     /// The precision of the plugin's computations.
     pub precision: String,
-    /// Size of the groups of inputs that share a scale when the plugin quantizes them to 8 bits; 0 disables the
-    /// quantization.
+    /// Size of the groups of activations that share a scale when the plugin quantizes activations to 8 bits; 0 disables
+    /// the quantization.
     pub quantization_group: String,
     /// Number of threads of the encoder.
     pub threads: usize,
@@ -85,14 +87,14 @@ pub struct OpenVinoImageEncoder {
     plan: EncoderPlan,
     widths: RowWidths,
     learned_rows: LearnedRows,
-    /// Number of pixels in a run of an encoder that reads tiles.
+    /// Largest number of pixels in a run of an encoder that reads tiles.
     run_pixels: usize,
 }
 
-/// Loads the image encoder of the model of `config`. Returns `None` if the model is not a vision-language model.
+/// Loads the image encoder of the model in `config`. Returns `None` if the model is not a vision-language model.
 ///
 /// # Errors
-/// A model is missing, invalid or not supported.
+/// A file of the model is missing or invalid, or the model is not supported.
 pub fn load_image_encoder(config: &Config) -> Result<Option<OpenVinoImageEncoder>, Error> {
     let Some(files) = VisionFiles::find(&config.model)? else { return Ok(None) };
     let configured = |key: &str, default: &str| {
@@ -144,7 +146,8 @@ impl OpenVinoImageEncoder {
         &self.report
     }
 
-    /// Sets the number of pixels in a run of an encoder that reads tiles. A tile with more pixels is computed alone.
+    /// Sets the largest number of pixels in a run of an encoder that reads tiles. A tile with more pixels is encoded
+    /// alone.
     #[must_use]
     pub fn with_run_pixels(self, run_pixels: usize) -> Self {
         Self { run_pixels, ..self }
@@ -188,7 +191,7 @@ impl OpenVinoImageEncoder {
     }
 }
 
-/// The content of an image that was prepared for this encoder.
+/// The content of an image, or `None` if the image was prepared for another encoder.
 fn content(image: &ImageInput) -> Option<&EncoderImage> {
     image.content.downcast_ref()
 }

@@ -26,7 +26,8 @@ impl VisionFiles {
     /// Finds the vision-language model in a directory. Returns `None` if the directory has none.
     ///
     /// # Errors
-    /// The family of the model is not supported, or a file is missing.
+    /// The family of the model is not supported, its `config.json` cannot be read or is invalid, or a file of its
+    /// models is missing.
     pub(crate) fn find(directory: &Path) -> Result<Option<Self>, Error> {
         if !directory.join("openvino_language_model.xml").is_file() {
             return Ok(None);
@@ -92,7 +93,7 @@ impl VisionFiles {
         Ok(processor.learned_rows().clone())
     }
 
-    /// All files whose content affects the output of the model.
+    /// The files of all models in the directory: the graphs and their weights.
     pub(crate) fn paths(&self) -> Vec<PathBuf> {
         let mut models = vec![self.language_model(), self.text_embeddings(), self.vision_embeddings()];
         match self.family {

@@ -1,4 +1,4 @@
-//! The tiles of several images that an encoder computes in one run.
+//! The tiles of several images, which an encoder computes in one or more runs.
 
 use server_images::{EncoderInputs, Tensor};
 
@@ -15,12 +15,12 @@ pub(super) struct TileIndex {
 #[derive(Debug, PartialEq)]
 pub(super) struct ImageTiles {
     pub(super) tiles: Vec<TileIndex>,
-    /// Number of tiles in a run, at least one.
+    /// Largest number of tiles in a run, at least one.
     pub(super) tiles_per_run: usize,
 }
 
-/// Returns the tiles of images, whose pixels have the shape [tiles, channels, height, width], or `None` if there are no
-/// images, or if their tiles have no pixels or different sizes.
+/// Returns the tiles of images. The pixels of each image must have the shape [tiles, channels, height, width]. Returns
+/// `None` if there are no images, if the pixels have another shape, or if the tiles have no pixels or different sizes.
 pub(super) fn tiles_of(pixels: &[&Tensor<f32>], run_pixels: usize) -> Option<ImageTiles> {
     let size = tile_size(pixels.first()?)?;
     if pixels.iter().any(|image| tile_size(image) != Some(size)) {

@@ -35,7 +35,7 @@ pub(super) struct EncoderCompiler<'a> {
     pub(super) device: &'a str,
     pub(super) properties: Vec<(String, String)>,
     pub(super) plan: EncoderPlan,
-    /// Number of native projections and attention operations in the models that were compiled.
+    /// Numbers of native projections and attention operations in the models compiled so far.
     pub(super) native: NativeOperations,
 }
 
@@ -52,7 +52,8 @@ impl EncoderCompiler<'_> {
         self.compile(model)
     }
 
-    /// Compiles a model. In every attention without a mask, all tokens of an image or a tile must attend to each other.
+    /// Compiles a model. In every attention operation without a mask, all tokens of an image or a tile must attend to
+    /// each other.
     fn vision_graph(&mut self, mut model: Model) -> Result<CompiledGraph, Error> {
         shim::replace_patch_convolutions(&mut model)?;
         self.native.attention += shim::replace_encoder_attention(&mut model, self.plan.attention)?;
@@ -122,8 +123,8 @@ impl EncoderModels {
         }
     }
 
-    /// Returns the rows of the encoder's output for each of the images, one after the other. Runs of encoders that read
-    /// tiles have tiles of several images, with at most `run_pixels` pixels unless a single tile has more.
+    /// Returns the rows of the encoder's output for each image. If the encoder reads tiles, a run may contain tiles of
+    /// several images, and has at most `run_pixels` pixels unless a single tile has more.
     pub(super) fn encode(
         &mut self,
         images: &[&EncoderInputs],
@@ -179,7 +180,7 @@ impl EncoderModels {
 /// Number of values in the rows of an image.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct RowWidths {
-    /// The number of values in a row before the projection, if the models have one.
+    /// The number of values in a row before the projection, if the models include one.
     pub(super) encoded: usize,
     /// The number of values in a row after the projection. These rows are in the order of the image tokens.
     pub(super) projected: usize,
@@ -189,8 +190,9 @@ fn prepared_for_another_model() -> Error {
     Error::runtime("run the image encoder", "the image was prepared for another model")
 }
 
-/// Encodes the tiles of images in runs of at most `run_pixels` pixels, or of one tile. `masks` are the masks and the
-/// positions of the patches of each image, if the model reads them. Returns the rows of each image.
+/// Encodes the tiles of images in runs of at most `run_pixels` pixels, or of one tile. `masks` contains the masks and
+/// the positions of the patches of each image, or nothing if the model does not read them. Returns the rows of each
+/// image.
 fn encode_tiles(
     graph: &mut CompiledGraph,
     pixels: &[&ImageTensor<f32>],

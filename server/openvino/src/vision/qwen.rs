@@ -1,4 +1,5 @@
-//! The encoders of Qwen2-VL, Qwen2.5-VL and Qwen3-VL: one model embeds patches, and one merges them into features.
+//! The encoders of Qwen2-VL, Qwen2.5-VL and Qwen3-VL: one model embeds patches, and one merges them into features. In
+//! Qwen3-VL, a third model returns position embeddings.
 
 use server_images::{PositionInterpolation, QwenPatches, WindowLayout};
 
@@ -9,11 +10,11 @@ use crate::runtime::{Element, Tensor};
 /// The models of a Qwen encoder.
 pub(super) struct QwenModels {
     pub(super) patches: CompiledGraph,
-    /// The learned position embeddings of Qwen3-VL.
+    /// The model that returns the learned position embeddings of Qwen3-VL.
     pub(super) positions: Option<CompiledGraph>,
     pub(super) merger: CompiledGraph,
-    /// Number of rows that follow each feature (DeepStack), one for each of the first layers of Qwen3-VL's language
-    /// model.
+    /// Number of vectors that follow each feature in its row (DeepStack), one for each of the first layers of
+    /// Qwen3-VL's language model.
     pub(super) deepstack_layers: usize,
     pub(super) attention: MergerAttention,
 }
@@ -21,8 +22,8 @@ pub(super) struct QwenModels {
 /// How the merger computes the attention among the patches of an image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum MergerAttention {
-    /// The graph computes the attention of each window separately, and the attention of all other layers without a
-    /// mask.
+    /// In layers with window attention, the graph computes each window separately. All other layers compute the
+    /// attention without a mask.
     Windows,
     /// The graph reads masks with an element for each pair of patches, because its structure is unknown.
     Masks,
@@ -34,7 +35,7 @@ impl QwenModels {
         Ok(self.merger.row_values()?.map(|width| width * (1 + self.deepstack_layers)))
     }
 
-    /// Returns the rows of the output for an image. With DeepStack, a row contains the feature, followed by the values
+    /// Returns the rows of the output for an image. With DeepStack, a row contains the feature, followed by the vector
     /// for each of the layers.
     pub(super) fn encode(&mut self, input: &QwenPatches) -> Result<Vec<f32>, Error> {
         let Self { patches, positions, merger, deepstack_layers, attention } = self;
@@ -152,7 +153,7 @@ fn incomplete_windows() -> Error {
     Error::runtime("run the image encoder", "the windows of the image do not cover its patches")
 }
 
-/// Windows with the same number of slots. A window with fewer patches has slots that are masked.
+/// Windows with the same number of slots. If a window has fewer patches than slots, its remaining slots are masked.
 #[derive(Debug, PartialEq)]
 struct WindowSlots {
     num_windows: usize,
@@ -160,14 +161,15 @@ struct WindowSlots {
     window_slots: usize,
     /// The patch of each slot of each window. Masked slots have the first patch of their window.
     slots: Vec<i64>,
-    /// 0 for slots of patches, and -∞ for others.
+    /// 0 for a slot with a patch of its own, and -∞ for a masked slot.
     mask: Vec<f32>,
     /// The slot of each patch, counted over all windows.
     patches: Vec<i64>,
 }
 
 impl WindowSlots {
-    /// Assigns the patches to slots. Returns `None` if the windows do not have `count` patches, or a window has none.
+    /// Assigns the patches to slots. Returns `None` if the windows do not have `count` patches in total, or if a window
+    /// has none.
     fn new(windows: &WindowLayout, count: usize) -> Option<Self> {
         let sizes = &windows.window_patches;
         let (num_windows, window_slots) = (sizes.len(), *sizes.iter().max()?);
@@ -195,7 +197,8 @@ impl WindowSlots {
 const EXCLUDED: f32 = f32::NEG_INFINITY;
 
 /// Writes the mask with which patches attend only to patches of their own window: `[patches, patches]`, 0 within a
-/// window and -∞ elsewhere. Returns false if the windows do not have as many patches as the mask.
+/// window and -∞ elsewhere. Returns false if the windows do not have `patches` patches in total, or if `mask` has
+/// another size.
 fn write_window_mask(windows: &WindowLayout, patches: usize, mask: &mut [f32]) -> bool {
     let is_complete = windows.window_patches.iter().sum::<usize>() == patches;
     if !is_complete || Some(mask.len()) != patches.checked_mul(patches) {

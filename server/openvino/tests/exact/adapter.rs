@@ -10,7 +10,7 @@ use server_gguf::{bf16_to_f32, f16_to_f32, f32_to_bf16, f32_to_f16};
 use crate::random::Random;
 use crate::reference::{Reference, normals};
 
-/// The names of projections in GGUF files and in the models' code, which adapters use.
+/// The name of each projection in GGUF files, and its name in the model's code, which adapters use.
 const MODULES: [(&str, &str); 7] = [
     ("attn_q", "self_attn.q_proj"),
     ("attn_k", "self_attn.k_proj"),
@@ -21,7 +21,7 @@ const MODULES: [(&str, &str); 7] = [
     ("ffn_down", "mlp.down_proj"),
 ];
 
-/// The names of projections for files with fused q, k and v, and with fused gate and up.
+/// The names of the projections in files that fuse q, k and v, and that fuse gate and up.
 const FUSED: [(&str, &str); 4] = [
     ("attn_qkv", "self_attn.qkv_proj"),
     ("attn_output", "self_attn.o_proj"),
@@ -51,7 +51,7 @@ impl AdapterRecipe {
         Self { seed, rank: 8, dtype: Dtype::F32, changes, config: json!({}) }
     }
 
-    /// Writes the directory, and changes the weights of the model accordingly.
+    /// Writes the directory of the adapter, and adds the product of its matrices to the weights of `model`.
     pub(crate) fn write(&self, directory: &Path, model: &mut Reference, scale: f32) -> PathBuf {
         let mut random = Random(self.seed);
         let mut tensors = Vec::new();

@@ -15,14 +15,14 @@ use crate::reference::{
     difference_allowed, load_file, private_directory, recipe, worst_difference_with,
 };
 
-/// The scale of the product of the matrices, with which the product is as large as the weights.
+/// The scale of the product of an adapter's matrices. With this scale, the product is about as large as the weights.
 const SCALE: f32 = 2.0;
 
 /// A file, its adapters, and the logits of the same tokens with each adapter and without an adapter.
 struct AdapterCase {
     directory: tempfile::TempDir,
     tokens: Vec<u32>,
-    /// The logits without an adapter, with the first adapter, and with the second adapter.
+    /// The logits without an adapter, followed by the logits with each adapter.
     logits: Vec<Vec<Vec<f32>>>,
     sources: Vec<AdapterSource>,
 }
@@ -53,7 +53,8 @@ impl AdapterCase {
         Config { adapters: self.sources.clone(), ..config(&self.file(), &EXACT) }
     }
 
-    /// The largest difference from the expected logits if the sequences of each step have these adapters.
+    /// The largest difference from the expected logits, as a fraction of the standard deviation of the first sequence's
+    /// expected logits, if the sequences of each step have these adapters (0: none).
     fn difference(&self, config: &Config, numbers: [u32; 4]) -> f64 {
         let (mut runner, _) = load(config, &mut |_| {}).unwrap();
         assert_eq!(runner.adapters() as usize, self.sources.len());
@@ -152,7 +153,7 @@ fn gemma3_with_sliding_windows() {
     check("gemma3");
 }
 
-/// Two adapters that differ in every property in which adapters may differ.
+/// Two adapters with different seeds, ranks, data types and projections. The second one uses rsLoRA.
 fn two() -> [(AdapterRecipe, f32); 2] {
     let first = AdapterRecipe { rank: 5, dtype: Dtype::BF16, ..AdapterRecipe::of("llama", 7) };
     let second = AdapterRecipe {
@@ -243,7 +244,7 @@ fn adapters_find_the_projections_of_an_ir_by_module_names() {
     assert!(difference <= difference_allowed(TensorType::F16), "{difference:.1e}");
 }
 
-/// Turns the cached graph of a directory into an IR with the names that exporters use.
+/// Turns the cached graph in a directory into an IR with the names that exporters use.
 fn as_ir(directory: &Path) {
     let entries = || std::fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().path());
     for ending in ["xml", "bin"] {

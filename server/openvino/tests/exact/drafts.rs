@@ -32,8 +32,8 @@ fn engine_config() -> EngineConfig {
     }
 }
 
-/// Returns the tokens that several simultaneous requests generate, some of whose prompts share a prefix, and the
-/// numbers of proposed and accepted draft tokens.
+/// Submits several requests at once, some of which have prompts with a common prefix. Returns the generated tokens, and
+/// the numbers of proposed and accepted draft tokens.
 fn said(model: &Path, draft: Option<&Path>, sampling: &Sampling) -> (Vec<Vec<TokenId>>, [u32; 2]) {
     let (sender, reports) = channel();
     let observer = Box::new(move |report: &StepReport| drop(sender.send(report.clone())));

@@ -1,4 +1,4 @@
-//! Loading a model holds each weight in memory only once.
+//! While a model is loaded, each weight is in memory only once.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -16,10 +16,10 @@ const KV_HEADS: u64 = 4;
 const LAYERS: u64 = 10;
 const VOCABULARY: u64 = 4096;
 
-/// The environment variable with which the test below passes the file to its process.
+/// The environment variable with which the test below passes the path of the file to the process that loads it.
 const FILE: &str = "OVFLEET_TEST_LOADED_FILE";
 
-/// Writes a model with the types of tensors of Q4_K_M.
+/// Writes a model with the tensor types of a Q4_K_M file.
 fn write(path: &Path) {
     let mut file = GgufWriter::new("llama");
     let mut set = |key: &str, value: u64| {
@@ -92,7 +92,8 @@ fn loads_a_file_in_this_process() {
     std::fs::write(path.with_extension("peak"), (status_bytes("VmHWM:") - before).to_string()).unwrap();
 }
 
-/// The bytes by which loading the file increases the peak of the resident memory of a process.
+/// Loads the file in a separate process. Returns the difference in bytes between the peak of the resident memory and
+/// the resident memory before the file is loaded.
 fn peak(path: &Path) -> u64 {
     let mut command = Command::new(std::env::current_exe().unwrap());
     command.args(["--exact", "memory::loads_a_file_in_this_process", "--ignored"]).env(FILE, path);
@@ -112,6 +113,6 @@ fn weights_are_in_memory_once_while_a_model_is_loaded() {
     assert!(once < MULTIPLE_MAX, "{once:.2} times the size of the file");
 }
 
-/// The packed weights are about 1.1 times as large as the file. The rest is memory that the runtime needs to compile
-/// the model.
+/// The largest allowed ratio of the peak to the size of the file. The packed weights are about 1.1 times as large as
+/// the file. The rest is memory that the runtime needs to compile the model.
 const MULTIPLE_MAX: f64 = 1.6;

@@ -1,4 +1,5 @@
-//! A split model computes the same logits as a single file.
+//! A model in several files computes the same logits as in a single file. With f32 weights, the logits may differ
+//! slightly.
 
 use std::fs;
 

@@ -1,4 +1,4 @@
-//! Tests that every tensor type is computed exactly.
+//! Tests that the logits of a model with weights of any tensor type equal those of the reference up to rounding.
 
 use crate::reference::{
     Case, DEFAULT_CACHE, EXACT, ROUNDED, ROUNDED_DIFFERENCE_MAX, difference_allowed, load_file, recipe,

@@ -1,5 +1,5 @@
 //! The helpers that tests of whole models share: small files of random weights, a simple forward pass, and a function
-//! that runs the same tokens on a runner. They are independent of the implementation of the crate under test.
+//! that runs the same tokens on a runner. The files and the forward pass do not depend on the crate under test.
 
 mod file;
 mod forward;
@@ -15,18 +15,19 @@ pub(crate) use file::{CONTEXT, EXPERTS, Recipe, normals};
 pub(crate) use forward::Reference;
 pub(crate) use steps::{deviation, is_independent_of_the_batch, worst_difference, worst_difference_with};
 
-/// The directory in `cache_dir` in which the current user caches models.
+/// The directory in `cache_dir` that contains the cached models of the current user.
 pub(crate) fn private_directory(cache_dir: &Path) -> PathBuf {
     let mut directories = std::fs::read_dir(cache_dir).unwrap().map(|entry| entry.unwrap().path());
     directories.find(|path| path.is_dir()).expect("loading a model creates the directory")
 }
 
-/// Number of tokens of a test's sequence: more than two blocks of 32 tokens, and more than twice Gemma 3's window.
+/// Number of tokens of a test's sequence: more than two blocks of 32 tokens, and more than three times the sliding
+/// window of the files.
 pub(crate) const LENGTH: usize = 80;
 
 /// Properties for exact computation, in f32 everywhere. They select the plugin's projections, which do not round
-/// activations, so that tests of the graph can compare logits with a tolerance of 1e-4, regardless of the processor's
-/// kernels.
+/// activations, so that tests of the graph can use a small tolerance ([`difference_allowed`]), regardless of the
+/// processor's kernels.
 pub(crate) const EXACT: [(&str, &str); 3] = [
     ("INFERENCE_PRECISION_HINT", "f32"),
     ("KV_CACHE_PRECISION", "f32"),
@@ -37,11 +38,11 @@ pub(crate) const EXACT: [(&str, &str); 3] = [
 /// projections if the processor has them.
 pub(crate) const ROUNDED: [(&str, &str); 1] = [EXACT[1]];
 
-/// The largest allowed difference with [`ROUNDED`] (measured: 0.04 to 0.1). A wrong graph causes a difference of 0.4
-/// and more.
+/// The largest allowed difference with [`ROUNDED`], as a fraction of the standard deviation of the logits (measured:
+/// 0.04 to 0.1). A wrong graph causes a difference of 0.4 or more.
 pub(crate) const ROUNDED_DIFFERENCE_MAX: f64 = 0.2;
 
-/// A file of a recipe, its tokens, and their logits from the plain forward pass.
+/// A file that was written from a recipe, the tokens of a sequence, and their logits from the reference.
 pub(crate) struct Case {
     file: tempfile::NamedTempFile,
     pub(crate) tokens: Vec<u32>,
@@ -89,8 +90,8 @@ impl Case {
         self.loaded_difference(config(&first, properties)).0
     }
 
-    /// Returns the differences of the first load, of a load from the cached compiled model, and of a load after that
-    /// model was removed. A load reads the file if the compiled model is not cached.
+    /// Returns the differences for three loads: the first one, one from the cached compiled model, and one after that
+    /// compiled model was removed from the cache. If no compiled model is cached, a load reads the file.
     pub(crate) fn differences_cold_and_warm(
         &self,
         properties: &[(&str, &str)],
@@ -118,7 +119,8 @@ impl Case {
         })
     }
 
-    /// Returns the difference, whether the graph or the model was read from the cache, and the stages of loading.
+    /// Returns the difference, whether the graph or the compiled model was read from the cache, and the stages of
+    /// loading.
     fn loaded_difference(&self, config: Config) -> (f64, bool, Vec<&'static str>) {
         let config = Config { max_model_len: self.context, ..config };
         let mut stages = Vec::new();
@@ -140,7 +142,7 @@ pub(crate) fn config(path: &Path, properties: &[(&str, &str)]) -> Config {
     Config { plugin_config, kv_cache_bytes: Some(32 << 20), ..Config::new(path.to_owned()) }
 }
 
-/// The recipe of an architecture in which every matrix has the type `kind`.
+/// The recipe of an architecture with matrices of the type `kind` (for exceptions, see [`Recipe::kind`]).
 pub(crate) fn recipe(architecture: &'static str, kind: TensorType) -> Recipe {
     Recipe {
         architecture,
@@ -160,8 +162,8 @@ pub(crate) const DEFAULT_CACHE: [(&str, &str); 2] = [EXACT[0], EXACT[2]];
 /// The largest allowed difference, as a fraction of the standard deviation of the logits.
 ///
 /// For types without minima, differences come from rounding in f32 and from the attention's scale, which the front end
-/// stores in f16 (measured: 3e-6 to 5e-4). For types with minima, zero points near 8 are rounded to f16, by up to 1/512
-/// of a step (measured: 3e-3 to 8e-3). A wrong graph causes a difference of 0.4 and more.
+/// stores in f16 (measured: 3e-6 to 5e-4). For types with minima, zero points from 4 to 8 are rounded to f16, by up to
+/// 1/512 of a step (measured: 3e-3 to 8e-3). A wrong graph causes a difference of 0.4 or more.
 pub(crate) fn difference_allowed(kind: TensorType) -> f64 {
     let has_minima = matches!(kind, TensorType::Q4_1 | TensorType::Q5_1 | TensorType::Q4K | TensorType::Q5K);
     if has_minima { 1.5e-2 } else { 1e-3 }

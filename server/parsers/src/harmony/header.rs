@@ -4,7 +4,7 @@ pub(super) const START: &str = "<|start|>";
 pub(super) const CHANNEL: &str = "<|channel|>";
 pub(super) const CONSTRAIN: &str = "<|constrain|>";
 
-/// Largest number of words of a header: a role, a recipient, a channel and a content type, with some margin.
+/// Largest number of words in a header: a role, a recipient, a channel and a content type, with some margin.
 const WORDS_MAX: usize = 6;
 
 /// The parts of a header.
@@ -16,8 +16,8 @@ pub(crate) struct Header<'a> {
 }
 
 impl<'a> Header<'a> {
-    /// Parses a header, which begins with `<|start|>`, the text after it or `<|channel|>`, and ends before
-    /// `<|message|>`. Returns `None` if `text` contains anything that is not allowed in a header.
+    /// Parses a header. It begins with `<|start|>`, with the text after this marker or with `<|channel|>`, and ends
+    /// before `<|message|>`. Returns `None` if `text` contains anything that is not allowed in a header.
     pub(crate) fn read(text: &'a str) -> Option<Self> {
         let words = text.split([' ', '\t', '<']).filter(|word| !word.is_empty()).map(|word| {
             let marker =
@@ -45,8 +45,8 @@ fn word(text: &str) -> &str {
     text.split([' ', '\t', '<']).next().unwrap_or_default()
 }
 
-/// Whether `text` may be the part of a header between `<|start|>assistant` and its first marker: nothing, or a
-/// recipient and a content type.
+/// Whether the part of a header between `<|start|>assistant` and the next marker may begin with `text`. This part is
+/// empty, or contains a recipient and optionally a content type.
 pub(crate) fn may_begin_with(text: &str) -> bool {
     let mut words = text.split_ascii_whitespace();
     let Some(first) = words.next() else { return !text.contains('\n') };

@@ -1,5 +1,5 @@
 //! Parses a JSON string one character at a time, and returns it both as written and decoded. The parser corrects common
-//! mistakes of models that JSON parsers reject, without losing text: it escapes control characters, escapes a backslash
+//! mistakes in generated strings, which other JSON parsers reject: it escapes control characters, escapes a backslash
 //! that is not part of an escape, and replaces an unpaired surrogate with U+FFFD.
 
 /// The parser of a JSON string, after its opening quote.
@@ -100,7 +100,7 @@ impl JsonString {
         self.step(letter, to)
     }
 
-    /// Completes an escape with four digits.
+    /// Completes an escape with four hexadecimal digits.
     fn code(&mut self, to: &mut Pieces) {
         let written = std::mem::take(&mut self.escape);
         let code = u32::from_str_radix(&written[2..], 16).expect("invariant: four hexadecimal digits");

@@ -2,7 +2,8 @@
 
 use crate::json::Number;
 
-/// Converts `text` to a JSON number, if it is a finite number in Python.
+/// Converts an integer or a floating-point number in Python's notation to a JSON number. Returns `None` for any other
+/// text, and for hexadecimal, octal and binary integers of more than 128 bits.
 pub(crate) fn number(text: &str) -> Option<String> {
     if Number::is(text) {
         return Some(text.to_owned());

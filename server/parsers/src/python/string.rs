@@ -1,4 +1,4 @@
-//! Parses a Python string one character at a time, with single or double quotes, short or triple-quoted, and with
+//! Parses a Python string one character at a time: with single or double quotes, triple-quoted or not, with or without
 //! escapes.
 
 /// The parser of a string, after its opening quote.
@@ -26,7 +26,7 @@ pub(crate) enum Escapes {
 enum State {
     /// Nothing has been read.
     Begun,
-    /// A second quote was read: the string is empty, unless a third one opens a long string.
+    /// A second quote was read: the string is empty, unless a third quote follows, which opens a triple-quoted string.
     Empty,
     Short,
     Long {

@@ -24,7 +24,7 @@ pub(crate) struct PythonValue {
     meant: String,
 }
 
-/// A pair of open brackets.
+/// A bracket that is still open.
 #[derive(Debug)]
 struct Frame {
     close: char,
@@ -127,8 +127,7 @@ impl PythonValue {
         }
     }
 
-    /// Ends the text. A number that was held back may be complete, and a word may be the beginning of `true` or
-    /// `false`.
+    /// Ends the text. Emits a word that was held back if it is a number, or the beginning of `true` or `false`.
     pub(crate) fn finish(&mut self, to: &mut String) {
         if !matches!(self.state, State::Word { part: Part::Value }) {
             return;
@@ -160,7 +159,7 @@ impl PythonValue {
         self.text(role, to);
     }
 
-    /// Whether the last character was a comma or an opening bracket.
+    /// Whether the last character other than whitespace was a comma or an opening bracket.
     pub(crate) fn is_before_item(&self) -> bool {
         matches!(self.state, State::Item)
     }
@@ -250,7 +249,7 @@ impl PythonValue {
         self.go(State::Word { part })
     }
 
-    /// Reads a quote after a word, which may be the prefix of a string.
+    /// Reads a quote after a word. The word may be the prefix of a string.
     fn prefixed(&mut self, quote: char, part: Part, to: &mut String) -> ValueEffect {
         let prefix = self.held.to_ascii_lowercase();
         if part == Part::Key || !matches!(prefix.as_str(), "r" | "b" | "u" | "f" | "rb" | "br") {
@@ -261,7 +260,7 @@ impl PythonValue {
         self.string(quote, escapes, to)
     }
 
-    /// Emits the decoded text of a string.
+    /// Emits the decoded text of a string, or holds it back.
     fn text(&mut self, role: Role, to: &mut String) {
         if role == Role::Held {
             self.held.push_str(&self.meant);

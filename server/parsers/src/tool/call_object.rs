@@ -15,7 +15,7 @@ pub(crate) enum ObjectRule {
     Bare,
 }
 
-/// The members that a call may have in addition to its name and arguments.
+/// The members that belong to calls, in addition to the name and the arguments.
 const OTHER_MEMBERS: [&str; 3] = ["type", "id", "index"];
 
 /// The parser of an object, after its `{`.
@@ -40,7 +40,7 @@ enum State {
     Value,
     Name(JsonString),
     Object(JsonValue),
-    /// The parser is in arguments that are a string, which must contain an object.
+    /// The parser is in arguments that are a string. The string must contain an object or be blank.
     Text {
         string: JsonString,
         object: TextObject,
@@ -50,7 +50,7 @@ enum State {
     Next,
 }
 
-/// The position in a string that contains an object.
+/// The position in a string that must contain an object.
 #[derive(Debug)]
 enum TextObject {
     Before,
@@ -63,7 +63,7 @@ enum Arguments {
     Missing,
     /// The arguments are held back until the name is known.
     Held(String),
-    /// The call has begun.
+    /// The arguments are emitted as they arrive.
     Given,
     /// The call has ended.
     Whole,
@@ -139,7 +139,8 @@ impl CallObject {
         }
     }
 
-    /// Ends the text and, if the call has begun, emits the arguments that were held back.
+    /// Ends the text and, if the name is known and the arguments are incomplete, emits the incomplete escape that was
+    /// held back in them.
     pub(crate) fn finish(&mut self, out: &mut DeltaBuffer) {
         if self.arguments != Arguments::Given {
             return;
@@ -237,7 +238,7 @@ impl CallObject {
         self.clear();
     }
 
-    /// Processes more of the string that contains the arguments, from `pieces.meant`.
+    /// Processes the next part, `pieces.meant`, of the string that contains the arguments.
     fn text(&mut self, out: &mut DeltaBuffer) -> Step {
         let mut meant = std::mem::take(&mut self.pieces.meant);
         self.clear();
@@ -310,7 +311,7 @@ impl CallObject {
         Step::More
     }
 
-    /// Completes a call whose arguments are `null` or an empty string.
+    /// Completes a call whose arguments are `null` or a blank string.
     fn no_arguments(&mut self, out: &mut DeltaBuffer) -> Step {
         self.begin_call(out);
         self.pieces.written.push_str("{}");

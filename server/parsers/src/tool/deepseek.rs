@@ -1,4 +1,5 @@
-//! The format deepseek: calls between tokens, with the arguments in a JSON code block (V3, R1) or without one (V3.1).
+//! The format deepseek: calls between special tokens, with the arguments in a JSON code block (V3, R1) or without one
+//! (V3.1).
 
 use crate::delta_buffer::DeltaBuffer;
 use crate::literal::{ChoiceStep, Literal, LiteralChoice, LiteralStep, is_space};
@@ -46,7 +47,7 @@ enum State {
     Language,
     /// The parser is in the fence that closes a block without arguments.
     EmptyFence(Literal),
-    /// The parser has read a call without arguments, which only a token may follow.
+    /// The parser has read a call without arguments. Only a token may follow.
     Empty,
     /// The parser is in the token after a call without arguments; `open` is the number of open bytes before it.
     EmptyToken(LiteralChoice, usize),

@@ -1,4 +1,4 @@
-//! The format gemma4: `<|tool_call>call:f{…}<tool_call|>`; and the code blocks of Gemma 3 with Python calls.
+//! The format gemma4: `<|tool_call>call:f{…}<tool_call|>`, and the code blocks of Gemma 3, which contain Python calls.
 
 use std::sync::Arc;
 

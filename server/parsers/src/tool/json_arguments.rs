@@ -12,7 +12,7 @@ pub(crate) struct JsonArguments {
 }
 
 impl JsonArguments {
-    /// Begins a call whose `{` has been read.
+    /// Prepares a call; the `{` of its arguments has been read.
     pub(crate) fn begin(name: &str, out: &mut DeltaBuffer) -> Self {
         let mut arguments = Self { value: JsonValue::new(), written: String::new() };
         out.prepare(name);

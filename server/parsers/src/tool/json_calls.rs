@@ -6,7 +6,7 @@ use crate::json::{JsonValue, ValueEffect};
 use crate::literal::{Literal, LiteralStep, is_space};
 use crate::tool::{CallMarker, CallObject, Calls, ObjectRule, Step};
 
-/// The notation of the objects of a format.
+/// The notation in which a format writes calls as JSON objects.
 #[derive(Debug)]
 pub(crate) struct Rule {
     pub(crate) markers: &'static [CallMarker],
@@ -43,13 +43,13 @@ enum State {
     Skipped(JsonValue),
     /// The parser has read an object of an array that is valid JSON but not a call.
     AfterSkipped,
-    /// The parser has read the comma that follows such an object.
+    /// The parser has read the comma after an object of an array that is valid JSON but not a call.
     SkippedItem,
-    /// The parser has read an object in an array.
+    /// The parser has read a call in an array.
     Next,
-    /// The parser has read a comma in an array.
+    /// The parser has read the comma after a call in an array.
     Item,
-    /// The parser has read the array, or an object outside an array.
+    /// The parser has read the array, or a call outside of an array.
     Tail,
     Close(Literal),
 }

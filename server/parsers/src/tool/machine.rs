@@ -1,4 +1,4 @@
-//! The interface of tool formats: markers that begin calls, and the state machine that parses them.
+//! The interface of tool formats: the markers that begin calls, and the state machine that parses the calls.
 
 use std::fmt::Debug;
 
@@ -18,8 +18,8 @@ pub(crate) struct CallMarker {
 pub(crate) enum MarkerPosition {
     /// The marker is recognized everywhere.
     Anywhere,
-    /// The marker is recognized only if nothing but whitespace precedes it: at the beginning, after reasoning or after
-    /// a call.
+    /// The marker is recognized only at the beginning, after reasoning or after a call. Whitespace may precede it
+    /// there.
     Start,
 }
 

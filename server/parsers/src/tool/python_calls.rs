@@ -1,5 +1,5 @@
-//! Parses calls in Python notation: `f(a="x", b=1), g()`. A call begins with the first character of its first value, or
-//! with its `)`. The text before that may be prose.
+//! Parses calls in Python notation: `f(a="x", b=1), g()`. A call begins as soon as a part of its first value is
+//! certain, or with its `)`. Until then, its text may be prose.
 
 mod ahead;
 
@@ -27,7 +27,7 @@ pub(crate) struct PythonCalls {
     has_begun: bool,
     /// Whether the call is the argument of `print`.
     is_printed: bool,
-    /// The JSON before the current value that has not been emitted yet.
+    /// The JSON that precedes the current value, until it is emitted.
     lead: String,
     json: String,
     /// Whether at least one call is complete.
@@ -142,12 +142,12 @@ impl PythonCalls {
         }
     }
 
-    /// Whether a call has ended and no other has begun.
+    /// Whether a call has ended, and neither a comma nor another call has followed.
     pub(crate) fn is_between(&self) -> bool {
         matches!(self.state, State::After)
     }
 
-    /// Ends the text. The incomplete part of a call that has begun is dropped.
+    /// Ends the text. If a call has begun, its uncertain end is dropped.
     pub(crate) fn finish(&mut self, out: &mut DeltaBuffer) {
         if let Some(ahead) = self.ahead.take() {
             out.unread_bytes(ahead.held.len());
@@ -356,8 +356,8 @@ impl PythonCalls {
     }
 }
 
-/// Whether a call can begin with this letter. Names of tools may begin with a digit or `-`, but a list without a marker
-/// that begins with these characters is more likely to be text, such as `[0-9()]`.
+/// Whether a call can begin with this letter. Names of tools may begin with a digit or `-`, but an unmarked list that
+/// begins with one of these characters is more likely to be text, such as `[0-9()]`.
 fn begins_name(letter: char, ending: CallsEnd) -> bool {
     is_of_name(letter) && (ending != CallsEnd::Bracket || letter.is_alphabetic() || letter == '_')
 }

@@ -18,23 +18,25 @@ pub(crate) const CONTEXT: u32 = 512;
 pub(crate) const EXPERTS: u64 = 4;
 /// The sliding window in tokens; less than half of a test's sequence.
 const WINDOW: u64 = 24;
-/// The original context length of gpt-oss, whose context was extended with YaRN, and the factor of the extension.
+/// The original context length of the gpt-oss file, whose context is extended with YaRN, and the factor of the
+/// extension.
 const YARN_CONTEXT: u64 = 64;
 const YARN_FACTOR: f32 = 32.0;
 
 /// The description of a file. The same recipe always produces the same file.
 pub(crate) struct Recipe {
     pub(crate) architecture: &'static str,
-    /// The type of all matrices except for those of `values_kind`.
+    /// The type of the matrices, except for those of `values_kind`, the routers (f32) and the experts of gpt-oss
+    /// (MXFP4).
     pub(crate) kind: TensorType,
-    /// The type of the embeddings, of v and of the second matrices of experts, which mixed files store with more bits.
+    /// The type of the embeddings, of v and of the down projections of experts, which may have more bits than `kind`.
     pub(crate) values_kind: TensorType,
     /// The number of experts, out of [`EXPERTS`], that compute each token, or 0 if the layers have no experts.
     pub(crate) experts_used: u64,
     /// Whether the file has a tensor `rope_freqs.weight`.
     pub(crate) rope_factors: bool,
-    /// The original context length of a model whose context was extended. The file has factors for this and for longer
-    /// contexts.
+    /// The original context length of a model whose context was extended. The file has rotary factors for contexts up
+    /// to this length and for longer ones.
     pub(crate) original_context: Option<u32>,
     /// Whether the vocabulary projection shares the weights of the embeddings.
     pub(crate) tied: bool,
@@ -196,15 +198,14 @@ struct Tensors<'a> {
 }
 
 impl Tensors<'_> {
-    /// Writes a projection, or one for each expert, that preserves the variance of its input, so that every layer
-    /// affects the logits.
+    /// Writes a projection that preserves the variance of its input, so that every layer affects the logits.
     fn put(&mut self, name: &str, shape: &[u64], kind: TensorType) {
         let values = normals(&mut self.random, shape.iter().product(), 1.0 / (shape[0] as f32).sqrt());
         self.file.tensor_of(name, shape, kind, &values);
     }
 
-    /// Writes a matrix for each expert. Those of gpt-oss have biases, and some of the products are beyond the limits of
-    /// the activation.
+    /// Writes a matrix for each expert. The experts of gpt-oss have biases, and some of their products exceed the
+    /// limits of the activation function.
     fn experts(&mut self, name: &str, columns: u64, rows: u64, kind: TensorType) {
         let is_gpt_oss = self.recipe.is("gpt-oss");
         let kind = if is_gpt_oss { TensorType::Mxfp4 } else { kind };

@@ -1,4 +1,4 @@
-//! A simple forward pass: in f64, one token after the other, without a cache layout or fusions.
+//! A simple forward pass: in f64, one token after the other, without cache blocks or fused operations.
 //!
 //! It follows the conventions of the file format: the tensors of a layer determine its operations, and the architecture
 //! determines only the properties that do not follow from the tensors.
@@ -17,7 +17,7 @@ pub(crate) struct Reference {
     head_size: usize,
     epsilon: f64,
     rope_base: f64,
-    /// The number of experts of a layer, whose matrices follow each other in one tensor.
+    /// The number of experts of a layer. Their matrices follow each other in one tensor.
     experts: usize,
     experts_used: usize,
     /// The factor for cosines and sines.
@@ -30,7 +30,7 @@ pub(crate) struct Reference {
     architecture: String,
 }
 
-/// The extension of a context with YaRN: the pairs between the first and the last have mixed frequencies.
+/// The extension of a context with YaRN. The frequencies of the pairs between `first` and `last` are interpolated.
 struct Yarn {
     factor: f64,
     first: f64,
@@ -120,7 +120,7 @@ impl Reference {
         self.layers
     }
 
-    /// Whether q, k and v are a single matrix.
+    /// Whether q, k and v are projected by a single matrix.
     pub(crate) fn is_fused(&self) -> bool {
         self.has("blk.0.attn_qkv")
     }
@@ -238,7 +238,8 @@ impl Reference {
         self.project(&name("ffn_down"), &up)
     }
 
-    /// The sum of the outputs of a token's best experts, weighted by the probabilities of the router.
+    /// The sum of the outputs of a token's most probable experts, weighted by the router's probabilities, which are
+    /// normalized over these experts.
     fn mixture(&self, layer: usize, x: &[f64]) -> Vec<f64> {
         let name = |name: &str| format!("blk.{layer}.{name}");
         let mut ranked: Vec<(f64, usize)> =

@@ -4,17 +4,18 @@ use server_engine::ModelRunner as _;
 use server_openvino::OpenVinoRunner;
 use server_scheduler::{Batch, BlockId, ScheduledSequence, SequenceId};
 
-/// The number of tokens of each sequence in a step. The first sequence decodes from the start, so it samples every
-/// position. The second sequence has chunks that cross block boundaries, the third has chunks of one block plus one
-/// token, and the last has its whole prompt in one step.
+/// The number of tokens of each sequence in a step. The first sequence has one token in each step, so logits are
+/// computed at each of its positions. The second sequence has chunks that cross block boundaries, the third has chunks
+/// of one block plus one token, and the last has its whole prompt in one step.
 const CHUNKS: [usize; 4] = [1, 7, 33, usize::MAX];
 
-/// The largest difference of any logit at any position, as a fraction of the reference's standard deviation.
+/// The largest difference between a computed logit and the expected one, as a fraction of the standard deviation of the
+/// expected logits.
 pub(crate) fn worst_difference(runner: &mut OpenVinoRunner, tokens: &[u32], expected: &[Vec<f32>]) -> f64 {
     worst_difference_with(runner, tokens, [(0, expected); 4])
 }
 
-/// Like [`worst_difference`], for sequences with adapters, each of which has separate expected logits.
+/// Like [`worst_difference`], but each sequence has an adapter and its own expected logits.
 pub(crate) fn worst_difference_with(
     runner: &mut OpenVinoRunner,
     tokens: &[u32],
@@ -45,9 +46,9 @@ pub(crate) fn is_independent_of_the_batch(runner: &mut OpenVinoRunner, tokens: &
     is_same
 }
 
-/// Computes the tokens in sequences, each of which is given as its number of tokens in a step and its adapter. Calls
-/// `visit` with the number of the sequence, the position and the logits of the last token of each chunk. The first
-/// sequence must have the smallest chunks, because the function returns when this sequence ends.
+/// Computes the tokens in several sequences. Each element of `sequences` is the number of tokens of a sequence in a
+/// step and its adapter. Calls `visit` with the index of the sequence, the position and the logits of the last token of
+/// each chunk. The first sequence must have the smallest chunks, because the function returns when this sequence ends.
 fn run(
     runner: &mut OpenVinoRunner,
     tokens: &[u32],
