@@ -103,10 +103,9 @@ pub(crate) async fn serve(
     graceful.shutdown().await;
 }
 
-/// Size of the headers of a request, and of each buffer of a connection.
+/// Size of the head of a request (the request line and the headers), and of each buffer of a connection.
 ///
-/// If exceeded: 431 for the headers; a longer response is written to the connection only as fast as the client reads
-/// it.
+/// If exceeded: 431 for the head; a longer response is written to the connection only as fast as the client reads it.
 const CONNECTION_BUFFER_BYTES_MAX: usize = 128 << 10;
 
 /// Returns the settings of HTTP connections.
@@ -117,9 +116,9 @@ pub(crate) fn connection_builder(read_timeout: Duration) -> http1::Builder {
     builder
 }
 
-/// Completes when other connections wait and this connection has not sent the head of a request within
-/// [`IDLE_UNDER_PRESSURE`]. A connection that has sent a request before remains open: routers reuse connections, and
-/// cannot know whether a request on a closed connection was received.
+/// Completes when other connections wait to be accepted and this connection has been open for at least
+/// [`IDLE_UNDER_PRESSURE`] without receiving the head of a request. A connection that has received a request remains
+/// open: routers reuse connections, and cannot know whether a request on a closed connection was received.
 async fn must_make_room(pressure: &Notify, has_request: &AtomicBool) {
     tokio::time::sleep(IDLE_UNDER_PRESSURE).await;
     loop {

@@ -18,12 +18,12 @@ use crate::lifecycle::Phase;
 
 /// Changes within this time are combined into one report.
 const COALESCE: Duration = Duration::from_millis(20);
-/// The longest time between two reports.
+/// The time after which a report is sent even without a significant change.
 const HEARTBEAT: Duration = Duration::from_secs(1);
 /// A change in the number of active or evictable blocks is reported before the next heartbeat if it exceeds the total
 /// number of blocks divided by this number.
 const BLOCKS_PART: u32 = 50;
-/// Number of open gRPC streams, such as those with load reports to routers.
+/// Number of open gRPC streams that report the load or the progress of draining.
 ///
 /// If exceeded: the gRPC call fails with `RESOURCE_EXHAUSTED`.
 const STREAMS_MAX: usize = 256;

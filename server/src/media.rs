@@ -1,4 +1,4 @@
-//! Turns a reference to an image in a request into the bytes of the image.
+//! Fetches the bytes of an image to which a request refers by a URL or a path.
 //!
 //! Nothing is fetched unless flags allow it, because a client that chooses the server's connections and files could
 //! access hosts and data that only the server may access. This module does not parse images. Apart from the reference,

@@ -2,7 +2,8 @@
 //! code.
 //!
 //! The engine's thread updates the counts of tokens and steps after each step, and the record of a request
-//! ([`crate::request_record`]) counts the request. Gauges are read from the engine's load on each scrape.
+//! ([`crate::request_record`]) counts the request. The gauges, and the counters of the image cache and of the blocks
+//! stored on disk, are updated on each scrape.
 
 mod exposition;
 mod images;
@@ -215,7 +216,7 @@ impl Metrics {
         self.0.adapter_requests.get_or_create(&labels).inc();
     }
 
-    /// Counts the images of an accepted prompt.
+    /// Counts the images of an accepted prompt, and their tokens.
     pub(crate) fn count_images(&self, images: &RequestImages) {
         let RequestImages { prompt, inputs, .. } = images;
         self.0.images.inc_by(inputs.len() as u64);

@@ -23,8 +23,8 @@ pub struct Model {
     pub(crate) text: ModelText,
     /// The time when the model was loaded, in seconds since 1970.
     pub(crate) created: u64,
-    /// A hash of the names, the backend, the precisions and the version of the server. If two fingerprints differ, the
-    /// answers to the same request may differ.
+    /// A hash of the served names, the name of the model's files, the backend, the precisions and the version of the
+    /// server. If two fingerprints differ, the answers to the same request may differ.
     pub(crate) fingerprint: String,
     /// The formats of the model's tool calls and reasoning.
     pub(crate) formats: Formats,
@@ -38,8 +38,8 @@ pub struct Model {
     pub(crate) prompt_lookup: bool,
     /// The memory that tokenizers may use.
     pub(crate) tokenizer_memory: TokenizerMemory,
-    /// Whether costly grammars are first compiled in a separate process of the running program. The program must be the
-    /// server.
+    /// Whether costly grammars are first compiled in a separate process, which runs the executable of this process.
+    /// That executable must be the server's.
     pub(crate) grammar_trials: bool,
     /// The API whose rules apply to requests.
     pub(crate) api_rules: ApiRules,
@@ -84,7 +84,8 @@ impl Model {
         model.set_formats(formats)
     }
 
-    /// Sets the formats of tool calls and of reasoning. A format that is `None` is detected from the chat template.
+    /// Sets the formats of tool calls and of reasoning. A format that is `None` is detected from the chat template,
+    /// unless the other format determines it (Harmony).
     ///
     /// # Errors
     /// The formats cannot be combined.
@@ -104,7 +105,7 @@ impl Model {
         Self { adapters, ..self }
     }
 
-    /// Sets the memory for texts that are being tokenized, in bytes.
+    /// Sets the memory that tokenizers may use, in bytes.
     #[must_use]
     pub fn with_tokenizer_memory(self, bytes: usize) -> Self {
         Self { tokenizer_memory: TokenizerMemory::new(bytes), ..self }
@@ -127,7 +128,8 @@ impl Model {
         self.formats
     }
 
-    /// Returns the given formats. A format that is not given is detected from the chat template.
+    /// Returns the given formats. A format that is not given is detected from the chat template, unless the other
+    /// format determines it (Harmony).
     fn detect_formats(&self, tool: Option<ToolFormat>, reasoning: Option<ReasoningFormat>) -> Formats {
         let template = self.text.chat_template.as_ref().map(ChatTemplate::source);
         let of_template = template.as_deref().map_or(Formats::default(), Formats::detect);

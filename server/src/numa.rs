@@ -1,8 +1,8 @@
 //! Binds the process to a NUMA node, or groups of its threads to several nodes. The process must be bound before it
 //! starts a second thread.
 
-/// Binds the process to a node or, without a node, divides its threads into groups. Warns if one group of threads runs
-/// on several nodes.
+/// Binds the process to a node or, without a node, divides its threads into `tensor_parallel_size` groups. Warns if a
+/// single group of threads runs on several nodes.
 #[cfg(feature = "openvino")]
 pub(crate) fn bind(numa_node: Option<u32>, tensor_parallel_size: u32) -> anyhow::Result<()> {
     let Some(node) = numa_node else {
@@ -29,7 +29,8 @@ pub(crate) fn bind(numa_node: Option<u32>, tensor_parallel_size: u32) -> anyhow:
     Ok(())
 }
 
-/// Rejects a NUMA node and more than one thread group, because only the OpenVINO crate can bind the process.
+/// Rejects a NUMA node and more than one thread group, because only the OpenVINO crate can bind the process and divide
+/// its threads.
 #[cfg(not(feature = "openvino"))]
 pub(crate) fn bind(numa_node: Option<u32>, tensor_parallel_size: u32) -> anyhow::Result<()> {
     anyhow::ensure!(

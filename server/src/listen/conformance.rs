@@ -1,5 +1,5 @@
-//! Checks requirements of HTTP/1.1 that `hyper` does not check. A request that two programs could interpret differently
-//! is rejected.
+//! Rejects requests that violate requirements of HTTP/1.1 that `hyper` does not check, because a proxy could interpret
+//! such a request differently.
 
 use axum::Router;
 use axum::extract::Request;

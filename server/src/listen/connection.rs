@@ -15,7 +15,8 @@ use tokio::time::{Instant, Sleep};
 use super::peer::Peer;
 use super::protocol_error;
 
-/// A client that reads fewer bytes than this within the write timeout counts as stalled.
+/// A client counts as stalled if data waits to be sent and the client reads fewer bytes than this within the write
+/// timeout.
 const READ_BYTES_MIN: usize = 16 << 10;
 
 /// A connection with a write timeout.
@@ -47,7 +48,8 @@ impl Connection {
         self.peer.clone()
     }
 
-    /// Forwards the result of writing `offered` bytes, or returns an error if the client has not read for too long.
+    /// Forwards the result of writing `offered` bytes, or returns an error if the client has not read enough within the
+    /// write timeout.
     fn watch(
         &mut self,
         context: &mut Context<'_>,
@@ -147,12 +149,13 @@ struct StallTimer {
     /// The time by which the client must have read [`READ_BYTES_MIN`] bytes or all offered bytes. `None` while no write
     /// waits for the client.
     deadline: Option<Pin<Box<Sleep>>>,
-    /// Number of bytes written since the last deadline was removed.
+    /// Number of bytes written since `deadline` was last set to `None`.
     written: usize,
 }
 
 impl StallTimer {
-    /// Forwards the result of writing `offered` bytes, or returns an error if the client has not read for too long.
+    /// Forwards the result of writing `offered` bytes, or returns an error if the client has not read enough within the
+    /// write timeout.
     fn watch(
         &mut self,
         context: &mut Context<'_>,

@@ -20,8 +20,8 @@ use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 use tonic::service::Routes;
 
-/// Number of open connections to the port given by `--grpc-port`. It is greater than the number of streams of load
-/// reports, each of which has its own connection, so that a connection remains for `ovfleet-server drain` and health
+/// Number of open connections to the port given by `--grpc-port`. This limit is greater than the limit for streams of
+/// load reports, each of which has its own connection, so that connections remain for `ovfleet-server drain` and health
 /// checks.
 ///
 /// If exceeded: further connections wait. To make room for them, connections that have had no gRPC call other than
@@ -45,8 +45,8 @@ const PING_INTERVAL: Duration = Duration::from_secs(30);
 ///
 /// If exceeded: the connection is closed.
 const PING_TIMEOUT: Duration = Duration::from_secs(20);
-/// The path of health checks. Health checks need no token, so they do not count as activity that keeps a connection
-/// open.
+/// The prefix of the paths of health checks. Health checks need no token, so they do not count as activity that keeps a
+/// connection open.
 const HEALTH: &str = "/grpc.health.v1.Health/";
 /// The time that a connection has for a graceful shutdown, unless a call is open.
 const GRACE: Duration = Duration::from_secs(1);
@@ -110,8 +110,8 @@ async fn serve_connection(
     while timeout(GRACE, connection.as_mut()).await.is_err() && *open_calls.borrow() > 0 {}
 }
 
-/// Completes when a connection has had no call for [`IDLE_MAX`], or for [`IDLE_UNDER_PRESSURE`] while other connections
-/// wait to be accepted.
+/// Completes when a connection has had no [`OpenCall`] for [`IDLE_MAX`], or for [`IDLE_UNDER_PRESSURE`] while other
+/// connections wait to be accepted.
 async fn is_idle(open_calls: &mut watch::Receiver<usize>, pressure: &Notify) {
     loop {
         let has_calls = *open_calls.borrow_and_update() > 0;
@@ -127,7 +127,7 @@ async fn is_idle(open_calls: &mut watch::Receiver<usize>, pressure: &Notify) {
     }
 }
 
-/// An open call of a connection. The call counts until this value is dropped.
+/// An open call of a connection, other than a health check. The call counts until this value is dropped.
 struct OpenCall(watch::Sender<usize>);
 
 impl OpenCall {
@@ -158,7 +158,7 @@ mod tests {
 
     const CHECK: &str = "/grpc.health.v1.Health/Check";
     const WATCH: &str = "/grpc.health.v1.Health/Watch";
-    /// A call whose answer does not end.
+    /// The path of a call whose answer does not end.
     const ENDLESS: &str = "/test/Endless";
 
     /// Returns an HTTP/2 frame on the first stream.
@@ -167,7 +167,7 @@ mod tests {
         [&[0, 0, length, kind, flags, 0, 0, 0, 1], payload].concat()
     }
 
-    /// Returns the bytes of a call, with an empty message, to the method with this path.
+    /// Returns the preface and the bytes of a call, with an empty message, to the method with this path.
     fn call(path: &str) -> Vec<u8> {
         let field = |name: &[u8], value: &str| {
             [name, &[u8::try_from(value.len()).unwrap()], value.as_bytes()].concat()

@@ -39,7 +39,8 @@ impl Peer {
         self.is_stalled.store(is_stalled, Ordering::Relaxed);
     }
 
-    /// Waits until the client of an unanswered request has closed its connection.
+    /// Waits until the client of an unanswered request has closed its connection, or has stopped sending and cannot be
+    /// probed.
     ///
     /// # Cancel safety
     /// If the future is dropped before it is ready, an interim response may already have been sent.

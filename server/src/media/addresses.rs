@@ -1,13 +1,15 @@
 //! Decides which addresses the server connects to on behalf of a client. This module is pure: it resolves no names.
 //!
-//! Only public addresses are allowed, so that no client can make the server send requests to internal networks.
-//! `--allowed-media-networks` adds networks, but never the addresses of cloud metadata services.
+//! By default, only public addresses are allowed, so that no client can make the server send requests to internal
+//! networks. `--allowed-media-networks` adds networks, but never link-local addresses or those of cloud metadata
+//! services.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 
-/// Addresses at which cloud providers serve metadata and credentials to virtual machines. No flag allows them.
+/// Networks with the addresses at which cloud providers serve metadata and credentials to virtual machines. No flag
+/// allows these networks.
 const CREDENTIAL_NETWORKS: [IpNet; 7] = [
     // Link-local addresses, including those of the metadata services of most clouds.
     v4([169, 254, 0, 0], 16),
@@ -24,7 +26,9 @@ const CREDENTIAL_NETWORKS: [IpNet; 7] = [
     v6([0xfd20, 0xce, 0, 0, 0, 0, 0, 0], 32),
 ];
 
-/// The IPv4 addresses that are not public, according to IANA's registry of special-purpose addresses.
+/// The IPv4 addresses that are not public: the multicast addresses, and those that are not globally reachable according
+/// to IANA's registry of special-purpose addresses. The networks also contain a few addresses that are globally
+/// reachable.
 const RESERVED_V4: [IpNet; 15] = [
     // "This host": on Linux, a connection to 0.0.0.0 reaches the local host.
     v4([0, 0, 0, 0], 8),
@@ -49,8 +53,9 @@ const RESERVED_V4: [IpNet; 15] = [
     v4([240, 0, 0, 0], 4),
 ];
 
-/// The IPv6 addresses that are assigned to public networks. All others are unassigned, loopback, unique-local,
-/// link-local or multicast, or contain an IPv4 address.
+/// The block of IPv6 addresses that are assigned to public networks. All other addresses are unassigned or serve a
+/// special purpose: for example, they are loopback, unique-local, link-local or multicast addresses, or contain an IPv4
+/// address.
 const GLOBAL_UNICAST_V6: IpNet = v6([0x2000, 0, 0, 0, 0, 0, 0, 0], 3);
 
 /// The addresses within [`GLOBAL_UNICAST_V6`] that are not public.
@@ -63,7 +68,7 @@ const RESERVED_V6: [IpNet; 4] = [
     v6([0x3fff, 0, 0, 0, 0, 0, 0, 0], 20),
 ];
 
-/// The prefix of NAT64. Clusters without IPv4 reach public IPv4 addresses through it.
+/// The well-known prefix of NAT64, through which clusters without IPv4 reach public IPv4 addresses.
 const NAT64: IpNet = v6([0x64, 0xff9b, 0, 0, 0, 0, 0, 0], 96);
 
 /// Decides whether the server may connect to an address.
@@ -100,7 +105,7 @@ fn destination(address: IpAddr) -> IpAddr {
     }
 }
 
-/// Returns the IPv4 address in a mapped or compatible address, or in an address of NAT64 or 6to4.
+/// Returns the IPv4 address in an IPv4-mapped, IPv4-compatible, NAT64 or 6to4 address.
 fn embedded_v4(address: IpAddr) -> Option<Ipv4Addr> {
     let IpAddr::V6(v6) = address else { return None };
     let segments = v6.segments();

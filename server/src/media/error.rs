@@ -1,5 +1,6 @@
 //! The reasons why an image was not fetched. The messages name the host, address or path that was refused, and the flag
-//! that would allow it, if one exists. They reveal the status of a host's answer, but no other part of it.
+//! that would allow it, if one exists. Of a host's answer, they reveal the status and, for a redirect, the scheme, host
+//! and port of the target, but never the body.
 
 use std::io;
 use std::net::IpAddr;
@@ -56,10 +57,10 @@ pub(crate) enum MediaError {
     RedirectNotAllowed { host: String },
     #[error("the URL redirects more than {redirects_max} times")]
     TooManyRedirects { redirects_max: usize },
-    /// The host sent a redirect without a valid URL.
+    /// The host sent a redirect to an invalid URL.
     #[error("the host {host:?} redirects to an invalid URL")]
     InvalidRedirect { host: String },
-    /// The host answered with an error.
+    /// The status of the host's answer is neither a success nor a redirect with a location.
     #[error("the host {host:?} answered with status {}", status.as_u16())]
     Status { host: String, status: StatusCode },
     /// The connection failed. The cause is for the log only.
@@ -80,7 +81,7 @@ pub(crate) enum MediaError {
     FilesDisabled,
     #[error("the path {path:?} is not below --allowed-local-media-path, or has a component \"..\"")]
     PathNotAllowed { path: PathBuf },
-    /// The file does not exist, cannot be read, or is a link to a file outside of the directory.
+    /// The file does not exist or cannot be read, or a link in its path leads out of the directory.
     #[error(
         "the file {path:?} cannot be read, or a link in its path leads out of --allowed-local-media-path"
     )]

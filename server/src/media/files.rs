@@ -1,7 +1,8 @@
 //! Reads images from files below one directory.
 //!
 //! A path is resolved first, so that links within the directory work. The resolved path is then opened component by
-//! component from the open directory without following links, so that no component can be replaced after the check.
+//! component from the open directory without following links, so that a link that replaces a component after the check
+//! has no effect.
 
 use std::fs::File;
 use std::io::{self, Read as _};

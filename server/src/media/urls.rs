@@ -13,12 +13,12 @@ use super::error::MediaError;
 ///
 /// If exceeded: 400, `invalid_image_url`.
 pub(super) const REFERENCE_BYTES_MAX: usize = 8192;
-/// The ports of hosts that are allowed without a port.
+/// The ports that an entry of `--allowed-media-domains` without a port allows.
 const DEFAULT_PORTS: [u16; 2] = [80, 443];
 /// The value of `--allowed-media-domains` that allows all hosts.
 const ALL: &str = "all";
 
-/// The reference to an image in a request.
+/// A request's reference to an image.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Reference {
     /// An `http:` or `https:` URL.
@@ -185,7 +185,8 @@ mod tests {
         UrlPolicy { domains, addresses: AddressPolicy::default() }
     }
 
-    /// Returns `ok` if the policy allows the reference, and the debug form of the error or of the file otherwise.
+    /// Returns `ok` if the policy allows the URL, and otherwise the debug form of the error or, for a path, of the
+    /// file.
     fn decision(policy: &UrlPolicy, text: &str) -> String {
         match Reference::parse(text) {
             Ok(Reference::Web(url)) => {

@@ -2,7 +2,7 @@
 //!
 //! The client uses no proxy, because a proxy would resolve names itself and thereby bypass the check of addresses. It
 //! does not reuse connections, so each request resolves and checks its host again. It sends no cookies and no
-//! `Referer`, and does not decompress answers, because a small answer could become an image of any size.
+//! `Referer`. It does not decompress answers, because a small answer could become an image of any size.
 
 use std::sync::Arc;
 
@@ -38,7 +38,7 @@ pub(super) struct WebClient {
 }
 
 impl WebClient {
-    /// Creates a client that uses those addresses of `resolver` that the policy allows.
+    /// Creates a client that resolves hosts with `resolver` and connects only to addresses that the policy allows.
     ///
     /// # Errors
     /// The system's certificates cannot be read.

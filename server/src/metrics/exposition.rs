@@ -5,7 +5,7 @@ use std::collections::HashMap;
 
 use axum::http::{HeaderMap, header};
 
-/// A format of metrics as text.
+/// A text format of metrics.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Exposition {
     OpenMetrics,

@@ -1,4 +1,4 @@
-//! The metrics of the cache of the image encoder's outputs.
+//! The metrics of the cache for image encoder outputs.
 
 use std::sync::atomic::Ordering;
 

@@ -1,5 +1,5 @@
-//! Prepares requests to the chat endpoint, and the conversations that they have in common with requests to the
-//! responses endpoint.
+//! Prepares requests to the chat endpoint. The responses endpoint prepares its conversations with the same function
+//! ([`prepare_conversation`]).
 
 use std::sync::Arc;
 
@@ -37,7 +37,7 @@ pub(crate) fn chat(mut request: ChatRequest, target: Target<'_>) -> Result<Prepa
     Ok(prepared)
 }
 
-/// The parameters of the answer that the chat and the responses endpoint read in different ways.
+/// The parameters of the answer that the chat and responses endpoints read in different ways.
 pub(super) struct AnswerRequest {
     /// The name of the model in the request.
     pub(super) model: String,

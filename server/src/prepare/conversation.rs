@@ -1,5 +1,5 @@
-//! Conversations with tools, which requests to the chat and the responses endpoint have in common. This module performs
-//! the checks that do not depend on the model; `prompt` renders a conversation.
+//! The conversation, with its tools, of a request to the chat or the responses endpoint. This module performs the
+//! checks that do not depend on the model; `prompt` renders the conversation.
 
 use serde_json::{Map, Value};
 use server_openai::{ChatRequest, Message};
@@ -100,7 +100,7 @@ impl Conversation {
     /// Returns the conversation of a request to the chat endpoint.
     ///
     /// # Errors
-    /// The messages or the tools are invalid.
+    /// The messages are missing, or a parameter of the conversation is invalid.
     pub(crate) fn of_chat(mut request: ChatRequest) -> Result<Self, Error> {
         let mut messages = request.messages.take().ok_or_else(|| Error::missing("messages"))?;
         functions::in_messages(&mut messages)?;

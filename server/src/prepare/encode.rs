@@ -1,5 +1,5 @@
-//! Tokenizes the texts of requests within the memory limit for tokenizers. A prompt that is certain to exceed the
-//! context length is rejected without being tokenized.
+//! Tokenizes the texts of requests within the memory limit for tokenizers. A prompt that certainly leaves no room for
+//! generated tokens is rejected without being tokenized, unless it may be truncated.
 
 use server_engine::TokenId;
 use server_text::EncodeError;
@@ -14,7 +14,7 @@ use crate::model::Model;
 pub(super) enum SpecialTokens {
     /// Add the special tokens: the text is a plain prompt.
     Added,
-    /// Do not add the special tokens: a chat template writes them itself.
+    /// Do not add the special tokens, for example because a chat template has written them.
     Absent,
 }
 
@@ -40,7 +40,7 @@ impl Encoder<'_> {
     /// Tokenizes a prompt, which may contain special tokens as text.
     ///
     /// # Errors
-    /// The prompt is empty, too long, or cannot be expressed in the vocabulary.
+    /// The prompt is empty or too long, or it cannot be expressed in the vocabulary.
     pub(super) fn prompt(&self, text: &str, special_tokens: SpecialTokens) -> Result<Vec<TokenId>, Error> {
         // An empty text is not a prompt, even if special tokens are added.
         if text.is_empty() {
@@ -52,7 +52,7 @@ impl Encoder<'_> {
     /// Tokenizes a text like [`Self::prompt`], but the text may be empty.
     ///
     /// # Errors
-    /// The text is too long, or cannot be expressed in the vocabulary.
+    /// The text is too long, or it cannot be expressed in the vocabulary.
     pub(super) fn text(&self, text: &str, special_tokens: SpecialTokens) -> Result<Vec<TokenId>, Error> {
         let tokenizer = &self.model.text.tokenizer;
         let tokens_min = tokenizer.min_tokens(text);
@@ -71,7 +71,7 @@ impl Encoder<'_> {
     /// Tokenizes a text without special tokens: the names of special tokens are plain text.
     ///
     /// # Errors
-    /// The text is too long, or cannot be expressed in the vocabulary.
+    /// The text is too long, or it cannot be expressed in the vocabulary.
     pub(super) fn literal(&self, text: &str) -> Result<Vec<TokenId>, Error> {
         self.within_memory(text, || self.model.text.tokenizer.encode(text, false, false))
     }

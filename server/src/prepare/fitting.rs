@@ -50,8 +50,8 @@ fn after(cuts: &[usize], at: usize) -> usize {
 }
 
 /// Returns the first of `count` candidates that fits, with the result of its attempt. If a candidate fits, all later
-/// ones must fit too. The search begins at `guess`. It needs two attempts if the guess is right, and otherwise about
-/// twice the logarithm of the distance between the guess and the result.
+/// ones must fit too. The search begins at `guess`. It needs at most two attempts if the guess is right, and otherwise
+/// about twice the binary logarithm of the distance between the guess and the result.
 ///
 /// # Errors
 /// An attempt failed.

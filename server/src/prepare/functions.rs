@@ -9,7 +9,7 @@ use crate::error::Error;
 /// Converts the functions of a request to tools. Returns whether the request has `functions`.
 ///
 /// # Errors
-/// The request also has tools, or its functions are invalid.
+/// The request also has `tools` or `tool_choice`, or its `function_call` is invalid or lacks `functions`.
 pub(super) fn become_tools(request: &mut ChatRequest) -> Result<bool, Error> {
     let choice = request.function_call.take();
     let Some(functions) = request.functions.take() else {
@@ -60,7 +60,7 @@ pub(super) fn renamed(error: Error) -> Error {
 /// Converts the function calls in a conversation, and their results, to tool calls and tool results.
 ///
 /// # Errors
-/// A call or a result is malformed.
+/// A call or a result is malformed, or a message has calls in both forms.
 pub(super) fn in_messages(messages: &mut [Message]) -> Result<(), Error> {
     let mut called: Option<String> = None;
     for (index, message) in messages.iter_mut().enumerate() {

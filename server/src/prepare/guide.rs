@@ -43,7 +43,8 @@ pub(super) fn of_prompt(
 /// Returns the constraint on the answers to a conversation. `prompt_end` is the end of the rendered prompt.
 ///
 /// # Errors
-/// The requested form, or the schema of a strict tool, is invalid or not supported.
+/// The requested form, or the schema of a strict tool, is invalid or not supported, or a call is required but the
+/// format of the model's calls is unknown.
 pub(super) fn of_conversation(
     generation: &Generation,
     conversation: &Conversation,
@@ -86,8 +87,8 @@ impl FormRequest<'_> {
         content.is_none() && !must_call && !strict && !limited
     }
 
-    /// Compiles the form. An unsupported schema is an error if the tool is strict. Otherwise, the arguments of the tool
-    /// are not constrained.
+    /// Compiles the form. The unsupported schema of a tool is an error if the tool is strict. Otherwise, the arguments
+    /// of the tool are not constrained.
     fn compiled(&self, compiler: &Compiler, param: &str) -> Result<server_guidance::Guide, Error> {
         self.compiled_by(&Attempts {
             vocabulary: compiler.vocabulary(),
@@ -176,7 +177,8 @@ fn reads_channels(formats: Formats) -> bool {
     formats.tool == ToolFormat::Gptoss || formats.reasoning == ReasoningFormat::Gptoss
 }
 
-/// Returns the unconstrained reasoning before the form, if the model reasons.
+/// Returns the unconstrained reasoning before the form, if the model reasons and the prompt has not closed the
+/// reasoning.
 fn preface(compiler: &Compiler, model: &Model, prompt_end: &str) -> Option<Preface> {
     let (open, close) = match model.formats.reasoning {
         // The form itself includes Harmony's messages with reasoning.
@@ -199,7 +201,7 @@ fn preface(compiler: &Compiler, model: &Model, prompt_end: &str) -> Option<Prefa
     compiler.preface(Some(open), close)
 }
 
-/// Whether a body may demand a form that must be compiled, which takes longer than the rest of the preparation.
+/// Whether a body may demand a form that must be compiled. Compiling takes longer than the rest of the preparation.
 pub(crate) fn may_compile(body: &[u8]) -> bool {
     // `format` is a member of `text` in requests to the responses endpoint. The last entry is the beginning of an
     // escape sequence, which can hide the name of a key.

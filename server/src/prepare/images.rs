@@ -1,9 +1,10 @@
 //! Reads the images of a conversation, and assigns positions of the prompt to them.
 //!
 //! The sizes of all images are known before the prompt is rendered, and the prompt is tokenized and checked before any
-//! image is decoded. The memory of the images after preprocessing follows from their sizes and is reserved before any
-//! of them is decoded. A request that is too long, or whose images do not fit into memory, is therefore rejected at
-//! little cost. Memory for the files of images in `data:` URLs is reserved before they are decoded from base64.
+//! image is decoded. The size of the preprocessed images follows from the sizes of the images, so their memory is
+//! reserved before any image is decoded. A request that is too long, or whose images do not fit into memory, is
+//! therefore rejected at little cost. Memory for the files of images in `data:` URLs is reserved before they are
+//! decoded from base64.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -50,7 +51,7 @@ pub(super) struct ConversationImage {
 /// The images of a request, and their memory.
 pub(super) struct AssignedImages {
     pub(super) images: Arc<RequestImages>,
-    /// The memory of the images after preprocessing.
+    /// The reserved memory of the preprocessed images.
     pub(super) memory: ByteReservation,
 }
 
@@ -104,7 +105,8 @@ pub(super) fn read(
 /// were fetched.
 ///
 /// # Errors
-/// The files would not fit into the buffer for request bodies even if it were empty.
+/// The files would not fit into the part of the buffer for request bodies that is not reserved for small bodies, even
+/// if that part were empty.
 fn check_bytes(references: &[(&ImageUrl, String)], media: &Media) -> Result<(), Error> {
     let bytes_max = media.bytes_max();
     let mut bytes = media.bytes();
@@ -187,10 +189,10 @@ fn read_image(
     Ok(ConversationImage { bytes, detail, num_pixels: header.stored_size.pixels(), layout, param })
 }
 
-/// Reads the level of detail of an image. `at` is the parameter with the object that contains it.
+/// Reads the level of detail of an image. `at` is the parameter with the object that contains the level.
 ///
 /// # Errors
-/// The level does not exist.
+/// The level is unknown.
 pub(super) fn read_detail(detail: Option<&str>, at: &str) -> Result<Detail, Error> {
     match detail {
         None | Some("auto") => Ok(Detail::Auto),
@@ -203,7 +205,7 @@ pub(super) fn read_detail(detail: Option<&str>, at: &str) -> Result<Detail, Erro
     }
 }
 
-/// Returns the text of a URL whose content is in base64.
+/// Returns the base64 text of a URL, if the content of the URL is in base64.
 fn base64_text(url: &str) -> Option<&str> {
     url.split_once(',').filter(|(media_type, _)| media_type.ends_with(";base64")).map(|(_, text)| text)
 }

@@ -39,7 +39,7 @@ pub(crate) fn checked(endpoint: Endpoint, body: &[u8]) -> Result<Value, Error> {
     Ok(request)
 }
 
-/// Returns the model name in a request, if the served model has this name.
+/// Returns the model name in a request, if it is a name of the served model or of one of its adapters.
 pub(super) fn model(generation: &Generation, model: &Model) -> Result<String, Error> {
     match &generation.model {
         None => Err(Error::missing("model")),
@@ -209,7 +209,7 @@ fn sampling(generation: &Generation, target: Target<'_>) -> Result<Sampling, Err
     })
 }
 
-/// Checks the range of a value. The value may come from a request that was not checked against the table.
+/// Checks the range of a value. Tests also resolve requests that were not checked against the table.
 fn within<T: PartialOrd + Display + Copy>(param: &'static str, value: T, min: T, max: T) -> Result<T, Error> {
     if value < min {
         return Err(Error::coded(

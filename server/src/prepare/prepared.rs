@@ -19,7 +19,7 @@ pub(crate) struct Target<'a> {
     pub(crate) media: &'a Media,
     /// Whether the client has disconnected, so that the preparation can stop.
     pub(crate) canceled: &'a CancellationToken,
-    /// The seed for a request that does not set one.
+    /// The seed for a request that does not set one, and for the IDs of tool calls.
     pub(crate) seed: u64,
 }
 

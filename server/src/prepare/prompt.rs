@@ -38,7 +38,7 @@ pub(super) struct RenderedPrompt {
     pub(super) end: String,
 }
 
-/// Renders and tokenizes a conversation. `tokens_max` is the limit of the [`Encoder`].
+/// Renders and tokenizes a conversation. `tokens_max` is the [`Encoder`]'s limit.
 pub(super) fn render(
     conversation: &Conversation,
     model: &Model,

@@ -123,7 +123,7 @@ pub(super) struct ResolvedParameters {
     pub(super) beams: Option<BeamSearch>,
     /// The parameters of prompt lookup, if it is enabled.
     pub(super) lookup: Option<PromptLookup>,
-    /// The parameters for the draft model of the server, if it has one.
+    /// The parameters for the draft model, which have no effect if the server has none.
     pub(super) draft: DraftModelParams,
     pub(super) sampling: Sampling,
     pub(super) text: TextOptions,
@@ -188,7 +188,7 @@ impl ResolvedParameters {
     /// also reports them for `best_of` and for token IDs.
     ///
     /// # Errors
-    /// An answer of the requested length would have too many log probabilities.
+    /// An answer of the requested length, or of the minimum length, would have too many log probabilities.
     fn limit_logprobs(&self, requests: &mut [Request], tokens_max: Option<TokensMax>) -> Result<(), Error> {
         let Some(top) = self.sampling.logprobs else { return Ok(()) };
         let choices = requests.len() as u64 * u64::from(self.candidates);

@@ -133,7 +133,7 @@ fn prepare_undecoded(
     Ok(UndecodedResponse { undecoded, response, ids, input, call_names })
 }
 
-/// Checks the rules between parameters, which are not in the table of parameters.
+/// Checks the rules that are not in the table of parameters.
 fn check(request: &Request) -> Result<(), Error> {
     if request.background == Some(true) && request.store == Some(false) {
         let problem = "cannot be combined with store = false, because the response could not be retrieved";

@@ -23,7 +23,7 @@ const KINDS: [&str; 6] = ["json", "regex", "choice", "grammar", "json_object", "
 /// Returns the form that the request demands, if any.
 ///
 /// # Errors
-/// The form is invalid, or the request demands two forms.
+/// The form is invalid, or the request demands more than one form.
 pub(super) fn requested(generation: &Generation) -> Result<Option<RequestedForm>, Error> {
     let mut requested_form = None;
     if let Some(map) = &generation.response_format
@@ -94,8 +94,8 @@ fn response_format(map: &Map<String, Value>, at: &str) -> Result<Option<Form>, E
     }
 }
 
-/// Reads OpenAI's form: a schema with a name, in `json_schema` or, at the responses endpoint, next to the type. A
-/// `json_schema` without `schema` and `name` is the schema itself, as in structural tags.
+/// Reads OpenAI's form: a schema with an optional name, in `json_schema` or, at the responses endpoint, next to the
+/// type. A `json_schema` without `schema` and `name` is the schema itself, as in structural tags.
 fn json_schema(map: &Map<String, Value>, at: &str) -> Result<Form, Error> {
     let (named, at) = match map.get("json_schema") {
         None => (map, at.to_owned()),

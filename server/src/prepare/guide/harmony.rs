@@ -1,5 +1,5 @@
-//! Forms of answers in Harmony: the whole answer consists of messages, of which only the last is constrained. Messages
-//! with reasoning may precede it.
+//! Forms of answers in Harmony: the whole answer consists of messages, and only the content of the last one is
+//! constrained. The other messages contain reasoning or a preamble.
 //!
 //! The end token of an answer is not part of the form: a call ends with its arguments.
 

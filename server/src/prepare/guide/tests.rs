@@ -103,7 +103,7 @@ fn draw_after(guide: &Guide, seed: u64, begin: &str) -> Option<String> {
     None
 }
 
-/// Returns a tool whose path [`conversation`] sets.
+/// Returns a tool without a path, which [`conversation`] sets.
 fn tool(name: &str, parameters: Option<Value>, strict: bool) -> Tool {
     Tool { strict, ..Tool::function(String::new(), name.to_owned(), None, parameters) }
 }
@@ -202,7 +202,8 @@ fn read(text: &str, formats: Formats, tools: &[Tool], prompt_end: &str) -> Parse
     said
 }
 
-/// Checks that every call is complete, and that its arguments match the schema of its tool.
+/// Checks that every call is complete, and that its arguments match the schema of its tool, unless a number in them is
+/// too large to parse.
 fn check_calls(said: &ParsedAnswer, tools: &[Tool], text: &str) {
     for (name, arguments, is_whole) in &said.calls {
         assert!(is_whole, "the call of {name} is not complete in {text:?}");

@@ -1,5 +1,5 @@
-//! Defines the forms of tool calls in the format of each model. The parser turns an answer with such a form into calls
-//! of the offered tools, with arguments that match their schemas.
+//! Defines the forms of tool calls in each tool call format. The parser turns an answer with such a form into calls of
+//! the offered tools. The arguments match the schemas of the tools, unless a schema is not supported.
 
 use std::collections::HashSet;
 

@@ -105,7 +105,7 @@ mod tests {
     const A: TokenId = b'a' as TokenId;
     const B: TokenId = b'b' as TokenId;
 
-    /// Returns a search for one stop string that skips special tokens.
+    /// Returns a search for one stop string. The search skips special tokens.
     fn stop_string(stop: &str) -> StopStrings {
         let tokenizer = crate::backend::built_in_text().unwrap().tokenizer;
         StopStrings { tokenizer, stops: vec![stop.to_owned()], bytes_max: stop.len(), skip_special: true }

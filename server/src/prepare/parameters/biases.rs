@@ -32,7 +32,7 @@ pub(super) fn logit_bias(generation: &Generation, target: Target<'_>) -> Result<
     bias.iter().map(read).collect()
 }
 
-/// Reads `allowed_token_ids`, in ascending order. The table limits their number.
+/// Returns `allowed_token_ids` in ascending order and without duplicates. The table limits the number of IDs.
 pub(super) fn allowed_token_ids(
     generation: &Generation,
     target: Target<'_>,

@@ -24,7 +24,7 @@ pub(crate) enum Kind {
     OneOf(&'static [&'static str]),
     /// An object with any members, which are checked when they are parsed.
     Object,
-    /// An object with these optional members. Others are ignored.
+    /// An object with these optional members. Other members are ignored.
     Fields(&'static [(&'static str, Kind)]),
     /// An array of strings: the maximum number of strings, and of bytes in each.
     Texts(usize, usize),

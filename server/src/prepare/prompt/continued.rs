@@ -6,7 +6,8 @@ use server_openai::{Content, Message};
 use crate::error::Error;
 use crate::prepare::conversation::Conversation;
 
-/// Marks the end of the text of the last message in the second rendering. No template changes private-use characters.
+/// Marks the end of the text of the last message in the second rendering. No known template changes private-use
+/// characters.
 const END_OF_TEXT: &str = "\u{10fffd}\u{f8ff}\u{10fffd}";
 
 /// Renders the prompt up to the end of the text of the last message. Whitespace at the ends of the text is removed if
@@ -54,7 +55,7 @@ mod tests {
 
     use super::*;
 
-    /// Renders the text of a message.
+    /// A template, as a function that renders the text of a message.
     type Template = fn(&str) -> String;
 
     /// Continues `message` with a template that renders the last text of a message.

@@ -13,7 +13,7 @@ use crate::model::Model;
 use crate::prepare::conversation::Conversation;
 use crate::prepare::images::is_image;
 
-/// The roles of messages. `developer` is OpenAI's newer name for `system`; templates know only `system`.
+/// The roles of messages. `developer` is OpenAI's newer name for `system`; templates receive only `system`.
 const ROLES: [&str; 6] = ["system", "developer", "user", "assistant", "tool", "function"];
 
 /// Returns the messages of a conversation for the template.
@@ -65,7 +65,7 @@ enum MessagePart {
 struct Call {
     id: Option<String>,
     name: String,
-    /// The arguments are an object, or a string if the model did not write an object.
+    /// The arguments: an object, or a string if the model did not write an object.
     arguments: Value,
 }
 
@@ -196,7 +196,7 @@ fn read_call(call: &Map<String, Value>, at: &str) -> Result<Call, Error> {
     Ok(Call { id, name, arguments })
 }
 
-/// Splits a message with several calls into one message per call, each followed by the result of the call.
+/// Splits each message with several calls into one message per call, each followed by the result of the call.
 fn one_call_each(messages: Vec<ParsedMessage>) -> Vec<ParsedMessage> {
     let mut split = Vec::with_capacity(messages.len());
     let mut rest = messages.into_iter().peekable();
@@ -252,7 +252,7 @@ fn nine_character_id(id: &str) -> String {
     digits.filter_map(|digit| char::from_digit(digit, 36)).collect()
 }
 
-/// Converts calls and their results to the text of messages.
+/// Converts calls, and results that templates of the format do not render, to the text of messages.
 fn as_text(messages: Vec<ParsedMessage>, format: ToolFormat) -> Vec<ParsedMessage> {
     let mut converted: Vec<ParsedMessage> = Vec::with_capacity(messages.len());
     let mut after_result = false;

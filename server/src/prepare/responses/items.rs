@@ -1,4 +1,4 @@
-//! Parses the input items of a request, and assigns an ID to each.
+//! Parses the input items of a request, and assigns an ID to each item without a usable ID.
 
 use server_openai::ImageUrl;
 use server_openai::responses::{

@@ -1,4 +1,4 @@
-//! The parameters that exist only for chat completions.
+//! The parameters of chat completions that the `shared` tables do not contain, or that differ from those.
 
 use super::parameter::{ALL, OPENAI, OPENAI_VLLM, OVMS_PARTLY, OVMS_VLLM, Parameter, VLLM, row};
 use super::shared::{EFFORTS, NO_MODERATION};

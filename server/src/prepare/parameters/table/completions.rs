@@ -1,4 +1,4 @@
-//! The parameters that exist only for completions.
+//! The parameters of completions that the `shared` tables do not contain.
 
 use super::parameter::{ALL, OPENAI_VLLM, OVMS_PARTLY, Parameter, TOKEN, row};
 use crate::limits::{CHOICES_MAX, TOP_LOGPROBS_MAX};

@@ -40,7 +40,7 @@ pub(crate) enum PeerSupport {
 pub(crate) enum Support {
     /// The parameter is supported.
     Works,
-    /// The parameter is checked but has no effect, for the reason in the note.
+    /// The parameter is checked but does not affect the content of the answer, for the reason in the note.
     Accepted,
     /// A request with the parameter is rejected, for the reason in the note.
     Refused,

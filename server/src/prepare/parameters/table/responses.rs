@@ -1,4 +1,4 @@
-//! The parameters that exist only for responses, or differ for them.
+//! The parameters of responses that the `shared` tables do not contain, or that differ from those.
 
 use super::parameter::{ALL, COUNT, OPENAI, OPENAI_VLLM, OVMS, OVMS_PARTLY, Parameter, VLLM, row};
 use super::shared::{EFFORTS, NO_MODERATION, STREAM_OPTIONS};

@@ -27,7 +27,7 @@ pub(super) const CONVERSATION: &[Parameter] = &[
         ),
 ];
 
-/// The parameters for the length and the format of answers.
+/// The parameters of all endpoints that generate text, except for those of sampling, structured output and beam search.
 pub(super) const OUTPUT: &[Parameter] = &[
     row("model", Kind::Text(usize::MAX), "", ALL).required().note("One of the names in `/v3/models`."),
     row("stream", Kind::Boolean, "false", ALL),

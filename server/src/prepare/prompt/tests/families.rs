@@ -12,8 +12,8 @@ fn template(name: &str) -> String {
     std::fs::read_to_string(path).unwrap()
 }
 
-/// Returns a conversation with every feature of tools: a system message, a call with reasoning and text, parallel calls
-/// with results in another order, a tool without a description, an answer and a question.
+/// Returns a conversation that covers many features of templates: a system message, a call with reasoning and text,
+/// parallel calls with results in another order, a tool without a description, an answer and a question.
 fn conversation() -> Value {
     let call = |id: &str, name: &str, arguments: &str| json!({"id": id, "type": "function", "function": {"name": name, "arguments": arguments}});
     json!({"tools": tools(), "messages": [

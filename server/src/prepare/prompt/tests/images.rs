@@ -43,7 +43,7 @@ const IMAGES: [&str; 2] = [
 /// Number of tokens of an image.
 const TOKENS: usize = 16;
 
-/// The memory for images, which suffices for two images after preprocessing.
+/// The memory for images in bytes, which suffices for two preprocessed images.
 const MEMORY: usize = 2 * 3 * 56 * 56 * 4;
 
 fn model(template: &str) -> Model {
