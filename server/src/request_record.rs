@@ -9,8 +9,9 @@ use crate::error::Error;
 use crate::limits::AdmittedRequest;
 use crate::metrics::Metrics;
 
-/// A request in progress. A record that is dropped before [`RequestRecord::ended`] or [`RequestRecord::failed`] is
-/// counted as canceled: usually, its client has disconnected.
+/// The record of a request in progress. If the record is dropped before [`RequestRecord::ended`] or
+/// [`RequestRecord::failed`] is called, the request is counted as canceled, usually because its client has
+/// disconnected.
 #[derive(Debug)]
 pub(crate) struct RequestRecord {
     metrics: Metrics,

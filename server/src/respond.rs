@@ -1,6 +1,6 @@
 //! Turns the engine's tokens into deltas: detokenized text up to a stop string, parsed into content, reasoning and tool
-//! calls, with log probabilities. Every answer is a stream of events: streamed answers encode its deltas, and other
-//! answers combine them.
+//! calls, with log probabilities. Every answer is a stream of events. The endpoints encode its deltas one by one if the
+//! client requested a stream, and combine them otherwise.
 
 mod answer;
 mod best;

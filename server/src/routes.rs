@@ -107,7 +107,7 @@ async fn decodable_path(request: Request, next: middleware::Next) -> axum::respo
     }
 }
 
-/// Counts the client errors that no endpoint has counted, all under the same name, regardless of the path.
+/// Counts the client errors that no endpoint has counted, all under the endpoint name `other`, regardless of the path.
 async fn count_unrouted(
     axum::extract::State(app): axum::extract::State<App>,
     request: Request,

@@ -60,8 +60,8 @@ impl Args {
     /// Runs the subcommand or, without one, the server until it receives a signal to stop.
     ///
     /// # Errors
-    /// The subcommand failed, the server could not start, its engine died, or it received a second signal while
-    /// stopping.
+    /// The subcommand failed, the server could not start, the engine or a service of the server failed, the engine did
+    /// not stop in time, or the server received a second signal while stopping.
     pub fn run(self) -> anyhow::Result<()> {
         logs::start(&self.log, self.log_format)?;
         // Bind before any other thread starts, because threads inherit the binding.
@@ -229,7 +229,8 @@ impl HttpServer {
         Ok(())
     }
 
-    /// Waits until clients have received their errors after the engine has died.
+    /// Waits until clients have received their errors after the engine has died, but at most for
+    /// [`ERROR_DELIVERY_TIMEOUT`].
     async fn deliver_errors(&mut self) {
         self.app.lifecycle().advance(Phase::Stopped);
         self.stop.cancel();

@@ -1,10 +1,10 @@
-//! Puts an idle engine to sleep. The engine decides which memory to release.
+//! Puts an idle engine to sleep. The sleep level determines which memory the engine releases.
 
 use std::time::Duration;
 
 use server_engine::{EngineHandle, EngineLoad, EngineState, SleepError, SleepLevel};
 
-/// Returns the sleep level with this number in vLLM, or `None` if no such level exists.
+/// Returns the sleep level with this number in vLLM, or `None` if the engine has no such level.
 pub(crate) fn level(number: u8) -> Option<SleepLevel> {
     match number {
         1 => Some(SleepLevel::Cache),

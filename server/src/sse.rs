@@ -11,8 +11,8 @@ use futures_util::{Stream, StreamExt as _, stream};
 use serde::Serialize;
 use tokio::time::Instant;
 
-/// Time without an event after which a stream sends [`KEEP_ALIVE`]. It is shorter than the timeouts of proxies,
-/// including the `--idle-timeout` of the router. A write also shows whether the client is still connected.
+/// Time without an event after which a stream sends [`KEEP_ALIVE`]. It is shorter than the usual timeouts of proxies,
+/// including the default `--idle-timeout` of the router. A write also shows whether the client is still connected.
 const KEEP_ALIVE_INTERVAL: Duration = Duration::from_secs(10);
 /// A comment, which clients ignore.
 const KEEP_ALIVE: &[u8] = b": keep-alive\n\n";

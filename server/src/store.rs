@@ -1,6 +1,6 @@
-//! Stores responses and conversations, so that later requests can refer to them, in memory or in a directory that
-//! outlives the process. The number and the total size of the records are limited; beyond a limit, the least recently
-//! used records are evicted. A record is visible to the tenant that created it and to no other.
+//! Stores responses and conversations in memory, or in a directory that outlives the process, so that later requests
+//! can refer to them. The number and the total size of the records are limited; beyond a limit, the least recently used
+//! records that no other record follows are evicted. A record is visible to the tenant that created it and to no other.
 //!
 //! [`index`] and [`disk`] treat records as bytes. [`record`] defines their content. The ID of an object contains the ID
 //! of its store ([`id`]).
@@ -38,8 +38,8 @@ use record::{ItemCounts, Lines};
 /// Stored size of a response, or of the items that one request adds to a conversation; the limit is
 /// `--max-stored-bytes` if that is less.
 ///
-/// If exceeded: the response has `"store": false`, or fails if it is a background response; other requests are rejected
-/// with 400, `invalid_value`.
+/// If exceeded: the response has `"store": false`, or fails if it is a background response or is added to a
+/// conversation; other requests are rejected with 400, `invalid_value`.
 const RECORD_BYTES_MAX: u64 = 32 << 20;
 /// Number of threads that read or write stored objects at the same time.
 ///
@@ -67,8 +67,8 @@ impl Default for StoreConfig {
 
 /// Stores responses and conversations. Clones share the same records.
 ///
-/// The functions of the store may block for a long time, depending on the size of the records and on the disk: see
-/// [`Store::run`].
+/// The functions that access records may block for a long time, depending on the size of the records and on the disk:
+/// see [`Store::run`].
 #[derive(Clone, Debug)]
 pub(crate) struct Store(Arc<Inner>);
 
@@ -143,7 +143,7 @@ impl Store {
         self.0.store_id
     }
 
-    /// Returns the store ID that routers get, which is 0 if the store is disabled.
+    /// Returns the store ID that is reported to routers, which is 0 if the store is disabled.
     pub(crate) fn id_if_enabled(&self) -> u64 {
         if self.is_enabled() { self.store_id() } else { 0 }
     }
@@ -153,7 +153,7 @@ impl Store {
         self.0.bounds.entries_max > 0
     }
 
-    /// Runs `work` on a thread that may block, on at most [`WORKERS_MAX`] threads at the same time.
+    /// Runs `work` on one of at most [`WORKERS_MAX`] threads that may block.
     ///
     /// # Cancel safety
     /// Work that has started is completed.
@@ -235,7 +235,8 @@ impl Store {
     /// tenant has no such conversation.
     ///
     /// # Errors
-    /// The conversation is full or cannot be written, or `items` fails.
+    /// The conversation is full, would be too large, or cannot be read or written, the items are nested too deeply, or
+    /// `items` fails.
     pub(crate) fn append<E: From<Error>>(
         &self,
         id: Id,
@@ -270,7 +271,7 @@ impl Store {
     /// Replaces the head of a conversation. Returns the new head, or `None` if this tenant has no such conversation.
     ///
     /// # Errors
-    /// The conversation cannot be read or written, or `head` fails.
+    /// The conversation would be too large, or cannot be read or written, or `head` fails.
     pub(crate) fn set_head<E: From<Error>>(
         &self,
         id: Id,
@@ -283,8 +284,8 @@ impl Store {
         })
     }
 
-    /// Removes an item from a conversation. `item` returns the number of the item, counted from 0, and a value that
-    /// this function returns.
+    /// Removes an item from a conversation. `item` returns the index of the item and a value. Returns this value, or
+    /// `None` if this tenant has no such conversation.
     ///
     /// # Errors
     /// The conversation cannot be read or written, or `item` fails.

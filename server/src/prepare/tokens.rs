@@ -16,7 +16,8 @@ use crate::error::Error;
 
 /// Number of tokens in the response to a tokenize request, over all texts and including padding.
 ///
-/// If exceeded: 400, `string_above_max_length`; `integer_above_max_value` if only the padding exceeds it.
+/// If exceeded: 400, `string_above_max_length`; `integer_above_max_value` if the limit is exceeded only because of the
+/// padding.
 const TOKENS_MAX: usize = 1 << 20;
 /// Size of the text in the response to a detokenize request.
 ///
@@ -32,7 +33,8 @@ pub(crate) fn may_pad(body: &[u8]) -> bool {
 /// Tokenizes a text, several texts, or a conversation.
 ///
 /// # Errors
-/// The request has none of these or more than one, the text cannot be tokenized, or the answer would be too large.
+/// The request has none of these or more than one, a parameter is invalid, the text cannot be tokenized, or the answer
+/// would be too large.
 pub(crate) fn tokenize(request: &Value, target: Target<'_>) -> Result<TokenizeResponse, Error> {
     let wire = TokenizeRequest::read(request)?;
     model(wire.model.as_ref(), target)?;
@@ -67,7 +69,7 @@ pub(crate) fn tokenize(request: &Value, target: Target<'_>) -> Result<TokenizeRe
 /// Detokenizes tokens.
 ///
 /// # Errors
-/// A token is not in the vocabulary, or the text would be too long.
+/// A parameter is missing or invalid, a token is not in the vocabulary, or the text would be too long.
 pub(crate) fn detokenize(request: &Value, target: Target<'_>) -> Result<DetokenizeResponse, Error> {
     let wire = DetokenizeRequest::read(request)?;
     model(wire.model.as_ref(), target)?;
@@ -83,7 +85,7 @@ pub(crate) fn detokenize(request: &Value, target: Target<'_>) -> Result<Detokeni
     Ok(DetokenizeResponse { prompt: text.clone(), text })
 }
 
-/// Checks the name of the model, which may be absent as in vLLM.
+/// Checks the name of the model, which may be absent, as in vLLM.
 fn model(name: Option<&String>, target: Target<'_>) -> Result<(), Error> {
     match name {
         None => Ok(()),
@@ -94,8 +96,8 @@ fn model(name: Option<&String>, target: Target<'_>) -> Result<(), Error> {
     }
 }
 
-/// Truncates the tokens of a text as requested, and subtracts their number from `tokens_left`, the number of tokens
-/// that the answer may still have.
+/// Truncates the tokens of a text or conversation as requested, and subtracts the number of the remaining tokens from
+/// `tokens_left`, the number of tokens that the answer may still have.
 ///
 /// # Errors
 /// The answer would have too many tokens.
@@ -145,7 +147,7 @@ fn response(
     Ok(TokenizeResponse { tokens, count, max_model_len, token_strs })
 }
 
-/// Pads lists of tokens to `max_length`. No list is longer than that.
+/// Pads lists of tokens to `max_length`. The lists must have been truncated to this length.
 fn pad(lists: &mut [Vec<TokenId>], wire: &TokenizeRequest, tokenizer: &Tokenizer) -> Result<(), Error> {
     let Some(length) = wire.max_length.map(|length| length as usize) else {
         return Err(Error::invalid("pad_to_max_length", "requires max_length"));
@@ -170,7 +172,7 @@ fn pad(lists: &mut [Vec<TokenId>], wire: &TokenizeRequest, tokenizer: &Tokenizer
 }
 
 /// Returns the padding token that the model's files name, otherwise a token with a common name for padding tokens,
-/// otherwise the end token, with which models without a padding token are usually trained.
+/// otherwise the end token, which usually pads the training data of models without a padding token.
 fn padding(tokenizer: &Tokenizer) -> Result<TokenId, Error> {
     const NAMES: [&str; 5] = ["<pad>", "<|pad|>", "[PAD]", "<|finetune_right_pad_id|>", "<|endoftext|>"];
     let named =

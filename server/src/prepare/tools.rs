@@ -18,7 +18,8 @@ pub(crate) const NAME_BYTES_MAX: usize = 128;
 /// A tool that is offered to the model.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Tool {
-    /// The path of the object in the request that contains the name and the parameters of the tool, for errors.
+    /// The path, within the request, of the object with the name and the parameters of the tool; error messages contain
+    /// it.
     pub(crate) path: String,
     pub(crate) name: String,
     pub(crate) description: Option<String>,
@@ -27,7 +28,7 @@ pub(crate) struct Tool {
     /// Whether the arguments must match the schema.
     pub(crate) strict: bool,
     pub(crate) kind: ToolKind,
-    /// The namespace that declares the tool, if any. If there is one, its name is part of `name`.
+    /// The namespace that declares the tool, and the tool's name within it, if any. `name` contains both names.
     pub(crate) member: Option<Member>,
 }
 
@@ -47,8 +48,8 @@ pub(crate) struct Member {
     pub(crate) name: String,
 }
 
-/// The types of tools that OpenAI's clients use but that cannot be offered to the model, with the reason. The responses
-/// endpoint ignores such tools. It offers functions, custom tools and namespaces.
+/// The types of tools that OpenAI's clients use but that cannot be offered to the model, with the reason for each. The
+/// responses endpoint ignores such tools. It offers functions, custom tools and namespaces.
 pub(crate) const BUILT_IN: [(&str, &str); 16] = [
     ("web_search", HOSTED),
     ("web_search_2025_08_26", HOSTED),
@@ -131,7 +132,7 @@ impl ToolChoice {
     /// Parses a `tool_choice`.
     ///
     /// # Errors
-    /// The value is invalid, or names an unknown tool.
+    /// The value is invalid, names an unknown tool, or requires a call although no tool is offered.
     pub(crate) fn read(choice: Option<&Value>, tools: &[Tool]) -> Result<Self, Error> {
         const PARAM: &str = "tool_choice";
         let required = |choice: Self| {
@@ -225,7 +226,7 @@ fn allowed(choice: &Map<String, Value>, tools: &[Tool]) -> Result<ToolChoice, Er
     }
 }
 
-/// Returns the name of the tool that an object refers to in either form. The request must have that tool.
+/// Returns the name of the tool that an object refers to in either form. Fails if the request has no such tool.
 fn known(named: &Map<String, Value>, at: &str, tools: &[Tool]) -> Result<String, Error> {
     let (named, at) = match named.get("function") {
         Some(Value::Object(function)) => (function, format!("{at}.function")),
@@ -290,7 +291,7 @@ fn read_one(tool: Map<String, Value>, at: &str) -> Result<Tool, Error> {
 /// Parses a tool of type `function` in either form.
 ///
 /// # Errors
-/// A member is missing or has the wrong type.
+/// A member is missing or invalid.
 pub(crate) fn read_function(mut tool: Map<String, Value>, at: &str) -> Result<Tool, Error> {
     let (mut function, at) = match tool.remove("function") {
         Some(Value::Object(function)) => (function, format!("{at}.function")),
@@ -318,7 +319,7 @@ pub(crate) fn read_function(mut tool: Map<String, Value>, at: &str) -> Result<To
     Ok(Tool { strict, ..Tool::function(at, name, description, parameters) })
 }
 
-/// Removes the member `name` of a tool and returns it.
+/// Removes the member `name` of a tool, checks it, and returns it.
 pub(crate) fn read_name(tool: &mut Map<String, Value>, at: &str) -> Result<String, Error> {
     let at = format!("{at}.name");
     let name = match tool.remove("name") {

@@ -38,7 +38,7 @@ pub(crate) struct Answer {
     best_of: Option<BestOf>,
     /// Deltas that wait for the log probabilities of all prompts.
     held: Vec<ChoiceDelta>,
-    /// The first event, if [`Answer::start`] has received one.
+    /// The first event, if [`Answer::start`] has received it and [`Answer::next`] has not returned it yet.
     first: Option<AnswerEvent>,
     /// The last event; `None` until it is known.
     end: Option<AnswerEvent>,
@@ -57,7 +57,7 @@ struct PromptAnswer {
     /// The stream of tokens, until all choices have ended.
     stream: Option<TokenStream>,
     choices: Vec<Choice>,
-    /// The number of this prompt's first choice in the whole answer.
+    /// The index of this prompt's first choice among all choices of the answer.
     first: u32,
     /// The log probabilities of the prompt, once they are known.
     scores: Option<Arc<[ScoredToken]>>,
@@ -72,7 +72,7 @@ pub(crate) struct SubmittedPrompt {
     pub(crate) stream: TokenStream,
     pub(crate) choices: u32,
     pub(crate) prompt_tokens: usize,
-    /// Number of these tokens that images take.
+    /// Number of tokens of the prompt that represent images.
     pub(crate) image_tokens: u64,
     /// Whether the log probabilities of the prompt are requested.
     pub(crate) is_scored: bool,
@@ -118,8 +118,9 @@ impl Answer {
         Self { prompts, usage, record, best_of, held: Vec::new(), first: None, end: None }
     }
 
-    /// Waits for the first token, which may have no delta, for example if the reasoning is hidden from the client. Must
-    /// not be called if more choices are generated than returned.
+    /// Waits for the first token and the requested log probabilities of the prompts, or for the end of the answer. The
+    /// token may have no delta, for example if the reasoning is hidden from the client. Must not be called if more
+    /// choices are generated than returned.
     ///
     /// # Errors
     /// The answer failed before its first token.
@@ -140,12 +141,12 @@ impl Answer {
         }
     }
 
-    /// Whether a token has been generated and the log probabilities of all prompts are known.
+    /// Whether a token has been generated and all requested log probabilities of prompts are known.
     fn has_started(&self) -> bool {
         self.usage.completion_tokens > 0 && !self.awaits_scores()
     }
 
-    /// Waits for the next event. The event contains all deltas since the last call.
+    /// Waits for the next event. An [`AnswerEvent::Deltas`] contains all deltas since the previous event.
     ///
     /// # Cancel safety
     /// Dropping the future loses no events, unless more choices are generated than returned.
@@ -226,7 +227,7 @@ impl Answer {
     }
 
     /// Returns the log probabilities of the tokens of each prompt, except the first token, if they are requested.
-    /// They are known after [`Answer::start`] and after the first event.
+    /// Unless the answer fails, they are known after [`Answer::start`] or the first event.
     pub(crate) fn scores(&self) -> Vec<Option<Arc<[ScoredToken]>>> {
         self.prompts.iter().map(|prompt| prompt.scores.clone()).collect()
     }

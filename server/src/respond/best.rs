@@ -3,7 +3,7 @@
 use super::delta::ChoiceDelta;
 
 /// Selects the `returned` choices with the greatest mean log probability per token from the `candidates` choices of
-/// each prompt. Returns their deltas, with new numbers that begin with the best choice.
+/// each prompt. Returns their deltas with new choice indices, so that the best choice of each prompt comes first.
 pub(super) fn best(deltas: Vec<ChoiceDelta>, candidates: u32, returned: u32) -> Vec<ChoiceDelta> {
     let choices = deltas.iter().map(|delta| delta.choice() + 1).max().unwrap_or(0);
     let mut scores = vec![(0.0, 0_usize); choices as usize];

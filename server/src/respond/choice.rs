@@ -26,12 +26,13 @@ pub(super) struct Choice {
     stop_tokens: Vec<TokenId>,
     /// The stop token that ended the choice, if tokens are requested.
     stop_token: Option<TokenId>,
-    /// Tokens whose text is not certain yet, with the position in bytes at which the text begins.
+    /// Tokens that are held back because a stop string may still cut off their text. Each has the position in bytes at
+    /// which its text begins.
     held: Vec<(usize, TokenText)>,
     /// Number of bytes and characters of the detokenized text.
     bytes: usize,
     characters: usize,
-    /// Number of bytes that have been returned.
+    /// Number of bytes of the text that have been returned.
     bytes_out: usize,
     /// The time of the last token, for the metrics.
     pub(super) last_token: Option<Instant>,

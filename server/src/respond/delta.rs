@@ -1,4 +1,4 @@
-//! The changes of an answer's choices.
+//! The changes to the choices of an answer.
 
 use std::mem::discriminant;
 
@@ -7,16 +7,17 @@ use server_openai::ChoiceFinishReason;
 
 use crate::encoding::EncodingCost;
 
-/// A change of a choice.
+/// A change to a choice.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum ChoiceDelta {
-    /// Text, and its tokens if log probabilities are requested. Either may be empty, but not both.
+    /// Text, and its tokens if the engine returns their log probabilities. Either may be empty, but not both.
     Text { choice: u32, text: String, tokens: Vec<TokenText> },
     /// Reasoning, and its tokens. Either may be empty, but not both.
     Reasoning { choice: u32, text: String, tokens: Vec<TokenText> },
-    /// The beginning of a tool call, with its number within the choice, starting at 0. Its arguments follow.
+    /// The beginning of a tool call. `call` is the index of the call within the choice. The arguments follow.
     CallBegin { choice: u32, call: u32, id: String, name: String },
-    /// The next part of the arguments of the last call, and the tokens of calls. Either may be empty, but not both.
+    /// The next part of the arguments of the last call, and the tokens since the previous delta with tokens. Either may
+    /// be empty, but not both.
     CallArguments { choice: u32, call: u32, text: String, tokens: Vec<TokenText> },
     /// The arguments of the call are a complete JSON object. A call that is cut off has no such delta.
     CallEnd { choice: u32, call: u32 },
@@ -26,7 +27,7 @@ pub(crate) enum ChoiceDelta {
 }
 
 impl ChoiceDelta {
-    /// Returns the number of the choice.
+    /// Returns the index of the choice.
     pub(crate) fn choice(&self) -> u32 {
         match self {
             Self::Text { choice, .. }
@@ -64,7 +65,7 @@ impl ChoiceDelta {
         tokens.max(EncodingCost::of_text(deltas.iter().map(Self::text_bytes).sum()))
     }
 
-    /// Returns the delta with the number of its choice replaced.
+    /// Returns the delta with the index of its choice replaced.
     pub(super) fn with_choice(mut self, number: u32) -> Self {
         match &mut self {
             Self::Text { choice, .. }
@@ -77,7 +78,7 @@ impl ChoiceDelta {
         self
     }
 
-    /// Appends `next`, or returns it if its kind or choice is different.
+    /// Appends `next`, or returns it if the two deltas cannot be merged.
     fn merge(&mut self, next: Self) -> Option<Self> {
         // The calls need not be compared, because a `CallBegin` separates the arguments of two calls.
         if discriminant(self) != discriminant(&next) || self.choice() != next.choice() {
@@ -101,7 +102,7 @@ impl ChoiceDelta {
     }
 }
 
-/// Adds a delta, and merges it with the last one if both have the same kind and choice. Empty deltas are ignored.
+/// Adds a delta, and merges it with the last one if possible. Empty deltas are ignored.
 pub(super) fn push(delta: ChoiceDelta, deltas: &mut Vec<ChoiceDelta>) {
     if let ChoiceDelta::Text { text, tokens, .. }
     | ChoiceDelta::Reasoning { text, tokens, .. }
@@ -125,6 +126,6 @@ pub(crate) struct TokenText {
     /// The position of the token's text in the generated text, in characters.
     pub(crate) start: usize,
     pub(crate) logprob: f32,
-    /// The most probable tokens, in descending order.
+    /// The most probable tokens at this position, in descending order of probability.
     pub(crate) top: Vec<TokenLogprob>,
 }

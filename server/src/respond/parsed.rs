@@ -138,7 +138,7 @@ impl ParsedText {
         None
     }
 
-    /// Releases the held text, because a stop string cannot span the part that follows.
+    /// Releases the held text, because a stop string cannot extend into the part that follows.
     fn interrupt(&mut self, choice: u32, deltas: &mut Vec<ChoiceDelta>) {
         let text = self.stops.interrupt();
         if !text.is_empty() {
@@ -156,7 +156,7 @@ impl ParsedText {
         self.pending.drain(..).map(|(_, token)| token).collect()
     }
 
-    /// Releases the pending tokens whose text begins before the byte position `end`.
+    /// Releases the pending tokens whose text begins before the byte position `end` of the pending text.
     fn tokens_within(&mut self, end: usize) -> Vec<TokenText> {
         let mut at = 0;
         let mut begins_before = |(bytes, _): &(usize, TokenText)| {

@@ -45,7 +45,7 @@ pub(crate) struct Assembly {
     num_tokens: usize,
     /// Size in bytes of the texts that have been added: messages, reasoning, and arguments of calls.
     text_bytes: usize,
-    /// The number of the next event.
+    /// The sequence number of the next event.
     number: u64,
 }
 
@@ -119,7 +119,7 @@ impl Assembly {
         }
     }
 
-    /// Reports that the model has started.
+    /// Reports that the response is in progress.
     pub(crate) fn begin(&mut self, sink: Sink<'_>) {
         self.response.status = Status::InProgress;
         self.report(kind::IN_PROGRESS, sink);
@@ -153,7 +153,8 @@ impl Assembly {
         }
     }
 
-    /// Marks a response whose choices have all ended as failed. It keeps its output. [`Assembly::conclude`] reports it.
+    /// Marks a response as failed although all its choices have ended. The response keeps its output.
+    /// [`Assembly::conclude`] reports the failure.
     pub(crate) fn fail_complete(&mut self, error: ResponseError) {
         self.response.status = Status::Failed;
         self.response.completed_at = None;
@@ -176,7 +177,7 @@ impl Assembly {
         self.report(kind, sink);
     }
 
-    /// Marks the response as failed. The response keeps its partial output.
+    /// Reports the error, and marks the response as failed. The response keeps its partial output.
     pub(crate) fn fail(&mut self, error: &Error, sink: Sink<'_>) {
         let body = error.body().error;
         let data = EventData::Error { code: body.code, message: &body.message, param: body.param.as_deref() };

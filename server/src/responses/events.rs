@@ -1,5 +1,5 @@
 //! The events of a background response, for the clients that follow it. A slow client may still read them after the
-//! response has ended, so they do not depend on the response.
+//! response has ended, so they do not keep the response in memory.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -30,7 +30,8 @@ const FOLLOWED_BYTES_MAX: usize = 64 << 10;
 
 /// The events of a response.
 pub(crate) struct ResponseEvents {
-    /// The lock on this state is never held for long, because followers wait for it on threads that serve connections.
+    /// The lock on this state must not be held for long, because followers wait for it on threads that serve
+    /// connections.
     state: Mutex<EventsState>,
     changes: watch::Sender<u64>,
 }
@@ -42,7 +43,7 @@ struct EventsState {
     is_done: bool,
 }
 
-/// Encoded events. The index in the list is the sequence number.
+/// Encoded events. The index of an event in the list is its sequence number.
 pub(super) struct EventLog {
     list: Vec<Arc<str>>,
     bytes: usize,
@@ -74,7 +75,7 @@ impl Drop for EventLog {
 
 /// The next events for a follower.
 pub(crate) enum FollowedEvents {
-    /// There are new events, and more will follow.
+    /// There are new events, and more may follow.
     New(Vec<Arc<str>>),
     /// These are the last events.
     Last(Vec<Arc<str>>),
@@ -88,7 +89,7 @@ impl ResponseEvents {
         Self { state: Mutex::new(EventsState { log, is_done: false }), changes: watch::Sender::new(0) }
     }
 
-    /// Waits for events starting at number `from`, or for the end.
+    /// Waits for events from the sequence number `from` on, or for the end of the response.
     ///
     /// # Cancel safety
     /// Dropping the future loses no events.
@@ -123,8 +124,8 @@ impl ResponseEvents {
         self.state().log.as_ref().map(|log| log.list.clone())
     }
 
-    /// Stores an event, unless the events of this response are not stored. If the event exceeds a limit, all events of
-    /// the response are discarded.
+    /// Stores an event, unless the events of this response are not stored. If the events then exceed a limit, all
+    /// events of the response are discarded.
     pub(super) fn store(&self, event: &Event<'_>) {
         if !self.are_stored() {
             return;

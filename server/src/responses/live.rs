@@ -1,5 +1,5 @@
 //! Responses that are generated in the background. A client can retrieve the current state of a response, or follow its
-//! events starting at any position.
+//! events from any position if they are stored.
 
 use std::collections::HashMap;
 use std::sync::atomic::AtomicUsize;
@@ -36,7 +36,7 @@ struct Inner {
 }
 
 impl BackgroundResponses {
-    /// Creates a response whose generation has not begun.
+    /// Creates a response. [`BackgroundResponses::begin`] registers it.
     pub(crate) fn live(&self, response: BackgroundResponse) -> Arc<LiveResponse> {
         let BackgroundResponse { assembly, retained, tenant, stores_events } = response;
         let log = stores_events.then(|| EventLog::new(&self.0.events_bytes));
@@ -125,11 +125,11 @@ pub(crate) struct BackgroundResponse {
     pub(crate) stores_events: bool,
 }
 
-/// A response that is being generated. The followers of its events hold no reference to it, so that its memory is freed
-/// when it has ended.
+/// A response that is being generated. The followers of its events hold no reference to this value, so that its memory
+/// is freed when the response has ended.
 pub(crate) struct LiveResponse {
-    /// The response. It is locked while its events are encoded, and while it is cloned, which takes a long time if it
-    /// is large.
+    /// The response. It is locked while its events are encoded and while it is cloned. Both can take a long time if the
+    /// response is large.
     assembly: Mutex<Assembly>,
     events: Arc<ResponseEvents>,
     cancel: CancellationToken,

@@ -10,9 +10,9 @@ use crate::app::App;
 use crate::error::{Error, Resource};
 use crate::limits::{BudgetExhausted, ByteReservation, ValuesMemory};
 
-/// Size of the part of a rejected request body, beyond `--max-body-bytes`, that the server reads and discards. A client
-/// that is still sending does not read the answer, and closing the connection early would discard the answer with the
-/// unread data.
+/// Size of the part of a rejected request body, beyond `--max-body-bytes`, that the server reads and discards. Many
+/// clients read the answer only after sending the whole body, and closing the connection before all data is read would
+/// discard the answer.
 ///
 /// If exceeded: the server responds without reading the rest, and closes the connection.
 const DROPPED_BYTES_MAX: usize = 64 << 20;
@@ -22,7 +22,7 @@ const DROPPED_BYTES_MAX: usize = 64 << 20;
 /// exist.
 ///
 /// # Errors
-/// The body is too large or has too many values, did not arrive in time, or the budget is exhausted.
+/// The body is too large, has too many values, did not arrive completely or in time, or the budget is exhausted.
 pub(super) async fn read(app: &App, request: Request) -> Result<Bytes, Error> {
     let limits = app.limits();
     let bytes_max = limits.max_body_bytes;

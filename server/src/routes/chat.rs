@@ -109,7 +109,8 @@ impl TextEndpoint for Chat {
     }
 }
 
-/// Returns the reason in the form that the request uses: `function_call` if the request has functions instead of tools.
+/// Returns the reason in the form that the request uses: `function_call` instead of `tool_calls` if the request has
+/// functions instead of tools.
 fn finish_reason(context: &AnswerContext, reason: ChoiceFinishReason) -> ChoiceFinishReason {
     match reason {
         ChoiceFinishReason::ToolCalls if context.answer_options.calls_functions => {
@@ -168,7 +169,7 @@ fn empty_chunk(context: &AnswerContext) -> ChatChunk {
     }
 }
 
-/// Returns a chunk with a delta of a choice and its tokens.
+/// Returns a chunk with a delta of a choice and the tokens of the delta.
 fn chunk(context: &AnswerContext, index: u32, delta: ChatDelta, tokens: Vec<TokenText>) -> ChatChunk {
     let token_ids = probabilities::token_ids(context, &tokens, &[]).filter(|ids| !ids.is_empty());
     let logprobs = probabilities::chat(context, tokens);

@@ -25,7 +25,7 @@ use crate::tenant::Tenant;
 
 /// The name of the endpoint in metrics and logs.
 const ENDPOINT: &str = "conversations";
-/// Number of items that one request adds to a conversation, as in OpenAI's API.
+/// Number of items that one request to `/conversations` adds to a conversation, as in OpenAI's API.
 ///
 /// If exceeded: 400, `array_above_max_length`.
 const ADDED_MAX: usize = 20;

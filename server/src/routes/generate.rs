@@ -49,13 +49,13 @@ pub(super) trait TextEndpoint: Send + 'static {
     fn whole(context: AnswerContext, choices: Vec<WholeChoice>, usage: Usage) -> Self::Whole;
 }
 
-/// The values that all chunks of an answer share.
+/// The values from which the chunks of an answer, or the whole answer, are encoded, in addition to its deltas.
 pub(super) struct AnswerContext {
     pub(super) id: String,
     pub(super) created: u64,
     pub(super) fingerprint: String,
     pub(super) answer_options: AnswerOptions,
-    /// The prefix of the text of the choices, for each prompt.
+    /// For each prompt, the prefix of the text of its choices.
     pub(super) echoes: Vec<String>,
     pub(super) tokenizer: Arc<Tokenizer>,
     /// For each prompt, the log probabilities of its tokens except the first, if they are requested.
@@ -66,7 +66,7 @@ pub(super) struct AnswerContext {
 }
 
 impl AnswerContext {
-    /// Returns the number of choices of all prompts.
+    /// Returns the total number of choices of all prompts.
     fn choices(&self) -> u32 {
         self.answer_options.choices * self.echoes.len() as u32
     }
@@ -99,12 +99,12 @@ pub(super) struct WholeChoice {
     pub(super) calls: Vec<WholeCall>,
     /// The tokens of all deltas but the last, in order.
     pub(super) tokens: Vec<TokenText>,
-    /// The generated tokens after `tokens`, which are not part of the text.
+    /// The tokens of the last delta, which are not part of the text.
     pub(super) end_tokens: Vec<TokenId>,
     pub(super) reason: Option<ChoiceFinishReason>,
 }
 
-/// A complete tool call.
+/// A tool call. If the choice was cut off, the arguments may be incomplete.
 pub(super) struct WholeCall {
     pub(super) id: String,
     pub(super) name: String,

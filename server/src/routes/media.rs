@@ -16,7 +16,7 @@ use crate::tenant::Tenant;
 /// If exceeded: further images of the request are fetched afterward.
 const REQUEST_FETCHES_MAX: usize = 4;
 
-/// Fetches media for a request, and adds them to those that it already has.
+/// Fetches media for a request, and adds them to `media`.
 ///
 /// # Errors
 /// A medium is not allowed, cannot be fetched, or does not fit into the buffer.

@@ -1,7 +1,7 @@
-//! Serves `/openapi.json`, the description of the API. The description of requests is generated from the table against
-//! which they are checked ([`Endpoint::parameters`]), so the two always agree. `requests.json` describes the elements
-//! of arrays that the table does not check, and `answers.json` the answers; tests check requests and answers against
-//! these files.
+//! Serves `/openapi.json`, the description of the API. The descriptions of most request bodies are generated from the
+//! table against which these bodies are checked ([`Endpoint::parameters`]), so that both agree. `requests.json`
+//! describes the other bodies, and the elements of arrays that the table does not check; `answers.json` describes the
+//! answers. Tests check requests and answers against these files.
 
 mod operations;
 

@@ -152,7 +152,7 @@ fn push(
 }
 
 /// Returns the position of each token's text within the echo, in characters. Special tokens have text in the echo of a
-/// prompt that consists of token IDs, but not in the echo of a text, because there the tokenizer added them.
+/// prompt that consists of token IDs, but not in the echo of a text, to which the tokenizer added them.
 fn offsets(context: &AnswerContext, echo: &str, tokens: &[TokenId]) -> Vec<usize> {
     let length = echo.chars().count();
     let offsets = |skip_special| {
@@ -178,8 +178,8 @@ fn prompt(context: &AnswerContext, choice: u32) -> Option<&Arc<[TokenId]>> {
     context.answer_options.prompts.get(context.prompt_of(choice))
 }
 
-/// Returns the text of the token, or the values of its bytes if they are not valid UTF-8, so that tokens remain
-/// distinct.
+/// Returns the name of the token: its ID if requested; otherwise its text, or the values of its bytes if they are not
+/// valid UTF-8, so that tokens remain distinct.
 fn name(context: &AnswerContext, token: TokenId) -> String {
     if context.answer_options.names_by_id {
         return id(token);

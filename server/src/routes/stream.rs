@@ -21,18 +21,19 @@ pub(super) trait Encoder: Send + 'static {
     fn deltas_cost(&self, deltas: &[ChoiceDelta]) -> EncodingCost;
     /// Encodes new deltas. `usage` is the usage up to this point.
     fn deltas(&mut self, deltas: Vec<ChoiceDelta>, usage: Usage, events: &mut Events);
-    /// Appends the events of the end of the answer to `events`, and returns all of them.
+    /// Appends the last events of the answer to `events`, and returns all of them.
     fn finish(self: Box<Self>, usage: Usage, events: Events) -> impl Future<Output = Events> + Send;
-    /// Appends the events of an error that ends the answer to `events`, and returns all of them.
+    /// Appends the events for `error`, which ends the answer, to `events`, and returns all of them.
     fn fail(self: Box<Self>, error: Error, events: Events) -> impl Future<Output = Events> + Send;
 }
 
-/// Returns a response that streams the events of `answer`. The response begins with the first token, even if its text
-/// is not known yet or is hidden from the client. At that time, `encoder` creates the encoder.
+/// Returns a response that streams the events of `answer`. The response begins when the first token has been generated,
+/// even if the text of the token is not known yet or is hidden from the client. At that time, `encoder` creates the
+/// encoder.
 ///
 /// # Errors
-/// The answer failed before its first token. In this case, the error response has the right status, and the router can
-/// retry the request on another replica.
+/// The answer failed before its first token. In this case, the error response can still have the right status, and the
+/// router can retry the request on another replica.
 pub(super) async fn stream<E: Encoder>(
     mut answer: Answer,
     encoder: impl FnOnce(&Answer) -> Box<E>,
@@ -50,7 +51,7 @@ pub(super) async fn stream<E: Encoder>(
 struct AnswerStream<E> {
     answer: Answer,
     encoder: Box<E>,
-    /// Number of encoded parts that precede the first delta.
+    /// Number of parts before the first delta that have been encoded.
     num_opened: u32,
 }
 

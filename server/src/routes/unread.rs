@@ -148,7 +148,7 @@ mod tests {
         assert_eq!(admission.requests(), 0);
     }
 
-    /// A connection drops a body when it has taken the last piece, even if the client does not read.
+    /// A connection drops a body when it has taken the last piece of the body, even if the client does not read.
     #[tokio::test]
     async fn an_answer_of_three_pieces_counts_while_the_client_does_not_read() {
         const BYTES: usize = 3 * PIECE_BYTES_MAX;

@@ -1,4 +1,4 @@
-//! The settings of a server, which follow from its flags.
+//! The settings of a server, which are derived from its flags.
 
 use std::net::IpAddr;
 use std::path::PathBuf;

@@ -1,8 +1,8 @@
 //! Stores records in a directory, one file per record. A new file is written under a temporary name and then renamed,
 //! so that it is either complete or absent. The content of a file shows which appends are complete ([`super::record`]).
-//! The first line of a file contains its number, its tenant and the record that it follows, so that opening the
-//! directory does not require reading whole files. Numbers define the order of the files, because clocks are too coarse
-//! and may go back.
+//! The first line of a file contains the number of the file, the tenant of the record, and the record that this one
+//! follows, so that opening the directory does not require reading whole files. The numbers define the order of the
+//! files, because clocks are too coarse and may go back.
 //!
 //! Only one server can use the directory at a time: it locks a file in the directory. This file also contains the ID of
 //! the store, so that the IDs of the store's objects remain valid after a restart.

@@ -14,8 +14,8 @@ pub(super) const CONVERSATION_ITEMS_MAX: usize = 8192;
 pub(super) const CONVERSATION_BYTES_MAX: u64 = 16 << 20;
 /// Nesting depth of the JSON of a stored object. The server could not read deeper JSON again.
 ///
-/// If exceeded: the response has `"store": false`, or fails if it is a background response; other requests are rejected
-/// with 400, `invalid_value`.
+/// If exceeded: the response has `"store": false`, or fails if it is a background response or is added to a
+/// conversation; other requests are rejected with 400, `invalid_value`.
 pub(super) const DEPTH_MAX: usize = 127;
 
 /// The reason why a record could not be stored or read.

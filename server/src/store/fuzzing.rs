@@ -31,8 +31,8 @@ const NAMES: [&str; 4] = [
 ];
 /// The owner of the records in the seeds.
 const TENANT: &str = "0123456789abcdef0123456789abcdef";
-/// The limits of the store. The limit in bytes exceeds every input, so that only the limit on the number of records
-/// evicts records.
+/// The limits of the store. The limit in bytes exceeds the size of every input, so that only the limit on the number of
+/// records evicts records.
 const ENTRIES_MAX: usize = 3;
 const BYTES_MAX: u64 = 64 << 10;
 

@@ -28,7 +28,7 @@ pub(crate) struct Id {
 
 /// Number of digits of an ID after its prefix.
 const DIGITS: usize = 48;
-/// The prefixes of stored objects.
+/// The prefixes of the IDs of stored objects.
 const PREFIXES: [(&str, Kind); 2] = [("resp", Kind::Response), ("conv", Kind::Conversation)];
 /// The mask of the lower 96 bits.
 const RANDOM: u128 = (1 << 96) - 1;
@@ -68,7 +68,7 @@ impl Id {
         Self { kind, number: 0, ..self }
     }
 
-    /// Returns the key of the record of the object itself, or of the record of the item's owner.
+    /// Returns the key of the object's record. An item has no record of its own, so call [`Id::owner`] first.
     pub(super) fn key(self) -> Key {
         Key { kind: self.kind, store_id: self.store_id, random: self.random }
     }
@@ -78,7 +78,7 @@ impl Id {
         self.items_after(0)
     }
 
-    /// Returns the IDs for the items of the object after the first `count`.
+    /// Returns the IDs for the items of the object, without the first `count` IDs.
     pub(crate) fn items_after(self, count: u32) -> ItemIds {
         ItemIds(Self { number: count, ..self })
     }

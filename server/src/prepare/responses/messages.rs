@@ -1,5 +1,5 @@
-//! Converts items to the messages that chat templates render. The reasoning, the text and the calls of one turn of the
-//! assistant are separate items, but become one message.
+//! Converts items to the messages that chat templates render. Reasoning of the assistant, and the text and the calls
+//! that follow it, are separate items, but become one message.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -41,7 +41,8 @@ struct Turns {
     done: Vec<Message>,
     /// The last assistant message, to which items may still be added.
     open: Option<Message>,
-    /// The names of called tools by the IDs of the calls, because some templates repeat the name in the result.
+    /// The name of the called tool for each call ID, because some templates render this name with the result of the
+    /// call.
     called: HashMap<String, String>,
 }
 
@@ -76,7 +77,7 @@ impl Turns {
         }
     }
 
-    /// Adds text to the single system message at the beginning.
+    /// Adds text to the system message at the beginning, or creates this message.
     fn system(&mut self, text: String) {
         match self.done.first_mut() {
             Some(Message { content: Some(Content::Text(before)), .. }) => {
@@ -163,8 +164,8 @@ fn message(role: &str, text: String) -> Message {
     Message { role: role.to_owned(), content: Some(Content::Text(text)), ..Message::default() }
 }
 
-/// Returns parts with images in the form that they have at the chat endpoint. `item` is the index of the item in the
-/// request's input; `None` if it is stored.
+/// Converts the content of a message with images to the form of the chat endpoint. `item` is the index of the message
+/// in the request's input; `None` if the message is stored.
 fn content(parts: &[Part], item: Option<usize>) -> Content {
     let param = |index: usize| match item {
         Some(item) => format!("input[{item}].content[{index}].image_url"),

@@ -43,7 +43,7 @@ impl ItemReference {
     }
 }
 
-/// The stored items that a request refers to.
+/// The stored items that a request includes.
 #[derive(Debug, Default)]
 pub(crate) struct Context {
     /// The items that precede the request's own items, oldest first.
@@ -52,10 +52,11 @@ pub(crate) struct Context {
     pub(crate) items: Vec<Arc<Item>>,
 }
 
-/// Returns the stored objects that a request refers to.
+/// Returns the references of a request to stored objects.
 ///
 /// # Errors
-/// A reference is malformed, there are too many references, or the references contradict each other.
+/// A reference is malformed, there are too many references, or the request names both a response and a conversation to
+/// continue.
 pub(crate) fn references(request: &Request) -> Result<References, Error> {
     let conversation = conversation_name(request)?;
     if conversation.is_some() && request.previous_response_id.is_some() {

@@ -1,4 +1,4 @@
-//! The beginning of a response: a response without output, whose fields repeat the request.
+//! A new response, which has no output yet and repeats the parameters of the request.
 
 use serde_json::{Value, json};
 use server_openai::responses::{
@@ -9,7 +9,8 @@ use super::references::conversation_name;
 use crate::prepare::prepared::PreparedRequest;
 use crate::store::Id;
 
-/// Returns a response whose fields repeat the request.
+/// Returns a response without output that repeats most parameters of the request. The caller sets the tools, the tool
+/// choice and the text format.
 pub(super) fn response(request: &Request, id: Id, prepared: &PreparedRequest) -> Response {
     let is_background = request.background.unwrap_or(false);
     let sampling = prepared.prompts.first().map(|prompt| &prompt.sampling);
@@ -58,7 +59,7 @@ pub(super) fn verbosity(request: &Request) -> Option<String> {
     Some(requested.unwrap_or_else(|| "medium".to_owned()))
 }
 
-/// Returns the tool choice in the form of this endpoint, in which a function has no nested object.
+/// Returns the tool choice in the form of this endpoint, in which the name of a function is not in a nested object.
 pub(super) fn choice(request: &Request) -> Value {
     match &request.tool_choice {
         None => json!("auto"),

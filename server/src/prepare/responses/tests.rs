@@ -289,8 +289,8 @@ fn a_conversation_is_cut_at_messages_of_the_user_and_retains_the_system_message(
     assert_eq!(messages::cuts(&all[..2]), [0; 0]);
 }
 
-/// Truncation searches for a suffix that leaves room for an answer, and then prepares the suffix again without this
-/// limit.
+/// Truncation searches for a suffix of the conversation that leaves room for an answer of limited length, and then
+/// prepares this suffix again without limiting the answer.
 #[test]
 fn a_truncated_conversation_needs_the_memory_of_its_images_only_once() {
     const IMAGE: &str = "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9\

@@ -31,7 +31,8 @@ pub(super) struct RequestTools {
     pub(super) warnings: Vec<Warning>,
 }
 
-/// The form in which calls are reported to the client, by the name that the model uses. Plain functions are not listed.
+/// Maps the names that the model uses for tools to the form in which calls of these tools are reported to the client.
+/// Plain functions are not listed.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct CallNames(HashMap<String, CallName>);
 
@@ -64,7 +65,7 @@ impl CallNames {
         Self::of(&RequestTools::read(tools).expect("the request is well-formed").offered)
     }
 
-    /// Returns the form in which a call of the tool that the model calls `name` is reported.
+    /// Returns the form in which calls of a tool are reported. `name` is the name that the model uses for the tool.
     pub(crate) fn reported(&self, name: String) -> CallName {
         match self.0.get(&name) {
             Some(reported) => reported.clone(),
@@ -237,7 +238,8 @@ fn kind<'a>(tool: &'a Map<String, Value>, param: &str) -> Result<&'a str, Error>
     }
 }
 
-/// Returns a description of the grammar of a custom tool's input for the model; `None` if the input may be any text.
+/// Returns the text that describes the grammar of a custom tool's input to the model; `None` if the input may be any
+/// text.
 fn grammar(format: &Value, param: &str) -> Result<Option<String>, Error> {
     let Value::Object(format) = format else {
         return Err(Error::coded("invalid_type", param, "must be an object"));

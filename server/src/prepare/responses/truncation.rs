@@ -11,10 +11,12 @@ use crate::prepare::fitting::{first_fitting, guess_cut};
 use crate::prepare::prepared::Target;
 use crate::prepare::resolved::{ANSWER_SHARE, LimitSource, TokensMax, UndecodedRequest};
 
-/// Prepares the conversation. If it does not fit and may be truncated, prepares its longest suffix that fits.
+/// Prepares the conversation. If it does not fit and may be truncated, prepares its longest suffix that leaves room for
+/// the answer. If no suffix does, and the request does not limit the length of the answer, prepares the last turn
+/// alone.
 ///
 /// # Errors
-/// The request is invalid, or no suffix of the conversation fits.
+/// The request is invalid, or the conversation does not fit, even after the truncation that the request allows.
 pub(super) fn prepare_fitting(
     request: &Request,
     generation: &Generation,

@@ -99,8 +99,8 @@ fn run(new_response: NewResponse, deltas: Vec<ChoiceDelta>) -> (String, Response
     (lines, assembly.response().clone())
 }
 
-/// Returns an event without its sequence number. Each ID is reduced to its kind and number, and each response to its
-/// status and number of items.
+/// Returns an event without its sequence number. Each item ID is reduced to its prefix and the number of the item, and
+/// each response to its status and the number of its items.
 fn line(event: &Event<'_>) -> String {
     let mut value = serde_json::to_value(event).unwrap();
     let object = value.as_object_mut().unwrap();

@@ -83,7 +83,7 @@ impl ResponseEncoder {
     ///
     /// # Cancel safety
     /// A client can disconnect at any time. The last two steps are one unit of work, so that a disconnection cannot
-    /// leave a turn in the conversation whose response is not stored.
+    /// leave a turn without a stored response in the conversation.
     async fn completed(mut self: Box<Self>, usage: Usage) -> Box<Self> {
         self.assembly.complete(response_usage(usage), unix_time());
         let response = self.assembly.response();
@@ -98,8 +98,8 @@ impl ResponseEncoder {
         app.store().run(store).await
     }
 
-    /// Adds the response to its conversation, and stores it if requested. If it cannot be added, it fails and keeps its
-    /// output.
+    /// Adds the response to its conversation, and stores it if requested. If the response cannot be added, it is marked
+    /// as failed, but keeps its output.
     fn store(&mut self, store: &Store) {
         let (response, input) = (self.assembly.response().clone(), self.retained.items().to_vec());
         let mut record = ResponseRecord { response, input, events: None };
@@ -262,7 +262,7 @@ fn not_stored(record: ResponseRecord) -> ResponseRecord {
     ResponseRecord { response, input, events: None }
 }
 
-/// Streams the events of a background response, starting with the number `from`.
+/// Streams the events of a background response from the sequence number `from` on.
 pub(super) fn follow(followed: Arc<ResponseEvents>, from: usize) -> Response {
     sse::response(futures_util::stream::unfold(Some((followed, from)), |state| async move {
         let (followed, from) = state?;

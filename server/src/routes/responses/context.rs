@@ -34,14 +34,14 @@ struct ReferencedItem<'a> {
     item: Option<Arc<Item>>,
 }
 
-/// A response in a chain.
+/// A response in a chain, or the owner of a referenced item.
 pub(super) enum Link {
     /// The response is being generated or is about to be stored.
     Live(Arc<LiveResponse>),
     Stored(StoredRecord),
 }
 
-/// An item of a link, which may not be parsed yet.
+/// An item of a [`Link`]. A stored item is not parsed yet.
 pub(super) enum LinkItem<'a> {
     Live(Arc<Item>),
     Stored(StoredItem<'a>),

@@ -31,7 +31,7 @@ impl Page {
     /// Parses the parameters of a page.
     ///
     /// # Errors
-    /// A parameter is out of range.
+    /// A parameter is invalid.
     pub(crate) fn of(uri: &Uri) -> Result<Self, Error> {
         let mut page = Self { limit: LIMIT_DEFAULT, is_descending: true, after: None };
         for (name, value) in pairs(uri)? {
@@ -73,15 +73,16 @@ impl Page {
 /// If exceeded: the page has fewer items than `limit`, and `has_more` is true.
 const PAGE_BYTES_MAX: u64 = 1 << 20;
 
-/// Selects the items of a page. All items of the list must be added to the selection in the order of the page.
+/// Selects the items of a page. The items of the list must be added to the selection in the order of the page, starting
+/// with the first, until [`PagePosition::After`] is returned.
 ///
 /// The IDs of new items are unique, but earlier versions stored items with duplicate IDs. A page begins after the first
 /// item whose ID is `after`. If an item that repeats an ID ended a page, the next page would begin before the end of
 /// that page, and a client would request pages forever. Therefore, items that repeat an ID are on no page.
 pub(crate) struct Selection<'a> {
     page: &'a Page,
-    /// The hashes of the IDs of all items so far. The IDs themselves would take too much memory for a long chain of
-    /// responses.
+    /// The hashes of the IDs of all items added so far. The IDs themselves would take too much memory for a long chain
+    /// of responses.
     ids: HashSet<u64>,
     hasher: RandomState,
     has_begun: bool,
@@ -137,7 +138,7 @@ impl<'a> Selection<'a> {
     /// Whether more items come after the page.
     ///
     /// # Errors
-    /// The item before the page does not exist.
+    /// The list has no item with the ID `after`.
     pub(crate) fn finish(self) -> Result<bool, Error> {
         match &self.page.after {
             Some(after) if !self.has_begun => {
@@ -148,10 +149,10 @@ impl<'a> Selection<'a> {
     }
 }
 
-/// Returns the number of the first requested event of a response, or `None` if no events are requested.
+/// Returns the sequence number of the first requested event of a response, or `None` if no events are requested.
 ///
 /// # Errors
-/// A parameter has the wrong type.
+/// A parameter is invalid.
 pub(super) fn events_from(uri: &Uri) -> Result<Option<usize>, Error> {
     let (mut stream, mut from) = (false, 0);
     for (name, value) in pairs(uri)? {

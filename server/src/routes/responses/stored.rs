@@ -171,7 +171,8 @@ fn mark_lost(response: &mut WireResponse) {
     response.error = Some(ResponseError { code: "server_error".to_owned(), message });
 }
 
-/// Cancels a response that is being generated. Returns whether the response was still being generated.
+/// Cancels a response that is being generated, and waits until the work on it is done. Returns whether there was such a
+/// response.
 async fn end(live: Option<Arc<LiveResponse>>) -> bool {
     let Some(live) = live else { return false };
     live.cancel();
@@ -179,7 +180,7 @@ async fn end(live: Option<Arc<LiveResponse>>) -> bool {
     true
 }
 
-/// Streams the events of a stored response, starting with the number `from`.
+/// Streams the events of a stored response from the sequence number `from` on.
 async fn replay(app: &App, tenant: Tenant, name: &str, from: usize) -> Result<Response, Error> {
     let (owned, id) = (app.clone(), name.to_owned());
     let found = app.store().run(move |_| {
