@@ -1,4 +1,5 @@
-//! Converts text to a value of a type that the schema of the tool allows, for formats whose values are untyped.
+//! Converts text to a value of a type that the schema of the tool allows, or otherwise to a string, for formats whose
+//! values are untyped.
 
 use crate::json::{JsonValue, Number, ValueEffect, quoted};
 use crate::python;

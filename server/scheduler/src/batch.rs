@@ -18,11 +18,11 @@ pub struct Batch {
     pub sequences: Vec<ScheduledSequence>,
     /// The tokens to compute, sequence after sequence.
     pub tokens: Vec<TokenId>,
-    /// The block tables, sequence after sequence: the blocks that hold the sequence's tokens up to the last one of this
-    /// step, except for evicted blocks.
+    /// The block tables, sequence after sequence. A table contains the blocks that hold the sequence's tokens up to the
+    /// last one of this step, except for evicted blocks.
     pub blocks: Vec<BlockId>,
-    /// The sequences that receive a sampled token: the scheduled sequence itself, or at the end of a prompt all
-    /// sequences that share it.
+    /// The sequences that receive a sampled token: each scheduled sequence whose end the step reaches or, at the end of
+    /// a prompt, all sequences that share the prompt.
     pub samples: Vec<SequenceId>,
     /// The blocks to copy before the step (copy on write).
     pub copies: Vec<BlockCopy>,
@@ -41,21 +41,23 @@ pub struct ScheduledSequence {
     pub tokens: Range<u32>,
     /// The range of the block table in [`Batch::blocks`].
     pub blocks: Range<u32>,
-    /// The range in [`Batch::samples`] of the sequences that sample a token after the last one. It is empty for a chunk
-    /// that does not reach the end of the sequence, because no token is sampled after it.
+    /// The range in [`Batch::samples`] of the sequences for which a token is sampled after the last token of this step.
+    /// It is empty for a chunk that does not reach the end of the sequence, because no token is sampled after such a
+    /// chunk.
     pub samples: Range<u32>,
     /// The range in [`Batch::tokens`] of the prompt tokens whose logits are needed for prompt log probabilities. The
     /// range never includes the last token of a prompt, whose logits are used for sampling.
     pub scored_tokens: Range<u32>,
-    /// The number of draft tokens at the end of `tokens`. The scheduler fills their positions with 0, and the caller
-    /// writes the drafts into [`Batch::tokens`] before it runs the batch. The logits of the drafts are needed as well.
+    /// The number of draft tokens at the end of `tokens`. The scheduler sets them to 0, and the caller writes the
+    /// drafts into [`Batch::tokens`] before it runs the batch. The logits of the drafts are needed as well.
     pub num_draft_tokens: u32,
-    /// The number of the LoRA adapter that computes the tokens, or 0 for the base model.
+    /// The index of the LoRA adapter with which the tokens are computed, or 0 for the base model.
     pub adapter: u32,
 }
 
 impl ScheduledSequence {
-    /// The number of tokens of the sequence that are in the cache: the offset of the step's first token in its blocks.
+    /// The number of tokens of the sequence that are in the cache: the offset of the step's first token in the
+    /// sequence's blocks.
     pub fn resident_tokens(&self) -> u32 {
         self.computed_tokens - self.evicted_tokens
     }
@@ -68,7 +70,7 @@ impl ScheduledSequence {
     }
 }
 
-/// Copies the block `from` over the block `to`, in every layer.
+/// A copy of the content of one block to another, in every layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BlockCopy {
     /// The block that is read.
@@ -116,14 +118,14 @@ impl Batch {
             .flat_map(|sequence| sequence.scored_tokens.clone().chain(sequence.sampled_tokens()))
     }
 
-    /// The scheduled sequences after whose last token a token is sampled, in order.
+    /// The scheduled sequences for which tokens are sampled, in order.
     pub fn sampling_sequences(&self) -> impl Iterator<Item = &ScheduledSequence> {
         self.sequences.iter().filter(|sequence| !sequence.samples.is_empty())
     }
 
-    /// Removes draft tokens from the end of each sequence until at most `num_draft_tokens` of them remain. The caller
-    /// uses this method if it has fewer drafts than the scheduler allowed. Blocks that the step no longer writes are
-    /// removed from the batch, but remain allocated to their sequences.
+    /// Removes draft tokens from the end of each sequence until at most as many remain as `num_draft_tokens` returns
+    /// for the sequence. The caller uses this method if it has fewer drafts than the scheduler allowed. Blocks that the
+    /// step no longer writes are removed from the batch, but remain allocated to their sequences.
     ///
     /// # Panics
     /// Panics if `block_tokens` is zero.

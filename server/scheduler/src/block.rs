@@ -1,20 +1,20 @@
 //! The identity of a block: its index in the cache, and the hash of its content.
 //!
-//! The hash is a hint, never a proof: code that looks up a block by its hash also compares the content.
+//! The hash is a hint, never a proof: code that reuses a block found by its hash first compares the content.
 
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-/// A token of the model's vocabulary.
+/// The ID of a token in the model's vocabulary.
 pub type TokenId = u32;
 
-/// A block of the KV cache: the keys and values of [`CacheSize::block_tokens`] consecutive tokens of a sequence,
-/// in every layer.
+/// Identifies a block of the KV cache, which contains the keys and values of [`CacheSize::block_tokens`] consecutive
+/// tokens of a sequence, in every layer.
 ///
 /// [`CacheSize::block_tokens`]: crate::CacheSize::block_tokens
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct BlockId(pub u32);
 
-/// The hash of a full block's tokens and of all tokens before it.
+/// The hash of a full block's tokens and images, and of all content before the block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct BlockHash(pub u64);
 

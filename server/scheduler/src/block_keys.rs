@@ -3,8 +3,8 @@
 //!
 //! The key of a block is derived from its parent key, its tokens and its images. The parent key is the key of the block
 //! before it or, for the first block, a key derived from the request's prefix seed and adapter. The caller provides the
-//! function that derives keys. It must be collision-resistant, because content that is found by its key is not
-//! compared.
+//! function that derives keys. This function must be collision-resistant, because content that is found by its key is
+//! not compared.
 
 use crate::block::{BlockHash, BlockId, BlockParent, TokenId};
 use crate::images::with_block_words;
@@ -22,8 +22,7 @@ pub type BlockKeyFn = fn(BlockKey, &[TokenId]) -> BlockKey;
 pub struct BlockKeyScheme {
     /// The function that derives the key of a block.
     pub block_key: BlockKeyFn,
-    /// The keys that identify the content of the adapters, indexed by the adapters' numbers. The first key is that of
-    /// the base model.
+    /// The keys that identify the content of the adapters, indexed by adapter. The first key is that of the base model.
     pub adapters: Vec<BlockKey>,
 }
 

@@ -1,4 +1,4 @@
-//! The blocks of the cache: which blocks are in use, by how many sequences, and what content the other blocks have.
+//! The blocks of the cache: how many references each block has, and what content is cached in it.
 //!
 //! The pool decides which block is allocated and which cached content is evicted. It knows nothing about sequences: its
 //! callers hold references and release each reference once.
@@ -16,9 +16,9 @@
 //! same cached content: every registration has its own serial number, and a block stores the serial number of its
 //! parent. A hash collision can therefore only cause a cache miss, and never returns the content of another prefix.
 //!
-//! The parent of a cached block is also cached: a sequence that holds a block also holds the blocks before it, releases
-//! the later blocks first, and acquires a cached block only after the blocks before it. The eviction queue therefore
-//! has children before their parents.
+//! The parent of a cached block is also cached: a sequence that holds a cached block also holds the blocks before it,
+//! releases the later blocks first, and acquires a cached block only after the blocks before it. Therefore, blocks
+//! enter the eviction queue before their parents.
 
 use std::collections::BTreeMap;
 
@@ -42,7 +42,7 @@ const BURSTS_PER_CACHE: u32 = 2;
 pub(crate) struct Serial(u64);
 
 impl Serial {
-    /// The bit that distinguishes the serial numbers of starts from those of registrations.
+    /// The bit that distinguishes the serial numbers of the starts of sequences from those of registrations.
     const START: u64 = 1 << 63;
 
     /// The serial number that stands for the parent of the first block of a sequence that is computed with this
@@ -198,10 +198,10 @@ impl BlockPool {
         }
     }
 
-    /// Records that a request found these blocks in the cache, each of which follows the one before.
+    /// Records that a request found these consecutive blocks in the cache.
     ///
     /// The hit is counted only if another request's hit has ended with the same last block, or if other cached blocks
-    /// follow the last block: in both cases, several requests have this prefix. Otherwise the request is most likely
+    /// follow the last block: in both cases, several requests have this prefix. Otherwise, the request is most likely
     /// the next turn of the same conversation, whose earlier turns are useless to other requests.
     pub(crate) fn record_hit(&mut self, blocks: impl DoubleEndedIterator<Item = BlockId>) {
         let mut blocks = blocks.rev();
@@ -314,7 +314,7 @@ impl BlockPool {
     }
 
     /// Removes the content of an active block from the prefix cache, so that the block can be overwritten. Returns
-    /// false and does nothing if the block has several references or cached blocks follow it.
+    /// false and does nothing if the block is not cached, has several references, or is followed by cached blocks.
     pub(crate) fn unregister(&mut self, block: BlockId) -> bool {
         let entry = &mut self.blocks[block.0 as usize];
         let is_exclusive = entry.ref_count == 1 && entry.cached.is_some_and(|cached| cached.children == 0);

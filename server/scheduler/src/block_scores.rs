@@ -1,7 +1,7 @@
 //! The attention scores of a sequence's blocks, by which the blocks to evict are selected while the sequence generates.
 //!
-//! The policy is that of H2O (Zhang et al., 2023): the blocks with the lowest mean attention of generated tokens are
-//! evicted, except for the first block and the most recent ones (Xiao et al., 2023).
+//! The policy follows H2O (Zhang et al., 2023): the blocks to which generated tokens pay the least attention on average
+//! are evicted, except for the first block and the most recent ones (Xiao et al., 2023).
 
 /// Number of leading blocks that are never evicted (attention sinks).
 const SINK_BLOCKS: usize = 1;
@@ -45,7 +45,8 @@ impl BlockScores {
     }
 
     /// Returns the indices, in ascending order, of the blocks to evict so that at most `blocks_max` of the first `full`
-    /// blocks remain. The first `pinned` blocks and the most recent ones are not evicted, even if more blocks remain.
+    /// blocks remain. The first block, the first `pinned` blocks and the most recent ones are not evicted, even if more
+    /// blocks remain. No block is evicted until the attention of enough tokens has been recorded.
     pub(crate) fn blocks_to_evict(&self, full: usize, pinned: usize, blocks_max: u32) -> Vec<usize> {
         let blocks_max = blocks_max as usize;
         let recent = blocks_max / 4;

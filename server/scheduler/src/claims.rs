@@ -1,12 +1,13 @@
 //! Records which blocks are being computed, and by which sequence.
 //!
-//! A claim is a hint for admission: a request waits if another sequence is computing its next block. Claims are
-//! compared by hash alone. If hashes collide, a request waits unnecessarily until the claim is released.
+//! A claim is a hint for admission: a request usually waits if another sequence is computing the request's next block.
+//! Claims are compared by hash alone. If hashes collide, a request waits unnecessarily until the claim is released.
 
 use crate::block::BlockHash;
 use crate::id_map::IdMap;
 
-/// The claims of the running sequences, each for one block that is not in the prefix cache yet.
+/// The claims of the running sequences. Each claim is for one block that its owner has not registered in the prefix
+/// cache yet.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Claims {
     owners: IdMap<BlockHash, u32>,

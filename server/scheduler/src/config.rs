@@ -1,4 +1,4 @@
-//! The sizes and limits of a scheduler. The fields have the names of the server's flags where such a flag exists.
+//! The sizes and limits of a scheduler. Most fields have the name of the server's flag that sets them.
 
 use std::time::Duration;
 
@@ -8,13 +8,13 @@ use crate::request::Rejection;
 pub const KV_EVICTION_BLOCKS_MIN: u32 = 4;
 
 /// Number of prompt tokens for which a step reports log probabilities. Each of these tokens needs a row of logits,
-/// which is as long as the vocabulary and takes about as much time as one or two layers.
+/// which is as long as the vocabulary and takes about as much time to compute as one or two layers.
 ///
 /// If exceeded: the rest of the prompts is processed in the following steps.
 pub const SCORED_TOKENS_MAX: u32 = 128;
 
 /// The largest number of draft tokens in one step. Every draft token needs a row of logits, which is as long as the
-/// vocabulary. Without this limit, the logits of a step could need gigabytes.
+/// vocabulary. Without this limit, the logits of a step could need gigabytes of memory.
 pub const DRAFT_TOKENS_MAX: u32 = 256;
 
 /// Number of tokens of the images that are being encoded or are queued for the image encoder. With an image in reserve,
@@ -24,13 +24,13 @@ pub const DRAFT_TOKENS_MAX: u32 = 256;
 /// If exceeded: further images wait in the order of their requests. A single image may have more tokens.
 pub const MAX_NUM_ENCODER_INPUT_TOKENS: u32 = 1024;
 
-/// The smallest number of prompt tokens that a step computes in addition to decodes, regardless of how long the step
-/// takes. With a limited step time, the number of tokens in a step is a multiple of this number, because a model has to
-/// prepare its operations for each new number of tokens.
+/// The smallest number of prompt tokens that a step with a limited time may compute in addition to decodes, regardless
+/// of how long the step then takes. If possible, the number of tokens that such a step may compute is a multiple of
+/// this number, because a model has to prepare its operations for each new number of tokens.
 pub const PROMPT_TOKENS_MIN: u32 = 16;
 
-/// The size of the KV cache, which the compiled model and the available memory determine. Both numbers are greater than
-/// zero.
+/// The size of the KV cache, which depends on the compiled model and on the memory for the cache. Both numbers are
+/// greater than zero.
 #[derive(Clone, Copy, Debug)]
 pub struct CacheSize {
     /// Number of tokens in a block.
@@ -42,33 +42,37 @@ pub struct CacheSize {
 /// The settings of a [`Scheduler`](crate::Scheduler). All numbers are greater than zero.
 #[derive(Clone, Debug)]
 pub struct SchedulerConfig {
-    /// Maximum number of tokens that one step computes, over all sequences. A longer prompt is computed in chunks,
-    /// together with the decoding sequences, which have priority.
+    /// Maximum number of tokens that one step computes, over all sequences. Only an indivisible image may exceed it. A
+    /// longer prompt is computed in chunks, together with the decoding sequences, which have priority.
     pub max_num_batched_tokens: u32,
-    /// Maximum number of tokens that a step computes while sequences decode and prompts wait to be computed. The
-    /// setting limits how long a prompt may delay the decoding sequences. Prompts get at least a quarter of these
-    /// tokens, regardless of how many sequences decode, except for late chunks of a long prompt, which shrink so that
-    /// all chunks take equally long, and while several tenants are present. The limit is a multiple of this number, up
-    /// to `max_num_batched_tokens`, if several prompts wait for each decoding sequence or many prompts wait.
+    /// Without `max_itl`, the maximum number of tokens that a step computes while sequences decode and prompts wait to
+    /// be computed. The setting limits how long a prompt may delay the decoding sequences. Prompts get at least a
+    /// quarter of these tokens, regardless of how many sequences decode. They may get fewer while several tenants are
+    /// present, and late chunks of a long prompt shrink so that all chunks take equally long. While only one tenant is
+    /// present, the limit is a multiple of this number, up to `max_num_batched_tokens`, if several prompts wait for
+    /// each decoding sequence, many prompts wait, or two prompts wait while many sequences decode.
     pub max_chunk_tokens: u32,
     /// The duration that a step with decoding sequences should not exceed. Prompts get as many tokens as fit into this
     /// time, predicted from the times of earlier steps ([`Scheduler::record_step`](crate::Scheduler::record_step)), but
     /// at least [`PROMPT_TOKENS_MIN`]. Until enough steps have been recorded, the size of a step is a quarter of
-    /// `max_chunk_tokens`. While several tenants are present, it is also limited to `max_chunk_tokens`.
+    /// `max_chunk_tokens`. While several tenants are present, the size of a step is also limited to `max_chunk_tokens`,
+    /// regardless of whether `max_itl` is set.
     pub max_itl: Option<Duration>,
     /// Maximum number of sequences that run at the same time. It is limited to `max_num_batched_tokens`, so that each
     /// running sequence can have a token in every step.
     pub max_num_seqs: u32,
     /// Maximum number of waiting sequences. Further requests are rejected with [`Rejection::QueueFull`].
     pub max_queue: u32,
-    /// Maximum number of tokens of a prompt and its completion together. It cannot exceed the size of the cache.
+    /// Maximum number of tokens of a prompt and its completion together. It must not exceed the size of the cache.
     pub max_model_len: u32,
     /// Whether blocks with equal content are computed once and remain cached after their sequence has ended.
     pub prefix_caching: bool,
-    /// Maximum number of tokens of a generating sequence that remain in the cache, rounded down to whole blocks. At
-    /// least [`KV_EVICTION_BLOCKS_MIN`] blocks must remain. The blocks with the lowest attention scores are evicted
-    /// ([`Scheduler::record_block_scores`](crate::Scheduler::record_block_scores)). The output of such a sequence is no
-    /// longer exact, and its blocks are not cached for other requests.
+    /// Maximum number of tokens of a generating sequence that remain in the cache, rounded down to whole blocks.
+    /// Sequences in lockstep have no such limit. At least [`KV_EVICTION_BLOCKS_MIN`] blocks must remain. The blocks
+    /// with the lowest attention scores are evicted
+    /// ([`Scheduler::record_block_scores`](crate::Scheduler::record_block_scores)). The output of a sequence with
+    /// evicted blocks is no longer exact, and its blocks are not cached for other requests, apart from a prefix that
+    /// others share.
     pub kv_eviction_tokens: Option<u32>,
 }
 
@@ -88,8 +92,9 @@ pub struct RequestLimits {
 }
 
 impl RequestLimits {
-    /// Returns the largest number of tokens, prompt and completion together, of a request with this many sequences in
-    /// lockstep. The cache must hold all of them at the same time without shared blocks.
+    /// Returns the largest number of tokens, prompt and completion together, of each sequence in a request with this
+    /// many sequences in lockstep. The cache must be able to hold all these sequences at the same time without shared
+    /// blocks.
     pub fn lockstep_model_len(&self, num_sequences: u32) -> u32 {
         let tokens = self.blocks_total / num_sequences.max(1) * self.block_tokens;
         tokens.min(self.max_model_len)

@@ -2,9 +2,9 @@
 //! 1996), with the weights of the virtual token counter (Sheng et al., "Fairness in Serving Large Language Models",
 //! 2024).
 //!
-//! Each tenant has a virtual clock that advances by the tokens it uses. A request is ordered by its tenant's clock at
-//! the time it arrives, so a tenant with many or long requests does not delay the requests of another tenant. The
-//! requests of a single tenant are served in the order in which they arrive.
+//! Each tenant has a virtual clock that advances by the tokens that the tenant uses. A request is ordered by its
+//! tenant's clock at the time it arrives, so a request does not wait behind the whole backlog of another tenant. The
+//! requests of a single tenant are ordered by their arrival.
 
 use std::collections::BTreeMap;
 
@@ -94,7 +94,8 @@ impl FairQueue {
         clock
     }
 
-    /// When the number of clocks has doubled, removes those that are not ahead of `now` and have no queued requests.
+    /// If the number of clocks has doubled since the last removal, removes the clocks that are not ahead of `now` and
+    /// have no queued requests.
     fn remove_idle(&mut self) {
         if self.clocks.len() < self.clocks_max.max(IDLE_CLOCKS_MAX) {
             return;

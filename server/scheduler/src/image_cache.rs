@@ -29,11 +29,11 @@ pub struct ImageRequest {
 /// The limits of the encoder outputs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ImageLimits {
-    /// Maximum number of rows of encoder outputs that the caller stores, including those of images that are being
-    /// encoded. If the images of a single prompt have more rows, only they are stored.
+    /// Maximum number of rows of encoder outputs that the caller stores, including the rows of images that are reserved
+    /// or being encoded. If the images of a single prompt have more rows, only these images are stored.
     pub rows_max: u32,
-    /// No further image is requested while the requested images that are not encoded yet have at least this many
-    /// tokens. If no other image is requested, an image may have more tokens.
+    /// No further image is requested while the requested images that are not encoded yet have at least this many tokens
+    /// in total. The last requested image may exceed the limit, however many tokens it has.
     pub max_num_encoder_input_tokens: u32,
 }
 
@@ -122,7 +122,8 @@ impl ImageCache {
         self.evict();
     }
 
-    /// Counts the images of a sequence that has not reserved any yet. `images` must not contain duplicates.
+    /// Counts the images of a sequence as expected. The sequence must hold none of them. `images` must not contain
+    /// duplicates.
     pub(crate) fn add_expected(&mut self, images: &[NeededImage]) {
         for image in images {
             let expected = self.expected.entry(image.digest).or_insert_with(|| {
@@ -151,8 +152,8 @@ impl ImageCache {
         }
     }
 
-    /// Reserves `images` for a sequence that holds none. Images that are held already need no room. The others may
-    /// exceed the size of the cache, but only if no image is held.
+    /// Reserves `images` for a sequence that holds none. Images that are held already need no room. The other images
+    /// may together exceed the size of the cache, but only if no image is held.
     pub(crate) fn reserve(&mut self, images: &[NeededImage]) -> Reservation {
         let new: u64 = images
             .iter()
@@ -181,13 +182,12 @@ impl ImageCache {
         reservation
     }
 
-    /// Number of these images that no sequence has reserved and whose outputs do not exist.
+    /// Number of these images that are neither encoded nor requested nor reserved.
     pub(crate) fn num_missing(&self, images: &[NeededImage]) -> usize {
         images.iter().filter(|image| !self.entries.contains_key(&image.digest)).count()
     }
 
-    /// Whether there are reserved images that were not requested yet, at least one of which fits into the encoder's
-    /// budget.
+    /// Whether there are reserved images that were not requested yet, and the encoder's budget is not exhausted.
     pub(crate) fn can_request(&self) -> bool {
         let has_room = self.rows_requested < u64::from(self.limits.max_num_encoder_input_tokens);
         self.num_reserved > 0 && (has_room || self.rows_requested == 0)
@@ -223,7 +223,7 @@ impl ImageCache {
         self.rows - self.rows_available + self.rows_expected
     }
 
-    /// Whether all of these reserved outputs exist.
+    /// Whether the outputs of all these reserved images exist.
     pub(crate) fn are_available<'a>(&self, mut images: impl Iterator<Item = &'a ImageDigest>) -> bool {
         images
             .all(|digest| self.entries.get(digest).is_some_and(|entry| entry.state == EntryState::Available))
@@ -297,7 +297,7 @@ impl ImageCache {
         std::mem::take(&mut self.evicted)
     }
 
-    /// Panics unless `held` are all images that sequences hold and the cache is consistent.
+    /// Panics unless `held` lists the images that each sequence holds, and the cache is consistent.
     pub(crate) fn check_invariants(&self, held: impl Iterator<Item = ImageDigest>) {
         let mut holders: BTreeMap<ImageDigest, u32> = BTreeMap::new();
         for digest in held.filter(|digest| self.entries.contains_key(digest)) {
@@ -351,7 +351,8 @@ impl ImageCache {
         );
     }
 
-    /// Panics unless `expected` are the images that sequences expect, and the cache counts each of them once.
+    /// Panics unless `expected` lists the images that each sequence expects, and the cache counts the rows of each
+    /// image without an entry once.
     pub(crate) fn check_expected(&self, expected: impl Iterator<Item = NeededImage>) {
         let mut sequences: BTreeMap<ImageDigest, u32> = BTreeMap::new();
         for image in expected {

@@ -41,7 +41,7 @@ pub enum SpanAttention {
     #[default]
     Causal,
     /// Tokens attend to all tokens of the span. A step therefore computes all tokens of a span or none, even if they
-    /// exceed its budget.
+    /// exceed the token budget of the step.
     Bidirectional,
 }
 
@@ -61,7 +61,7 @@ impl PromptImages {
     }
 
     /// Whether the spans are ascending, not empty, without overlaps and within a prompt of `prompt_tokens` tokens. The
-    /// last token must not be in a bidirectional span, because it may be computed alone.
+    /// last token of the prompt must not be in a bidirectional span, because it may be computed alone.
     pub fn is_valid(&self, prompt_tokens: u32) -> bool {
         let end_max = match self.attention {
             SpanAttention::Causal => prompt_tokens,
@@ -76,8 +76,8 @@ impl PromptImages {
         })
     }
 
-    /// The distinct images whose encoder output is read by tokens at or after the position `computed_tokens`, with the
-    /// number of rows that the whole prompt reads.
+    /// The distinct images whose encoder output is read by tokens at or after the position `computed_tokens`, each with
+    /// the number of its rows up to the last one that the prompt reads.
     pub(crate) fn needed_after(&self, computed_tokens: u32) -> Vec<NeededImage> {
         let mut needed: Vec<NeededImage> = Vec::new();
         for span in self.spans.iter().filter(|span| span.end() > computed_tokens) {
@@ -95,7 +95,7 @@ impl PromptImages {
         self.spans.last().map_or(0, ImageSpan::end)
     }
 
-    /// The bidirectional span with tokens before and after the position `end`.
+    /// The bidirectional span that begins before the position `end` and ends after it.
     pub(crate) fn indivisible_at(&self, end: u32) -> Option<&ImageSpan> {
         if self.attention == SpanAttention::Causal {
             return None;

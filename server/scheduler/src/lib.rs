@@ -11,7 +11,7 @@
 //! ```
 //!
 //! Waiting requests of several tenants take turns, weighted by the tokens that each tenant has used
-//! ([`NewRequest::tenant`]). The requests of one tenant are served in the order in which they arrive.
+//! ([`NewRequest::tenant`]). The requests of one tenant are ordered by their arrival.
 //!
 //! A sequence is a list of tokens and a count of those whose keys and values are in the cache. Prefill, a chunk of a
 //! prefill, decode and recomputation after a preemption are the same operation: they compute the tokens that are not

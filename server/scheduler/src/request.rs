@@ -6,14 +6,14 @@ use crate::images::PromptImages;
 /// Identifies a sequence for the life of the scheduler: the request and the index of the sequence within it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct SequenceId {
-    /// The number of the request ([`NewRequest::id`]).
+    /// The ID of the request ([`NewRequest::id`]).
     pub request: u64,
     /// The index of the sequence within its request, from 0.
     pub index: u32,
 }
 
 impl SequenceId {
-    /// The sequence with this index of a request.
+    /// The ID of the sequence with this index in a request.
     pub const fn new(request: u64, index: u32) -> Self {
         Self { request, index }
     }
@@ -22,7 +22,7 @@ impl SequenceId {
 /// A prompt and the sequences that continue it.
 #[derive(Clone, Debug)]
 pub struct NewRequest {
-    /// The number of the request. The caller chooses it and never uses it twice.
+    /// The ID of the request. The caller chooses it and never uses it twice.
     pub id: u64,
     /// The number of sequences that continue the prompt, at least one. The first sequence computes the prompt. The
     /// others then share its blocks (copy on write).
@@ -34,24 +34,24 @@ pub struct NewRequest {
     /// The criteria by which each of the sequences ends.
     pub stop: StopCriteria,
     /// Whether the sequences advance in lockstep, as the beams of a search do: after the prompt, they run or wait
-    /// together. Each receives its next token in the same step, and may then continue from the tokens of another
-    /// sequence ([`SampledToken::parent`]).
+    /// together. All of them receive their next tokens in the same step, and each may then continue from the tokens of
+    /// another sequence ([`SampledToken::parent`]).
     pub lockstep: bool,
     /// Whether the logits of all prompt tokens except the last are computed as well. If they are, the prompt is not
-    /// taken from the prefix cache.
+    /// taken from the prefix cache, except for tokens whose logits were computed before a preemption.
     pub scores_prompt: bool,
     /// The seed of the first block's hash. Requests with different seeds share no cached blocks.
     pub prefix_seed: BlockHash,
-    /// The number of the LoRA adapter that computes the tokens, or 0 for the base model. Requests with different
-    /// adapters share no cached blocks.
+    /// The index of the LoRA adapter with which the tokens are computed, or 0 for the base model. Requests with
+    /// different adapters share no cached blocks.
     pub adapter: u32,
-    /// The tenant to which the request belongs. Requests of one tenant do not wait behind the backlog of another. The
-    /// number has no other meaning, and all requests without a tenant use the same one.
+    /// The ID of the tenant to which the request belongs. Requests of one tenant do not wait behind the whole backlog
+    /// of another. The ID has no other meaning, and all requests without a tenant have the same ID.
     pub tenant: u128,
 }
 
 impl NewRequest {
-    /// A request whose optional features are off.
+    /// Creates a request with all optional features off.
     pub fn new(id: u64, num_sequences: u32, prompt: Vec<TokenId>, stop: StopCriteria) -> Self {
         Self {
             id,
@@ -74,9 +74,9 @@ pub struct SampledToken {
     /// The sequence to which the token belongs.
     pub sequence: SequenceId,
     /// The sequence whose tokens `sequence` continues, usually itself. In lockstep, the parent may be another sequence
-    /// of the request that continues its own tokens in the same step.
+    /// of the same request. That sequence must continue its own tokens in the same step.
     pub parent: SequenceId,
-    /// The number of draft tokens of the sequence, from the first, that the model would have sampled as well.
+    /// The number of leading draft tokens of the sequence that the model would have sampled as well.
     pub accepted_drafts: u32,
     /// The token that follows the accepted drafts. `None` suspends the sequence: it keeps its priority and, unless it
     /// is preempted, its blocks, and takes part in no step until [`Scheduler::resume`](crate::Scheduler::resume)
@@ -131,7 +131,7 @@ pub enum Event {
         /// The number of prompt tokens that were in the prefix cache.
         cached_tokens: u32,
     },
-    /// A sequence ended with the token that it sampled in this step. It no longer holds any blocks.
+    /// A sequence ended with the token that was sampled for it. It no longer holds any blocks.
     Finished {
         /// The sequence that ended.
         sequence: SequenceId,
@@ -145,7 +145,8 @@ pub enum Event {
 pub enum Rejection {
     /// The prompt has no tokens.
     EmptyPrompt,
-    /// The prompt and the requested tokens together can never fit. All sequences in lockstep must fit at the same time.
+    /// The prompt and the requested tokens together are too long. Sequences in lockstep must all fit into the cache at
+    /// the same time.
     TooLong {
         /// The number of tokens in the prompt.
         prompt_tokens: u32,

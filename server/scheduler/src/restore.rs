@@ -25,7 +25,7 @@ pub struct RestoreRequest {
 /// The destination of the next block of a restore.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RestoreTarget {
-    /// The content is written into this block. The caller writes it and then calls
+    /// The caller writes the content into this block and then calls
     /// [`Scheduler::finish_block_restore`](crate::Scheduler::finish_block_restore).
     Write(BlockId),
     /// Nothing is written, because the cache already has the content.

@@ -48,7 +48,7 @@ const RESERVED_SEQUENCES_MAX: u32 = 4096;
 pub struct Scheduler {
     config: SchedulerConfig,
     cache: CacheSize,
-    /// Number of blocks that admission leaves free, so that the running sequences can grow.
+    /// Number of available blocks that admission leaves, so that the running sequences can grow.
     watermark_blocks: u32,
     block_hash: fn(BlockHash, &[TokenId]) -> BlockHash,
     pool: BlockPool,
@@ -63,7 +63,7 @@ pub struct Scheduler {
     sequences: SequenceTable,
     fairness: FairQueue,
     shares: StepShares,
-    /// Whether sequences of every tenant could have been added to the latest batch.
+    /// Whether the latest batch had room for more work, so that each tenant that was not paused could have taken part.
     had_room: bool,
     /// The waiting sequences, by priority.
     waiting: VecDeque<QueueEntry>,
@@ -97,8 +97,9 @@ impl Scheduler {
         Self::with_block_hash(config, cache, block_hash)
     }
 
-    /// Creates a scheduler that uses another hash function for blocks. Any function is correct, even a constant one:
-    /// the hash affects which cached blocks are found, but never their content.
+    /// Creates a scheduler that uses another hash function for blocks. Any function produces correct results, even a
+    /// constant one: the hash affects which cached blocks are found, but never their content. However, only the hash
+    /// separates the blocks of requests with different prefix seeds.
     ///
     /// # Panics
     /// Panics if [`Self::new`] would panic.
@@ -146,8 +147,9 @@ impl Scheduler {
     /// Adds a request to the waiting queue.
     ///
     /// # Errors
-    /// [`Rejection`] if the request exceeds a limit of the configuration. [`Rejection::TooLong`] applies to the prompt
-    /// and `max_tokens` together: a caller without a limit sets `max_tokens` to the rest of the maximum length.
+    /// [`Rejection`] if the prompt is empty, or the request exceeds a limit of the configuration.
+    /// [`Rejection::TooLong`] applies to the prompt and `max_tokens` together: a caller that does not limit the
+    /// completion sets `max_tokens` to the rest of the maximum length.
     ///
     /// # Panics
     /// Panics if the request has no sequences, its id is in use, its images are invalid, or it scores a prompt with
@@ -212,9 +214,9 @@ impl Scheduler {
     }
 
     /// Sets the number of draft tokens that the caller has for the next step of a sequence. The scheduler reserves room
-    /// for as many of them as it can without reducing the work of other sequences, and for none if the sequence does
-    /// not decode in that step. A step has at most [`DRAFT_TOKENS_MAX`](crate::DRAFT_TOKENS_MAX) draft tokens, over all
-    /// sequences. An unknown id is ignored.
+    /// for as many of them as it can without preempting other running sequences or excluding them from the step, and
+    /// for none if the sequence does not decode in that step. A step has at most
+    /// [`DRAFT_TOKENS_MAX`](crate::DRAFT_TOKENS_MAX) draft tokens, over all sequences. An unknown ID is ignored.
     pub fn set_num_draft_tokens(&mut self, id: SequenceId, num_draft_tokens: u32) {
         if let Some(slot) = self.sequences.slot(id) {
             self.sequences.get_mut(slot).num_draft_tokens = num_draft_tokens;
@@ -222,7 +224,7 @@ impl Scheduler {
     }
 
     /// Removes a sequence immediately, in any state. A token that the batch in flight samples for the sequence is
-    /// ignored. An id of an unknown or finished sequence has no effect.
+    /// ignored. The ID of an unknown or finished sequence has no effect.
     pub fn abort(&mut self, id: SequenceId) {
         let Some(slot) = self.sequences.slot(id) else { return };
         let sequence = self.sequences.get_mut(slot);
@@ -246,7 +248,8 @@ impl Scheduler {
     }
 
     /// Records the attention that the tokens of a batch paid to each block of [`Batch::blocks`], before the batch is
-    /// committed. Only the scores of sequences that decode one token are used, and only their proportions matter.
+    /// committed. Only the scores of sequences with exactly one token in the batch are used, and only the proportions
+    /// of the scores matter.
     ///
     /// # Panics
     /// Panics if `batch` is not the one in flight, or the number of scores is not the number of blocks.

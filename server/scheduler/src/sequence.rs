@@ -13,8 +13,8 @@ use crate::block_scores::BlockScores;
 use crate::images::{ImageDigest, NeededImage, PromptImages, with_block_words};
 use crate::request::{FinishReason, SequenceId, StopCriteria};
 
-/// The order in which sequences are served, smallest first: fairly between tenants, then in the order of arrival, then
-/// in the order of the sequences within a request.
+/// The order in which sequences are served, smallest first: by virtual start time, which is fair between tenants, then
+/// in the order of arrival, then in the order of the sequences within a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Priority {
     /// The request's virtual start time ([`FairQueue`](crate::fairness::FairQueue)).
@@ -60,12 +60,12 @@ impl SequenceGroup {
 /// The identity of a sequence's full blocks in the prefix cache.
 #[derive(Clone, Debug)]
 pub(crate) struct PrefixChain {
-    /// The seed of the request.
+    /// The prefix seed of the request.
     prefix_seed: BlockHash,
     adapter: u32,
     /// The hash from which that of the first block is derived: the request's seed, combined with the adapter.
     first_parent: BlockHash,
-    /// The hashes of the leading full blocks, each of which is computed when it is needed.
+    /// The hashes of the leading full blocks. Each hash is computed when it is needed.
     pub(crate) hashes: Vec<BlockHash>,
     /// Number of leading blocks that are registered in the prefix cache.
     pub(crate) registered: u32,
@@ -166,7 +166,7 @@ pub(crate) struct Sequence {
     pub(crate) held_images: Vec<ImageDigest>,
     /// Whether the image cache counts the images of the prompt as expected: the sequence waits and holds none of them.
     pub(crate) expects_images: bool,
-    /// Whether the sequence has reserved images.
+    /// Whether the sequence has ever reserved images.
     pub(crate) has_reserved_images: bool,
     /// The positions of the prompt tokens whose logits are needed and not computed yet.
     pub(crate) unscored: Range<u32>,

@@ -1,5 +1,6 @@
-//! The formats qwen3coder and minicpm5: calls as tags, with a tag for each argument. A call begins with the tag of its
-//! first argument, or with its closing tag. The text before that may be prose.
+//! The formats qwen3coder and minicpm5: calls as tags, with a tag for each argument. The parser recognizes a call when
+//! it has read the tag of the first argument or, if there are no arguments, the end of the function. Until then, the
+//! text may be prose.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -15,10 +16,11 @@ use crate::tool::{CallMarker, Calls, Step};
 #[derive(Debug)]
 struct Dialect {
     markers: &'static [CallMarker],
-    /// The beginning of the tag of a function, up to its name, unless the marker itself is that tag.
+    /// The beginning of a function's tag, up to the function's name. It must follow a marker that is not itself such a
+    /// beginning.
     function: &'static [&'static str],
-    /// The tags that may follow the tag of a function: the first begins an argument, the others end the function. If
-    /// `closes` is set, the last one also ends the calls.
+    /// The tags that may follow a function's tag or an argument: the first begins an argument, the others end the
+    /// function. If `closes` is set, the last one also ends the calls.
     parts: &'static [&'static str],
     closes: bool,
     value: ValueRule,
@@ -58,7 +60,7 @@ pub(crate) struct TaggedCalls {
     tools: Arc<Tools>,
     state: State,
     function: String,
-    /// The names of the arguments so far. If two arguments have the same name, the first one is used.
+    /// The names of the function's arguments so far. If two arguments have the same name, the first one is used.
     names: HashSet<String>,
     has_begun: bool,
     json: String,
@@ -70,12 +72,12 @@ enum State {
     Lead,
     Function(LiteralChoice),
     FunctionName(Name),
-    /// The parser is between arguments.
+    /// The parser is before an argument or the end of the function.
     Between,
     Part(LiteralChoice),
     ArgumentName(Name),
     Value(TaggedValue),
-    /// The parser has read a function, which the tag that ends the calls may follow.
+    /// The parser has read a function. The tag that ends the calls may follow.
     Tail,
     Close(LiteralChoice),
 }
@@ -85,7 +87,7 @@ enum State {
 struct Name {
     text: String,
     quote: Option<char>,
-    /// Whether only the end of the tag may follow.
+    /// Whether the name is complete, so that only the end of the tag may follow.
     is_whole: bool,
     /// Whether the tag ends with a slash.
     is_alone: bool,
@@ -150,7 +152,7 @@ impl TaggedCalls {
         self.go(State::Between)
     }
 
-    /// Processes a tag between arguments, by its index in the list.
+    /// Processes the tag with this index in [`Dialect::parts`].
     fn part(&mut self, part: usize, out: &mut DeltaBuffer) -> Step {
         if part == 0 {
             return self.go(State::ArgumentName(Name::default()));

@@ -1,5 +1,5 @@
-//! Parses a value between tags: text without escapes. A tag ends the value only if an expected tag follows it, so that
-//! a value may contain tags.
+//! Parses a value between tags: text without escapes. A tag ends the value only if an expected tag or the end of the
+//! text follows, so that a value may contain tags.
 
 use crate::json::escape;
 use crate::literal::{ChoiceStep, LiteralChoice, is_space};
@@ -77,7 +77,7 @@ struct TextAfterTag {
     end: usize,
     /// The whole text after the tag.
     read: String,
-    /// The expected tags; set once a character that is not whitespace was read.
+    /// The expected tags. `None` until a character that is not whitespace has been read.
     next: Option<LiteralChoice>,
 }
 
@@ -110,8 +110,8 @@ impl TaggedValue {
         }
     }
 
-    /// Reads the next character, and appends the certain part of the value to `to`. After the end of the value, no more
-    /// characters may follow.
+    /// Reads the next character, and appends the part of the value that is now certain to `to`. This method must not be
+    /// called after the end of the value.
     pub(crate) fn step(&mut self, letter: char, to: &mut String) -> ValueStep {
         let State::Ended(after) = &mut self.state else {
             self.scan(letter, to);

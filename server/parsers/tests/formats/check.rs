@@ -1,4 +1,4 @@
-//! Parses a transcript at every split, and checks the guarantees of the parser.
+//! Parses transcripts, split at every position, and checks the guarantees of the parser.
 
 use std::sync::Arc;
 
@@ -7,7 +7,7 @@ use rand::{RngExt as _, SeedableRng as _};
 use serde_json::{Value, json};
 use server_parsers::{Delta, Formats, Parser, ReasoningFormat, ToolFormat, Tools};
 
-/// A test case: a format, the offered tools and the end of a prompt.
+/// A test case: the formats, the offered tools and the end of the prompt.
 #[derive(Clone)]
 pub(crate) struct Case {
     pub(crate) formats: Formats,
@@ -32,12 +32,12 @@ pub(crate) fn tools() -> Arc<Tools> {
     Arc::new(Tools::new([("weather", Some(&weather)), ("now", None::<&Value>)]))
 }
 
-/// A tool format without reasoning.
+/// A test case with a tool format and without a reasoning format.
 pub(crate) fn tool(tool: ToolFormat) -> Case {
     Case { formats: Formats { tool, reasoning: ReasoningFormat::None }, tools: tools(), prompt: "" }
 }
 
-/// A tool format with reasoning.
+/// A test case with a tool format and a reasoning format.
 pub(crate) fn both(tool: ToolFormat, reasoning: ReasoningFormat) -> Case {
     Case { formats: Formats { tool, reasoning }, tools: tools(), prompt: "" }
 }
@@ -58,14 +58,15 @@ impl Case {
         Parser::new(self.formats, &self.tools, self.prompt)
     }
 
-    /// Asserts that `text` is parsed as `expected`, at every split.
+    /// Asserts that `text` is parsed as `expected`, in one piece and however it is split.
     pub(crate) fn reads(&self, text: &str, expected: &[Delta]) {
         let expected = joined(expected.to_vec());
         assert_eq!(self.read([text]), expected, "in one piece: {text:?}");
         self.splits(text, &expected);
     }
 
-    /// Asserts that `text`, after which the token limit cuts the response off, is parsed as `expected` at every split.
+    /// Asserts that a response that the token limit cuts off after `text` is parsed as `expected`, wherever it is
+    /// split.
     pub(crate) fn reads_cut(&self, text: &str, expected: &[Delta]) {
         for (at, _) in text.char_indices() {
             let (head, tail) = text.split_at(at);
@@ -83,7 +84,7 @@ impl Case {
         self.reads(text, &[content(text)]);
     }
 
-    /// Asserts that `text` is parsed as `expected` at every split.
+    /// Asserts that `text` is parsed as `expected`, however it is split.
     pub(crate) fn splits(&self, text: &str, expected: &[Delta]) {
         let ends: Vec<usize> = text.char_indices().map(|(at, _)| at).chain([text.len()]).collect();
         for end in &ends {
@@ -131,7 +132,7 @@ fn pieces<'a>(text: &'a str, random: &mut StdRng) -> Vec<&'a str> {
     pieces
 }
 
-/// Checks the guarantees that the deltas of every response must meet.
+/// Checks the guarantees that hold for the deltas of every response.
 pub(crate) fn well_formed(deltas: &[Delta]) {
     let mut calls = 0;
     let mut open: Option<String> = None;
@@ -164,7 +165,7 @@ pub(crate) fn well_formed(deltas: &[Delta]) {
     }
 }
 
-/// Merges adjacent deltas of the same kind.
+/// Merges adjacent deltas of content, of reasoning and of arguments.
 pub(crate) fn joined(deltas: Vec<Delta>) -> Vec<Delta> {
     let mut joined: Vec<Delta> = Vec::new();
     for delta in deltas {

@@ -1,4 +1,5 @@
-//! Tests the format `<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>f` and a block of JSON.
+//! Tests the format `<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f<｜tool▁sep｜>{…}`, and the older format with
+//! `function<｜tool▁sep｜>f` and a block of JSON.
 
 use server_parsers::{ReasoningFormat, ToolFormat};
 

@@ -1,5 +1,5 @@
-//! Tests the format `<|tool_call|>[{"name": …, "arguments": …}]` and the format of Hermes, with three formats of
-//! reasoning.
+//! Tests the format `<|tool_call|>[{"name": …, "arguments": …}]` and the format of Hermes, with reasoning that phrases
+//! or tags mark.
 
 use server_parsers::{ReasoningFormat, ToolFormat};
 

@@ -1,4 +1,4 @@
-//! Tests transcripts of each format, with the expected result at every split.
+//! Tests that transcripts of each format are parsed as expected, however they are split.
 
 mod check;
 mod deepseek;

@@ -1,4 +1,5 @@
-//! Checks the guarantees that hold for every format and every text, with texts that consist of fragments of formats.
+//! Checks the guarantees that hold for every format and every text, with generated texts, most of which consist of
+//! fragments of formats.
 
 use rand::rngs::StdRng;
 use rand::{RngExt as _, SeedableRng as _};

@@ -1,12 +1,13 @@
 //! The order in which cached blocks without references are evicted.
 //!
 //! With plain LRU, a series of one-off prompts would evict the prefixes that many requests share. Therefore, a block
-//! with hits is retained longer than a block without hits, as if its last use had been a number of evictions later.
+//! with hits is retained longer than a block without hits, as if it had last been used a number of evictions later.
 //! Time is measured in evictions, so that no block ages while there is space, and a prefix that is no longer popular is
 //! evicted eventually.
 //!
-//! The queue has one list for each number of hits, in LRU order. The next block to evict is the head of one of the
-//! lists. Each operation accesses the heads and two neighbors, and none allocates.
+//! The queue has one list for each number of hits up to a maximum, each in LRU order. The next block to evict is the
+//! head of one of the lists. Each operation accesses at most the ends of the lists and two neighbors, and no operation
+//! allocates memory.
 //!
 //! ```text
 //! no hits    ○─○─○─○─○─○   deadline: when the block was used last
@@ -19,8 +20,8 @@ use crate::block::BlockId;
 /// The value of a link at the end of a list.
 const NONE: u32 = u32::MAX;
 
-/// The extension of a block's deadline for each number of hits, in cache sizes of evictions. The last entry also
-/// applies to all higher numbers.
+/// The number of evictions by which a block's deadline is extended, for each number of hits, as a multiple of the
+/// number of blocks in the cache. The last entry also applies to all higher numbers of hits.
 pub(super) const RETENTION: [u32; 4] = [0, 1, 2, 4];
 
 /// The evictable blocks, in the order of their deadlines.
@@ -48,9 +49,9 @@ struct Link {
 /// The position of a block in the order of eviction. The block with the smallest deadline is evicted first.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Deadline {
-    /// The time in evictions.
+    /// The deadline, as a number of evictions since the start.
     time: u64,
-    /// The order in which blocks were added.
+    /// The number of blocks that had been added when this block was added, which decides between equal times.
     order: u64,
 }
 

@@ -89,7 +89,7 @@ fn recomputed_content_gets_a_new_serial_number() {
     assert_ne!(pool.serial(block), Some(first));
 }
 
-/// Caches a chain of tokens, which are their own hashes, and releases it.
+/// Caches a chain of blocks with one token each, which is also the hash of the block, and releases the chain.
 fn chain(pool: &mut BlockPool, tokens: &[TokenId]) -> Vec<BlockId> {
     let (mut blocks, mut parent) = (Vec::new(), Serial::start(0));
     for token in tokens {
@@ -113,7 +113,8 @@ fn hit(pool: &mut BlockPool, blocks: &[BlockId]) {
     blocks.iter().rev().for_each(|&block| pool.release(block));
 }
 
-/// Caches one prompt of one block for each token. Returns whether the hash is still cached afterward.
+/// Caches one prompt of one block for each token. Returns whether a block with the hash `hash` is still cached
+/// afterward.
 fn outlasts(pool: &mut BlockPool, hash: u64, tokens: std::ops::Range<TokenId>) -> bool {
     for token in tokens {
         chain(pool, &[token]);

@@ -2,7 +2,7 @@
 //! traces of requests.
 //!
 //! A token stands for a block. The pseudorandom numbers never change, so the figures are the same on every machine.
-//! They are listed in `docs/decisions/0042-eviction.md`.
+//! `docs/decisions/0042-eviction.md` lists most of them.
 
 use std::collections::VecDeque;
 
@@ -29,7 +29,7 @@ fn zipf(random: &mut Random, count: u32) -> u32 {
     (f64::from(count).powf(fraction(random)) as u32).saturating_sub(1).min(count - 1)
 }
 
-/// Generates blocks that never occurred before.
+/// Generates blocks that have never occurred before.
 struct NewBlocks(u32);
 
 impl NewBlocks {
@@ -133,7 +133,8 @@ enum Turns {
     OnAverage(u32),
 }
 
-/// Users in conversations. Each turn repeats all earlier ones. A user whose conversation ends begins another.
+/// Users in conversations. The prompt of each turn contains all earlier turns. A user whose conversation ends begins
+/// another.
 struct Users {
     random: Random,
     fresh: NewBlocks,
@@ -183,7 +184,8 @@ fn conversations(replay: &mut Replay, conversations: Conversations, one_off: f64
     }
 }
 
-/// Replays conversations, interleaved with questions about documents. All questions about a document follow each other.
+/// Replays conversations, interleaved with questions about documents. All questions about a document precede those
+/// about the next document.
 fn conversations_and_documents(replay: &mut Replay, users: u32, questions: u32) {
     let mut users = Users::new(Conversations { users, turns: Turns::OnAverage(6) });
     let (mut random, mut fresh) = (Random(4), NewBlocks(1 << 28));
@@ -215,9 +217,9 @@ fn conversations_and_applications(replay: &mut Replay, users: u32, applications:
     }
 }
 
-/// Replays requests of applications with fixed prompts of 48 blocks, some of which are much more popular than others,
-/// interleaved with prompts that never recur. `one_off` is the fraction of these prompts. After every `period`
-/// requests, other applications become popular.
+/// Replays requests of applications, some of which are much more popular than others, interleaved with prompts that
+/// never recur. Each application has a fixed prompt of 48 blocks. `one_off` is the fraction of prompts that never
+/// recur. After every `period` requests, other applications become popular.
 fn applications(replay: &mut Replay, count: u32, one_off: f64, period: u32) {
     let (mut random, mut fresh) = (Random(2), NewBlocks(1 << 20));
     for number in 0..20_000 {
@@ -262,7 +264,7 @@ fn measure(trace: impl Fn(&mut Replay), retention: [u32; RETENTION.len()]) -> f6
 struct Trace {
     name: &'static str,
     run: Box<dyn Fn(&mut Replay)>,
-    /// The smallest accepted difference between the hit rate and that of plain LRU.
+    /// The smallest accepted value of the hit rate with retention minus the hit rate of plain LRU.
     gain_min: f64,
 }
 

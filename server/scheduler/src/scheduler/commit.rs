@@ -13,8 +13,7 @@ impl Scheduler {
     ///
     /// # Panics
     /// Panics if `batch` is not the one in flight, `sampled` does not match its `samples`, more drafts are accepted
-    /// than a sequence has, or the parent of a sequence is not a member of its lockstep group that continues its own
-    /// tokens.
+    /// than a sequence has, or the parent of a sequence has been aborted or is not in lockstep with it.
     pub fn commit(&mut self, batch: &Batch, sampled: &[SampledToken], events: &mut Vec<Event>) {
         assert_eq!(batch.sequences.len(), self.in_flight.len(), "the batch must be the one in flight");
         let expected = batch.samples.iter().copied();
@@ -40,12 +39,13 @@ impl Scheduler {
         self.append_sampled(sampled, events);
     }
 
-    /// Continues suspended sequences with the tokens that were sampled for them. Appends the resulting events to
-    /// `events`. The tokens of sequences that were aborted in the meantime are ignored.
+    /// Continues suspended sequences with the tokens that were sampled for them. The parent of each sequence must be
+    /// resumed in the same call. Appends the resulting events to `events`. The tokens of sequences that were aborted in
+    /// the meantime are ignored.
     ///
     /// # Panics
     /// Panics if a batch is in flight, a sequence is not suspended, drafts are accepted, or the parent of a sequence
-    /// is not a member of its lockstep group that is resumed in the same call.
+    /// has been aborted or is not in lockstep with it.
     pub fn resume(&mut self, sampled: &[SampledToken], events: &mut Vec<Event>) {
         assert!(self.in_flight.is_empty(), "sequences resume between steps");
         for sampled in sampled {
@@ -59,8 +59,9 @@ impl Scheduler {
         self.append_sampled(sampled, events);
     }
 
-    /// Reassigns the sequences that have another parent before any token is appended, so that they continue from the
-    /// parent's tokens without its new token. Then appends the token of each sequence, or suspends the sequence.
+    /// Reassigns the sequences whose parent is another sequence before any token is appended, so that they continue
+    /// from the parent's tokens without its new token. Then appends the token of each sequence, or suspends the
+    /// sequence.
     fn append_sampled(&mut self, sampled: &[SampledToken], events: &mut Vec<Event>) {
         for sampled in sampled.iter().filter(|sampled| sampled.parent != sampled.sequence) {
             self.reassign(sampled.sequence, sampled.parent);
@@ -124,7 +125,8 @@ impl Scheduler {
         }
     }
 
-    /// If a generating sequence has more than `blocks_max` full blocks, evicts those with the lowest scores.
+    /// If a generating sequence that is not in lockstep has more than `blocks_max` full blocks, evicts the blocks with
+    /// the lowest scores.
     ///
     /// A cached block must follow cached blocks. Therefore, the sequence's blocks are removed from the prefix cache
     /// first, from the last one up to a block that is shared or has cached children. The remaining cached blocks are

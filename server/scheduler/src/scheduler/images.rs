@@ -50,8 +50,8 @@ impl Scheduler {
         }
     }
 
-    /// Returns the sequences that hold or wait for the encoder output of this image. A sequence that represents its
-    /// siblings is returned for all of them.
+    /// Returns the sequences that hold or wait for the encoder output of this image. If a sequence represents its
+    /// siblings, only its own ID is returned.
     pub fn sequences_with_image(&self, digest: ImageDigest) -> Vec<SequenceId> {
         self.slots_with_image(digest).into_iter().map(|slot| self.sequences.get(slot).id).collect()
     }
@@ -61,7 +61,7 @@ impl Scheduler {
         self.images.is_awaited()
     }
 
-    /// Counts the images of a waiting sequence that holds none as expected. Repeated calls have no effect.
+    /// Counts the images of a waiting sequence, which holds none of them, as expected. Repeated calls have no effect.
     pub(super) fn expect_images(&mut self, slot: u32) {
         let sequence = self.sequences.get_mut(slot);
         if !std::mem::replace(&mut sequence.expects_images, true) {
@@ -139,7 +139,8 @@ impl Scheduler {
     }
 
     /// Reserves images for the waiting sequence at `position`, which holds none. If there is no room, waiting sequences
-    /// behind it release theirs. Returns false if that does not suffice.
+    /// behind it release their images. Returns false if that does not suffice, or if an earlier sequence has found no
+    /// room.
     fn hold_images(&mut self, position: usize, needed: &[NeededImage]) -> bool {
         if needed.is_empty() {
             return true;

@@ -4,8 +4,8 @@ use super::Scheduler;
 use crate::sequence::RestoreState;
 
 impl Scheduler {
-    /// Checks the invariants that hold between any two calls. It is meant for tests, because it takes time proportional
-    /// to the size of the cache.
+    /// Checks the invariants that hold between any two calls. This method is meant for tests, because it takes time
+    /// proportional to the size of the cache.
     ///
     /// # Panics
     /// Panics if an invariant is violated. In this case, the content of the cache cannot be trusted.

@@ -60,7 +60,7 @@ impl Scheduler {
         self.restores.as_ref().is_some_and(|restores| !restores.active.is_empty())
     }
 
-    /// Whether this restore has not ended.
+    /// Whether this restore is still in progress.
     pub fn is_restore_active(&self, id: RestoreId) -> bool {
         self.restores.as_ref().is_some_and(|restores| restores.position(id).is_some())
     }
@@ -118,8 +118,8 @@ impl Scheduler {
         }
     }
 
-    /// Ends a restore, so that the request is admitted and computes the blocks that were not restored. Does nothing if
-    /// the restore has ended.
+    /// Ends a restore, so that the request can be admitted and compute the blocks that were not restored. Does nothing
+    /// if the restore has ended.
     pub fn end_restore(&mut self, id: RestoreId) {
         let Some(restores) = &mut self.restores else { return };
         let Some(position) = restores.position(id) else { return };
@@ -146,8 +146,9 @@ impl Scheduler {
         true
     }
 
-    /// Begins a restore for a waiting sequence for which there is room, if some of its blocks are stored. Returns
-    /// whether the sequence has to wait, for this restore or for that of another sequence with the same blocks.
+    /// Begins a restore for a waiting sequence for which there is room, if its first uncached block is stored and no
+    /// other restore includes this block. Returns whether the sequence has to wait, for its own restore or for the one
+    /// that includes the block.
     pub(super) fn begin_restore(&mut self, slot: u32) -> bool {
         let sequence = self.sequences.get(slot);
         if self.restores.is_none() || sequence.restore != RestoreState::Eligible {

@@ -29,7 +29,7 @@ const ADMISSION_ATTEMPTS_MAX: usize = 128;
 /// Maximum number of waiting sequences that one step skips, from the front of the queue.
 const ADMISSION_SKIPS_MAX: usize = 16_384;
 
-/// Number of uncomputed prompts for each chunk that a step with decodes may have.
+/// A step with decodes may have the size of one chunk per this many uncomputed prompts.
 const PROMPTS_PER_CHUNK: u32 = 8;
 
 /// With at least this many uncomputed prompts, a step with decodes may have the size of two chunks. With at least
@@ -56,7 +56,7 @@ enum Admission {
     /// The next block of the group is being computed or restored, or the group is suspended. Later groups may be
     /// admitted.
     Deferred,
-    /// The images of the group are being encoded or have no room. Later groups may be admitted.
+    /// The images of the group are being encoded, or there is no room for them. Later groups may be admitted.
     AwaitsImages,
     /// The tenant would exceed its share of the batch or of the cache with this group. Groups of other tenants may be
     /// admitted.
@@ -95,7 +95,7 @@ impl Scheduler {
         self.request_images();
     }
 
-    /// Fills an empty batch with the work of all tenants that do not pause.
+    /// Fills an empty batch with the work of all tenants that are not paused.
     fn fill(&mut self, batch: &mut Batch) {
         let mut budget = Budget {
             tokens: self.config.max_num_batched_tokens,
@@ -138,16 +138,17 @@ impl Scheduler {
         }
     }
 
-    /// With `max_itl`, the number of prompt tokens that may be added to `decode_tokens` while too few steps have been
-    /// recorded for a prediction.
+    /// With `max_itl`, the number of prompt tokens that may be added to a step with `decode_tokens` decode tokens while
+    /// too few steps have been recorded for a prediction.
     fn prompt_budget_of_unknown_time(&self, decode_tokens: u32) -> u32 {
         // Round up: with a step size of 0, prompts would not progress.
         remaining_step_size(decode_tokens, self.config.max_chunk_tokens.div_ceil(UNKNOWN_TIME_DIVISOR))
     }
 
-    /// The number of prompt tokens that may be added to `decode_tokens` while several tenants are present. It is
-    /// limited even without decodes, since a request may arrive during the step. The prompts may make the step longer
-    /// by at most the lead that a tenant may have, and `max_itl` limits the step as well.
+    /// The number of prompt tokens that may be added to a step with `decode_tokens` decode tokens while several tenants
+    /// are present. The number is limited even without decodes, since a request may arrive during the step. The prompts
+    /// may make the step longer by at most the lead that a tenant may have over another, and `max_itl` limits the step
+    /// as well. A minimum number of prompt tokens is allowed in any case.
     fn shared_prompt_budget(&self, decode_tokens: u32, work: StepWork, computed_tokens: u32) -> u32 {
         let chunk = remaining_step_size(decode_tokens, self.config.max_chunk_tokens);
         let time_max = self.step_time.overhead().map(|overhead| {
@@ -163,11 +164,12 @@ impl Scheduler {
         }
     }
 
-    /// The number of prompt tokens that may be added to `decodes` sequences with `decode_tokens` tokens.
+    /// The number of prompt tokens that may be added to a step with `decodes` decoding sequences and their
+    /// `decode_tokens` tokens.
     ///
-    /// If several prompts wait for each decoding sequence, the step is that many times as large: it delays few
-    /// sequences for the benefit of many. The step is also larger if many prompts wait: with small chunks, the decodes
-    /// would be computed again for each chunk of the first prompt, and the other prompts would wait longer.
+    /// If n prompts wait for each decoding sequence, the step is n times as large: it delays few sequences for the
+    /// benefit of many. The step is also larger if many prompts wait: with small chunks, the decodes would be computed
+    /// again for each chunk of the first prompt, and the other prompts would wait longer.
     ///
     /// The chunks of a single long prompt should take equally long. Therefore, the more tokens a chunk attends to, the
     /// smaller it is, down to a quarter of the normal size.
@@ -209,7 +211,8 @@ impl Scheduler {
     }
 
     /// Allocates blocks for the draft tokens of the running sequence at `position`, from the blocks and the budget that
-    /// no other sequence needs. Returns the number of draft tokens.
+    /// the later running sequences do not need for their next tokens. Returns the number of draft tokens for which
+    /// there is room.
     fn allocate_drafts(&mut self, position: usize, budget: &Budget) -> u32 {
         let later_sequences = (self.running.len() - position - 1) as u32;
         let sequence = self.sequences.get_mut(self.running[position].slot);
@@ -251,7 +254,8 @@ impl Scheduler {
         group.len() <= budget.tokens as usize && self.running[group].iter().all(lacks_one)
     }
 
-    /// Schedules the prompts that have begun, oldest first. Their blocks were allocated when they were admitted.
+    /// Schedules the next chunks of the prompts that have begun, oldest first. Their blocks were allocated when they
+    /// were admitted.
     fn schedule_chunks(&mut self, batch: &mut Batch, budget: &mut Budget) {
         for position in 0..self.running.len() {
             if budget.tokens == 0 {
@@ -393,7 +397,7 @@ impl Scheduler {
         self.enqueue(entry);
     }
 
-    /// Admits waiting groups in order, as long as there is room. Skips those that wait for something else.
+    /// Admits waiting groups in order, as long as there is room. Skips groups that wait for something other than room.
     fn admit(&mut self, batch: &mut Batch, budget: &mut Budget) {
         let (mut position, mut attempts) = (0, 0);
         self.images_have_room = true;
@@ -430,7 +434,7 @@ impl Scheduler {
         }
     }
 
-    /// Whether a waiting sequence waits only for room, according to checks that take constant time.
+    /// Whether a waiting sequence waits only for room, according to inexpensive checks.
     fn can_start(&self, sequence: &Sequence, budget: &Budget) -> bool {
         // A step has a maximum number of scored tokens, which does not affect sequences whose tokens are not scored.
         sequence.next_tokens(budget.scored_tokens) > 0
@@ -517,7 +521,7 @@ impl Scheduler {
     }
 
     /// The number of available blocks that the admission of a waiting sequence needs: those that it lacks, those of its
-    /// cached prefix that no sequence holds, and some for growth.
+    /// cached prefix that no sequence or restore holds, and one for the growth of each sequence that it represents.
     fn blocks_needed(&self, sequence: &Sequence, prefix: CachedPrefix) -> u32 {
         let block_tokens = self.cache.block_tokens;
         let reused = prefix.cached.min((sequence.num_tokens() as usize - 1) / block_tokens as usize);
@@ -644,9 +648,9 @@ impl Scheduler {
     }
 }
 
-/// The number of prompt tokens that bring a step with `decode_tokens` to `step_size` tokens. The sum is the same in
-/// each step, because a model has to prepare its operations for each new number of tokens. With many decodes, prompts
-/// get a quarter of the step size, so that they always progress.
+/// The number of prompt tokens that bring a step with `decode_tokens` to `step_size` tokens. If possible, the sum is
+/// the same in each step, because a model has to prepare its operations for each new number of tokens. With many
+/// decodes, prompts get a quarter of the step size, so that they always progress.
 fn remaining_step_size(decode_tokens: u32, step_size: u32) -> u32 {
     step_size.saturating_sub(decode_tokens).max(step_size.div_ceil(4))
 }

@@ -1,36 +1,37 @@
-//! Looks ahead to determine whether a quote ends its string, and where a malformed call ends. Models forget to escape
-//! quotes within strings (`code='sed -n '1,5p' x'`), so a quote ends a string only if the text after it continues like
-//! a call.
+//! Looks ahead to determine whether a quote ends its string, and where a list element that is not a call ends. Models
+//! forget to escape quotes within strings (`code='sed -n '1,5p' x'`), so a quote ends a string only if the text after
+//! it can continue the call.
 
 use crate::literal::is_space;
 use crate::python::ClosingContext;
 use crate::tool::json_arguments::is_of_name;
 
-/// The text after a quote, up to the character that shows whether the quote ends the string. The text contains no
-/// quotes, so the lookahead reads no character twice.
+/// The text between a quote and the character that shows whether the quote ends the string. This text contains no
+/// quotes, so no other lookahead reads it again.
 #[derive(Debug)]
 pub(super) struct Lookahead {
     pub(super) quote: char,
     pub(super) held: String,
     state: LookaheadState,
-    /// The number of parentheses that close the call: two if the call is the argument of `print`.
+    /// The number of closing parentheses that the call still needs: initially two if the call is the argument of
+    /// `print`, otherwise one.
     parentheses: u8,
     is_list: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
 enum LookaheadState {
-    /// The parser has read the quote.
+    /// The lookahead has read nothing but whitespace.
     Quote(ClosingContext),
-    /// The parser has read a comma between arguments.
+    /// The lookahead has read a comma between arguments.
     Comma,
     Key,
     AfterKey,
-    /// The parser has read a comma within brackets.
+    /// The lookahead has read a comma within brackets.
     ItemComma,
-    /// The parser has read the call.
+    /// The lookahead has read a parenthesis that closes the call.
     Call,
-    /// The parser has read a comma between calls.
+    /// The lookahead has read a comma between calls.
     CallComma,
     Name,
 }
@@ -106,7 +107,7 @@ impl Lookahead {
     }
 }
 
-/// An element of a list that is not a call, which is skipped by matching its brackets.
+/// A list element that is not a call. The parser skips it by matching its brackets.
 #[derive(Debug, Default)]
 pub(super) struct SkippedMember {
     depth: usize,
@@ -120,7 +121,7 @@ pub(super) enum Member {
     More,
     /// The character is the comma after the element.
     Over,
-    /// The character ends the list, or the end of the element cannot be determined.
+    /// The character ends the list, is an unmatched closing bracket, or may begin a marker.
     Last,
 }
 
@@ -146,8 +147,8 @@ impl SkippedMember {
     }
 }
 
-/// Whether a call that only whitespace separates from the previous one may begin with `letter`. The other characters of
-/// names are excluded: after a parenthesis, they continue an expression or a sentence.
+/// Whether a call that only whitespace separates from the previous one may begin with `letter`. The other characters
+/// that names may contain are excluded: after `)`, they continue an expression or a sentence.
 pub(super) fn begins_next_call(letter: char) -> bool {
     letter.is_alphanumeric() || letter == '_'
 }
