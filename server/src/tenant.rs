@@ -1,5 +1,6 @@
-//! Determines the tenant of a request. The router derives the tenant from the client's API key and sends it in a
-//! header; stored objects, cached prompts and cached images of one tenant are invisible to all other tenants.
+//! Determines the tenant of a request. The router derives the tenant from the client's API key, or from the name of the
+//! key, and sends it in a header; stored objects, cached prompts and cached images of one tenant are invisible to all
+//! other tenants.
 
 use std::fmt;
 use std::sync::Arc;
@@ -10,7 +11,7 @@ use sha2::{Digest as _, Sha256};
 
 use crate::error::Error;
 
-/// The header that names the tenant. Routers replace any value that a client sends in this header.
+/// The header that names the tenant. Routers replace or remove any value that a client sends in this header.
 const HEADER: &str = "x-ovfleet-tenant";
 /// Number of hexadecimal digits of a tenant.
 const DIGITS: usize = 32;

@@ -1,5 +1,5 @@
-//! Tests that the reference in `docs/`, which is generated from the code, is up to date. To update it: `UPDATE_EXPECT=1
-//! cargo test -p server --test docs`.
+//! Tests that the parts of the reference in `docs/` that are generated from the server's flags, metrics and parameters
+//! are up to date. To update them: `UPDATE_EXPECT=1 cargo test -p server --test docs`.
 
 use std::fmt::Write as _;
 

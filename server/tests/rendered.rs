@@ -1,4 +1,4 @@
-//! Parses every command line of the server that the operator renders, with the parser of the server.
+//! Parses the server's command lines in the operator's snapshots with the server's parser.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::path::Path;

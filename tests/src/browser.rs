@@ -1,5 +1,6 @@
-//! A headless Chromium that a test drives over the DevTools protocol. The protocol runs through two pipes, so it needs
-//! no port, no driver program and no client library. This module is independent of the pages that it opens.
+//! A headless Chromium that a test drives over the DevTools protocol. The messages of the protocol are sent over two
+//! pipes, so a test needs no port, no driver program and no client library. This module is independent of the pages
+//! that it opens.
 
 mod pipe;
 
@@ -65,7 +66,7 @@ pub struct Page<'a> {
     session: String,
 }
 
-/// A key that does not type a character.
+/// A key, or a combination of keys, that does not type a visible character.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Key {
     /// Moves the focus to the next control.
@@ -280,7 +281,7 @@ impl Page<'_> {
     /// Writes a screenshot of the whole page to `directory` and returns its path.
     ///
     /// # Errors
-    /// The file cannot be written.
+    /// The browser does not respond, or the file cannot be written.
     pub fn screenshot(&self, directory: &Path, name: &str) -> anyhow::Result<PathBuf> {
         let size = &self.call("Page.getLayoutMetrics", json!({}))?["cssContentSize"];
         let clip = json!({"x": 0, "y": 0, "width": size["width"], "height": size["height"], "scale": 1});

@@ -96,7 +96,7 @@ pub fn run_in_turns(script: &str, arguments: &[&str]) {
     Client::JavaScript.run(script, arguments);
 }
 
-/// The path of a Python interpreter with the clients.
+/// The path of a Python interpreter with the packages of [`Client::Python`].
 ///
 /// # Panics
 /// Panics if the client is not installed.

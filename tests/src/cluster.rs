@@ -146,8 +146,8 @@ impl ControlPlane {
         &self.kubeconfig
     }
 
-    /// Writes a kubeconfig for `user`, a member of `group` if one is given. Users outside `system:masters` have no
-    /// permissions until a role grants some.
+    /// Writes a kubeconfig for `user`, a member of `group` if one is given. Users outside `system:masters` can access
+    /// no objects until a role binding grants permissions.
     ///
     /// # Errors
     /// The files cannot be written.
@@ -347,7 +347,7 @@ impl Guard {
         self.send(&format!("add {}", process.id()))
     }
 
-    /// Removes `process` from the guard before it is killed, because its ID may be reused.
+    /// Removes `process` from the guard before it is killed, because its ID may be reused afterward.
     fn forget(&mut self, process: &Process) -> anyhow::Result<()> {
         self.send(&format!("forget {}", process.id()))
     }

@@ -103,7 +103,8 @@ fn tls() -> anyhow::Result<ServerConfig> {
     Ok(config.with_no_client_auth().with_single_cert(vec![identity.cert.der().clone()], key)?)
 }
 
-/// Answers GET requests, one at a time, until the API server closes the connection.
+/// Answers GET requests, one at a time, until the API server closes the connection or the connection has been idle for
+/// [`IDLE_LIMIT`].
 fn serve(
     connection: TcpStream,
     config: Arc<ServerConfig>,

@@ -24,7 +24,8 @@ impl Response {
     }
 }
 
-/// Creates an HTTP client. No test uses TLS, but reqwest is built with TLS for another crate and needs a provider.
+/// Creates an HTTP client. Its connections do not use TLS, but reqwest is built with TLS for another crate and needs a
+/// provider.
 #[must_use]
 pub fn client() -> reqwest::Client {
     // This fails if a provider is already installed; reqwest then uses that provider.

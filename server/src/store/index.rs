@@ -2,9 +2,9 @@
 //! neither a clock nor a disk.
 //!
 //! A response is useless without the responses that it follows. Therefore only *leaves*, which are records that no
-//! other record follows, can be evicted, least recently used first. When a record is removed, the record that it
-//! follows inherits its last use if that use is later. Every operation except listing a chain takes logarithmic time,
-//! regardless of the length of the chain.
+//! other record follows, can be evicted, least recently used first. When a record is removed, the last use of its
+//! predecessor becomes the later of the last uses of both records. Apart from listing a chain, each operation takes
+//! logarithmic time for each record that it changes or evicts, regardless of the length of the chain.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -40,7 +40,7 @@ pub(super) struct Entry {
 /// The reason why the chain of a record cannot be listed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ChainError {
-    /// This record is not stored. It may have been deleted.
+    /// The tenant has no record with this ID, for example because the record has been deleted.
     Lost(Id),
     /// The chain has more than [`CHAIN_MAX`] records.
     TooLong,
@@ -53,7 +53,7 @@ pub(super) struct Index {
     records: HashMap<Key, Record>,
     /// The records that no other record follows, by their last use.
     leaves: BTreeMap<u64, Key>,
-    /// Number of records that follow each record, whether or not the followed record is stored.
+    /// For each followed record, stored or not, the number of records that follow it.
     followers: HashMap<Key, usize>,
     /// Number of uses, which serves as the clock of this index.
     uses: u64,
@@ -62,7 +62,7 @@ pub(super) struct Index {
 
 #[derive(Debug)]
 struct Record {
-    /// The last use, which is unique among leaves.
+    /// The number of the last use, which is unique among leaves.
     used: u64,
     entry: Entry,
 }
@@ -86,8 +86,8 @@ impl Index {
         self.records.get_mut(&key).map(|record| &mut record.entry)
     }
 
-    /// Returns the keys of this tenant's record with `key` and of all its predecessors, latest first. The record counts
-    /// as used.
+    /// Returns the keys of this tenant's record with `key` and of all its predecessors, latest first. On success, the
+    /// record counts as used.
     pub(super) fn chain(&mut self, key: Key, tenant: Tenant) -> Result<Vec<Key>, ChainError> {
         let (mut chain, mut next) = (Vec::new(), Some(key));
         while let Some(key) = next {
@@ -101,7 +101,8 @@ impl Index {
         Ok(chain)
     }
 
-    /// Stores a record, which replaces any record under `key`. Returns the evicted records.
+    /// Stores a record, which replaces any record under `key`. Returns the keys of the evicted records, which can
+    /// include `key`.
     pub(super) fn insert(&mut self, key: Key, entry: Entry) -> Vec<Key> {
         self.take(key);
         self.uses += 1;
@@ -121,7 +122,7 @@ impl Index {
     }
 
     /// Adds a chunk to a record, which then has `bytes` bytes; `data` is the chunk, unless it is on disk. Returns the
-    /// evicted records, or `None` if the record does not exist, for example because it has been evicted.
+    /// keys of the evicted records, or `None` if the record does not exist, for example because it has been evicted.
     pub(super) fn append(&mut self, key: Key, bytes: u64, data: Option<Arc<[u8]>>) -> Option<Vec<Key>> {
         let Record { entry, .. } = self.records.get_mut(&key)?;
         self.bytes = self.bytes - entry.bytes + bytes;

@@ -8,7 +8,7 @@
 //! | `i` | the ID of an input item, a space, and the item |
 //! | `o` | the same for an output item |
 //! | `e` | an event of the response's stream, as a string |
-//! | `n` | the number of item IDs that were generated; the last line of each write |
+//! | `n` | the number of item IDs generated for a conversation, 0 for a response; the last line of each write |
 //!
 //! Lines after the last `n` belong to an incomplete write and are ignored.
 
@@ -32,7 +32,7 @@ const GENERATED_IDS: u8 = b'n';
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct ResponseRecord {
     pub(crate) response: Response,
-    /// The items that the request added to the conversation.
+    /// The input items of the request, without those of earlier responses.
     pub(crate) input: Vec<Arc<Item>>,
     /// The encoded events of the response's stream, if they can be replayed.
     pub(crate) events: Option<Vec<Arc<str>>>,
@@ -51,11 +51,11 @@ pub(crate) struct ConversationRecord {
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct NewItems {
     pub(crate) items: Vec<Arc<Item>>,
-    /// Number of item IDs that have been generated, including those of earlier items.
+    /// Number of item IDs that have been generated for the conversation, including those of earlier items.
     pub(crate) generated_ids: u32,
 }
 
-/// The numbers of items and of generated IDs of a conversation.
+/// The number of items of a conversation, and the number of item IDs that have been generated for it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct ItemCounts {
     pub(crate) items: usize,
@@ -63,7 +63,7 @@ pub(crate) struct ItemCounts {
     pub(crate) generated_ids: u32,
 }
 
-/// Checks that no item has one of the IDs `taken` or the ID of an earlier item. Requests name items by their IDs, so of
+/// Checks that no item has one of the `taken` IDs or the ID of an earlier item. Requests name items by their IDs, so of
 /// two items with the same ID, only one could be listed and retrieved.
 ///
 /// # Errors
@@ -134,7 +134,7 @@ impl Lines {
         Ok(lines)
     }
 
-    /// Encodes a conversation without the item that has the number `removed`, counted from 0.
+    /// Encodes a conversation without the item at the index `removed`.
     pub(super) fn without(stored: &StoredRecord, removed: usize) -> Self {
         let (mut lines, mut items) = (Self::default(), 0);
         lines.copy(stored, |line| {
@@ -224,7 +224,7 @@ struct Line<'a> {
     json: &'a [u8],
 }
 
-/// An item of a record that has not been parsed yet.
+/// An unparsed item of a record, with its ID.
 #[derive(Clone, Debug)]
 pub(crate) struct StoredItem<'a> {
     pub(crate) id: String,
@@ -279,7 +279,7 @@ impl StoredRecord {
         serde_json::from_slice(head)
     }
 
-    /// Returns the input items: the items of a conversation, or those that the request of a response added.
+    /// Returns the input items: the items of a conversation, or the input items of the request that a response answers.
     pub(crate) fn input(&self) -> impl Iterator<Item = Result<StoredItem<'_>, serde_json::Error>> {
         self.tagged(INPUT).map(item)
     }
@@ -299,7 +299,7 @@ impl StoredRecord {
         self.tagged(OUTPUT).map(item)
     }
 
-    /// Returns the events of a response's stream, if they can be replayed.
+    /// Returns the events of a response's stream, or none if they cannot be replayed.
     pub(crate) fn events(&self) -> impl Iterator<Item = Result<String, serde_json::Error>> {
         self.tagged(EVENT).map(serde_json::from_slice)
     }

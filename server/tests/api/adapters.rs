@@ -1,5 +1,5 @@
-//! Tests adapters: requests use their names, `/models` lists them, and one step of the engine computes requests with
-//! different adapters.
+//! Tests adapters: requests select them by name, `/models` lists them, and concurrent requests can have different
+//! adapters.
 
 use serde_json::{Value, json};
 use server::{Model, NamedAdapter, built_in_text};
@@ -27,7 +27,7 @@ fn adapted() -> Server {
     Setup { model, ..Setup::new(SimRunner::new(config, Clock::simulated()).with_adapters(2)) }.start()
 }
 
-/// Returns a request for exactly 20 tokens, whose IDs the answer contains.
+/// Returns a request whose answer has exactly 20 tokens and contains their IDs.
 fn adapter_request(model: &str, more: Value) -> String {
     let parameters = json!({
         "model": model, "prompt": PROMPT.to_vec(), "max_tokens": 20, "ignore_eos": true, "return_token_ids": true,

@@ -1,4 +1,4 @@
-//! Tests the replica token: requests to the API without it are rejected.
+//! Tests the replica token: HTTP requests and gRPC calls without it are rejected.
 
 use std::path::PathBuf;
 
@@ -20,7 +20,7 @@ use crate::harness::{Answer, Server, chat, completion};
 const OLD: &str = "old-0123456789abcdef";
 const NEW: &str = "new-0123456789abcdef";
 
-/// Creates a token file. Dropping the directory deletes the file.
+/// Creates a token file in a temporary directory. Dropping the returned `TempDir` deletes both.
 fn token_file(text: &str) -> (tempfile::TempDir, PathBuf, ReplicaTokenFile) {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("token");

@@ -1,4 +1,5 @@
-//! Tests beam search over HTTP, with a model of pseudorandom logits over the letters from a to z.
+//! Tests beam search over HTTP, with a model that has pseudorandom logits. Most requests allow only the letters from a
+//! to z.
 
 use serde_json::{Value, json};
 

@@ -1,5 +1,5 @@
-//! Sends randomly mutated bodies. They must be answered, or rejected in OpenAI's format, and the server must continue
-//! to serve. `server/fuzz` runs `check` for hours.
+//! Checks that a request with an arbitrary body is answered, or rejected in OpenAI's format. `mutated.rs` runs this
+//! check for seconds, and `make fuzz` runs it for a configurable time.
 
 use crate::harness::{Answer, Server, Setup};
 
@@ -11,7 +11,7 @@ pub(crate) fn server() -> Server {
     Setup::reading_images().start()
 }
 
-/// Sends a body to the path that the first byte of the input selects.
+/// Sends a body to the path that `which`, the first byte of the input, selects.
 pub(crate) async fn post(server: &Server, which: u8, body: &[u8]) -> Answer {
     server.post(path(which), body.to_vec()).await
 }
@@ -20,7 +20,7 @@ fn path(which: u8) -> &'static str {
     PATHS[usize::from(which) % PATHS.len()]
 }
 
-/// Sends the body in `input`, and panics if the answer violates the requirements of this module's documentation.
+/// Sends the body in `input`, and panics if the answer is neither a success nor an error in OpenAI's format.
 pub(crate) async fn check(server: &Server, input: &[u8]) {
     let Some((which, body)) = input.split_first() else { return };
     let path = path(*which);

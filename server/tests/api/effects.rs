@@ -22,7 +22,7 @@ async fn text(server: &Server, parameters: Value) -> String {
     answer(server, parameters).await["choices"][0]["text"].as_str().unwrap().to_owned()
 }
 
-/// A server whose answers differ with the seed.
+/// A server whose answers depend on the seed.
 fn gibberish() -> Server {
     Setup::new(faulty(Vec::new())).start()
 }
@@ -120,7 +120,7 @@ async fn every_choice_has_the_token_ids_of_the_prompt() {
     }
 }
 
-/// Returns the token IDs of all chunks of a stream.
+/// Returns the token IDs of all chunks of a stream with one choice.
 fn streamed_token_ids(streamed: &Answer) -> Value {
     let chunks = streamed.events().into_iter().filter_map(|event| serde_json::from_str::<Value>(event).ok());
     chunks

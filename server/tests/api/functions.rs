@@ -1,4 +1,4 @@
-//! Tests `functions` and `function_call`, the deprecated form of tools.
+//! Tests `functions` and `function_call`, the deprecated forms of `tools` and `tool_choice`.
 
 use serde_json::{Value, json};
 

@@ -1,4 +1,4 @@
-//! A server that runs inside the test process: the axum router, the engine, and models whose output the tests know.
+//! A server that runs inside the test process: the axum router, the engine, and deterministic models.
 
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
@@ -68,8 +68,8 @@ impl Setup {
         }
     }
 
-    /// Uses a model with this chat template, and with these special tokens after the three built-in ones. The model
-    /// generates `answers` in its turns.
+    /// Uses a model with this chat template, and with these special tokens after the three built-in ones. In its *n*th
+    /// turn, the model generates the *n*th of `answers`, or the last one if there are fewer.
     pub(crate) fn scripted(template: &str, special_tokens: &[&str], answers: &[&str]) -> Self {
         let text = built_in_text_with(template, special_tokens).unwrap();
         let config = SimConfig {
@@ -260,7 +260,7 @@ fn redacted(answer: Value) -> String {
     redact(answer).to_string()
 }
 
-/// Returns a chat request of one message with these parameters, with greedy sampling by default.
+/// Returns a chat request with one message and these parameters. By default, sampling is greedy.
 pub(crate) fn chat(parameters: Value) -> String {
     let messages = json!([{"role": "user", "content": "Hi"}]);
     let request = json!({"model": "test-model", "temperature": 0, "max_tokens": 8, "messages": messages});
@@ -273,7 +273,7 @@ pub(crate) fn completion(parameters: Value) -> String {
     merged(request, parameters).to_string()
 }
 
-/// Returns the members of both objects. Those of `parameters` have precedence.
+/// Returns the members of both objects. Those of `parameters` take precedence.
 pub(crate) fn merged(mut base: Value, parameters: Value) -> Value {
     let Value::Object(parameters) = parameters else { panic!("parameters must be an object") };
     base.as_object_mut().unwrap().extend(parameters);

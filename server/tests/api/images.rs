@@ -1,4 +1,5 @@
-//! Tests requests with images: which images are fetched, which are refused, and which tenants share encoded images.
+//! Tests requests with images: which images are fetched or refused, how many tokens they have, and that tenants do not
+//! share encoded images.
 
 use std::path::Path;
 
@@ -17,7 +18,7 @@ const CHAT: &str = "/v3/chat/completions";
 pub(crate) const IMAGE: &str = "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5\
                      ErkJggg==";
 
-/// A BMP file with one pixel in a shade of gray, which is followed by `padding` bytes.
+/// Returns a BMP file with one gray pixel, followed by `padding` zero bytes. `shade` is the brightness of the pixel.
 fn bitmap(shade: u8, padding: usize) -> Vec<u8> {
     let mut file = b"BM".to_vec();
     for field in [58u32, 0, 54, 40, 1, 1, 1 | 24 << 16, 0, 4, 0, 0, 0, 0] {

@@ -1,4 +1,4 @@
-//! Tests that requests beyond a limit are rejected immediately.
+//! Tests the limits of requests, such as their size, their number, the context length and unread answers.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -186,7 +186,7 @@ async fn an_answer_that_could_have_too_many_log_probabilities_is_rejected() {
     }
 }
 
-/// A server whose context has 512 tokens, and whose model has this default length of answers.
+/// A server with a context length of 512 tokens, whose model limits answers to `tokens_max` tokens by default.
 fn with_default_length(tokens_max: Option<u32>) -> Server {
     let mut text = server::built_in_text().unwrap();
     text.defaults.tokens_max = tokens_max;
@@ -277,7 +277,7 @@ async fn bodies_share_a_budget_and_one_that_exceeds_it_is_429() {
     assert_eq!(large.status, 200, "the first body has released its bytes: {}", large.body);
 }
 
-/// A byte of JSON can become 60 bytes of values.
+/// One byte of JSON can become more than 60 bytes of values.
 #[tokio::test]
 async fn a_body_with_too_many_values_is_rejected_before_it_is_parsed() {
     let mut setup = Setup::new(crate::harness::faulty(Vec::new()));

@@ -17,7 +17,7 @@ use crate::harness::{GatedRunner, Server, Setup, chat};
 
 const PATH: &str = "/v3/chat/completions";
 
-/// Serves gRPC for `server` as long as the returned set exists.
+/// Serves gRPC for `server` until the returned `JoinSet` is dropped.
 async fn serve(server: &Server) -> (ReplicaClient<Channel>, JoinSet<()>) {
     let (sender, reports) = watch::channel(Load::default());
     let mut tasks = JoinSet::new();

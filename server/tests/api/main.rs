@@ -1,4 +1,5 @@
-//! Tests the HTTP and gRPC contract: the axum router runs in the test process, with a simulated model.
+//! Tests the HTTP and gRPC contract: the axum router runs in the test process, with a simulated model. Only `health`
+//! starts a server process.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod adapters;

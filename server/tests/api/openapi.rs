@@ -259,7 +259,8 @@ fn the_check_finds_mismatches() {
     }
 }
 
-/// Checks that a value matches a schema, for the keywords that the server's schemas use.
+/// Checks that a value has the types, the members and the enumerated values that a schema allows. Limits, such as
+/// `minimum` and `maxItems`, are not checked.
 fn fits(document: &Value, schema: &Value, value: &Value) -> Result<(), String> {
     if let Some(reference) = schema["$ref"].as_str() {
         let target = document

@@ -1,5 +1,6 @@
-//! Tests every parameter in the schemas of `/openapi.json` with an accepted value, values of every wrong type, and
-//! values beyond each end of the range. Members of objects are tested, too. The module `rows` tests the effects.
+//! Tests the parameters of the [`ENDPOINTS`], which `/openapi.json` lists: supported parameters with a valid value,
+//! values of wrong types, and values beyond each end of the range. Unsupported parameters must be rejected. Members of
+//! objects are tested, too. The module `rows` tests the effects of the parameters.
 
 use serde_json::{Map, Value, json};
 
@@ -252,7 +253,7 @@ async fn an_error_of_a_value_out_of_range_names_the_range() {
     assert!(tried > 250, "{tried}");
 }
 
-/// Returns values of types that the schema does not allow, including those of members.
+/// Returns values of types that the schema does not allow, including objects with such values as members.
 fn wrong(schema: &Value) -> Vec<Value> {
     let values = [json!(true), json!(7), json!(7.5), json!("no-such"), json!([]), json!([[]]), json!({})];
     let mut wrong: Vec<Value> = values.into_iter().filter(|value| !has_type(schema, value)).collect();
@@ -284,7 +285,7 @@ fn has_type(schema: &Value, value: &Value) -> bool {
     }
 }
 
-/// Returns values of the right type outside the schema's range, and the codes of their errors.
+/// Returns values outside the schema's range, and the codes of their errors.
 fn beyond(schema: &Value) -> Vec<(Value, &'static str)> {
     if let Some(kinds) = schema["anyOf"].as_array() {
         return kinds.iter().flat_map(beyond).collect();

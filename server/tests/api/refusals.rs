@@ -164,7 +164,7 @@ async fn invalid_parameters_of_the_completions_endpoint_are_rejected() {
     "#]]).await;
 }
 
-/// Invalid values of parameters that both endpoints have.
+/// Invalid values of parameters that `/chat/completions` and `/completions` share.
 fn shared_parameters() -> Vec<Value> {
     vec![
         json!({"stream": "true"}),

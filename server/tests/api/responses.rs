@@ -16,7 +16,7 @@ pub(crate) const QWEN: &str = "{% if tools %}<|im_start|>system\n{% for tool in 
     {% if add_generation_prompt %}<|im_start|>assistant\n{% if enable_thinking is defined and enable_thinking is false %}<think>\n\n</think>\n\n{% endif %}{% endif %}";
 const THOUGHT: &str = "<think>\nA city.\n</think>\n\n<tool_call>\n{\"name\": \"weather\", \"arguments\": {\"city\": \"Paris\"}}\n</tool_call>";
 
-/// Returns a request with these parameters, with greedy sampling by default.
+/// Returns a request with these parameters. By default, sampling is greedy.
 pub(crate) fn request(parameters: Value) -> String {
     let request = json!({"model": "test-model", "temperature": 0, "max_output_tokens": 8, "input": "Hi"});
     merged(request, parameters).to_string()
@@ -27,8 +27,8 @@ pub(crate) fn weather() -> Value {
         "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}})
 }
 
-/// Returns the events, and checks that their names are their types, that their numbers have no gaps, and that the
-/// stream ends with `[DONE]`.
+/// Returns the events, and checks that their names are their types, that their sequence numbers have no gaps, and that
+/// the stream ends with `[DONE]`.
 pub(crate) fn events(answer: &Answer) -> Vec<Value> {
     assert_eq!(answer.status, 200, "{}", answer.body);
     let all = answer.body.strip_suffix("\n\ndata: [DONE]\n\n").unwrap_or_else(|| panic!("{}", answer.body));
@@ -98,7 +98,8 @@ fn add(text: &mut Value, more: &str) {
     *text = json!(text.as_str().unwrap().to_owned() + more);
 }
 
-/// Returns a response without values that differ between runs: IDs become their kind and their order.
+/// Returns a response without values that differ between runs: each ID becomes its kind and the order of its first
+/// occurrence, and times become 0.
 pub(crate) fn shown(response: &Value) -> Value {
     let mut shown = response.clone();
     let mut names: Vec<String> = Vec::new();

@@ -1,4 +1,5 @@
-//! Tests responses that refer to others, and requests that retrieve, delete, cancel and list stored responses.
+//! Tests responses that continue other responses or a conversation, and requests that retrieve, delete and cancel
+//! stored responses and list their items.
 
 use std::fs::File;
 use std::io::Write as _;

@@ -1,12 +1,13 @@
-//! Tests every row of the tables of parameters: a supported parameter changes the answer, and a parameter that is only
-//! accepted does not. The test fails for rows without an entry here.
+//! Tests the rows of the tables of parameters, except for parameters that are refused: a supported parameter changes
+//! the answer, and a parameter that is only accepted does not. The test fails for rows without an entry here.
 
 use serde_json::{Value, json};
 
 use crate::harness::{Answer, IM_END, RepeatingRunner, Server, Setup};
 use crate::parameters::{ENDPOINTS, parameters};
 
-/// Rows whose effect can be tested only with more than two requests, and the tests that do so.
+/// Supported parameters whose effects other tests check, because comparing two answers is not sufficient: the name of
+/// the parameter, the source of the test, and the name of the test.
 const ELSEWHERE: [(&str, &str, &str); 8] = [
     (
         "previous_response_id",
@@ -26,7 +27,7 @@ const ELSEWHERE: [(&str, &str, &str); 8] = [
     ("diversity_penalty", BEAMS, "the_parameters_of_beam_search_have_their_effects"),
 ];
 const BEAMS: &str = include_str!("beams.rs");
-/// Parameters whose only effect is that the response repeats them.
+/// Parameters whose only effect on the answer is that the answer repeats them.
 const REPEATED_FIELDS: [&str; 2] = ["metadata", "store"];
 /// Members that differ between answers.
 const NAMES: [&str; 8] = [
@@ -54,11 +55,12 @@ const ANSWER: &str = "<think>\nHm.\n</think>\n<tool_call>\n{\"name\": \"f\", \"a
 /// The model with which a row is tested.
 #[derive(Clone, Copy)]
 enum Model {
-    /// The model repeats a text, and samples other tokens if there is a temperature.
+    /// The model repeats a text; at temperatures above 0, other tokens can be sampled, too.
     Plain,
     /// The same model, with an end token.
     Ending,
-    /// The model reasons, calls two tools, supports fill-in-the-middle, and has a template that renders all variables.
+    /// The model reasons, calls two tools, supports fill-in-the-middle, and has a template that renders tools,
+    /// documents and additional variables.
     FullFeatured,
 }
 
@@ -230,7 +232,7 @@ fn full_featured_entry(schema: &str, name: &str) -> (Model, Value, Value) {
 }
 
 /// Returns an answer, or the events of a stream without successive duplicates. Members that differ between answers are
-/// replaced by `…`.
+/// replaced by `…`; those of events are also replaced if they depend on how the text is split into chunks.
 fn plain(answer: &Answer, without: Option<&str>) -> Value {
     if let Ok(mut whole) = serde_json::from_str::<Value>(&answer.body) {
         blank(&mut whole, &NAMES);

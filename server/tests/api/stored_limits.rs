@@ -22,7 +22,7 @@ fn said(text: &str) -> Value {
     json!({"role": "user", "content": text})
 }
 
-/// Creates a conversation with these items. Returns its path and the IDs of its items.
+/// Creates a conversation with these items. Returns its path and the IDs of the items on its first page.
 async fn conversation(server: &Server, items: &[Value]) -> (String, Vec<String>) {
     let created = server.post(CONVERSATIONS, json!({"items": items}).to_string()).await;
     assert_eq!(created.status, 200, "{}", created.body);

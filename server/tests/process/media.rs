@@ -11,7 +11,7 @@ use crate::harness::{Server, command, rest};
 
 const IMAGE: &[u8] = include_bytes!("../../images/tests/reference/files/rgb.png");
 
-/// Starts a web server with one image, `/image.png`, which runs until the test process exits.
+/// Starts a web server that serves one image, `/image.png`, until the test process exits.
 fn web_server() -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();

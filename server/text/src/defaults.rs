@@ -9,7 +9,7 @@ use crate::{LoadError, Tokenizer, json_file::JsonFile};
 /// The recommended generation parameters; `None` means that there is no recommendation.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct GenerationDefaults {
-    /// The temperature. 0 selects greedy decoding, which also applies if the file disables sampling.
+    /// The temperature. 0 selects greedy decoding; the value is also 0 if the file disables sampling.
     pub temperature: Option<f32>,
     /// Sample only from the most probable tokens whose probabilities add up to this value.
     pub top_p: Option<f32>,
@@ -17,7 +17,7 @@ pub struct GenerationDefaults {
     pub top_k: Option<u32>,
     /// Sample only from tokens whose probability is at least this fraction of that of the most probable token.
     pub min_p: Option<f32>,
-    /// The divisor of positive logits, and the factor of negative logits, of tokens that occurred before.
+    /// For tokens that have already occurred: the divisor of positive logits and the factor of negative logits.
     pub repetition_penalty: Option<f32>,
     /// The penalty subtracted from the logits of generated tokens, for each occurrence.
     pub frequency_penalty: Option<f32>,
@@ -39,7 +39,7 @@ pub struct GenerationDefaults {
     pub stop: Vec<String>,
 }
 
-/// Tokens that end a turn or a text in the models that have them. Some model files do not list all of them.
+/// Tokens that end a turn or a text in most models that have them. Some GGUF files do not list all of them.
 const END_TOKENS: [&str; 12] = [
     "<|im_end|>",
     "<|eot_id|>",
@@ -129,7 +129,8 @@ impl GenerationDefaults {
     }
 }
 
-/// Returns the end tokens that are special tokens of the vocabulary.
+/// Returns the [`END_TOKENS`] that are special tokens of the vocabulary, except for `<|end|>` if it only ends a
+/// message.
 fn end_tokens(tokenizer: &Tokenizer) -> Vec<u32> {
     let find = |text: &&str| tokenizer.token_id(text).filter(|&token| tokenizer.is_special(token));
     // If the vocabulary has `<|call|>` and `<|return|>`, `<|end|>` only ends a message within a turn.
@@ -137,7 +138,7 @@ fn end_tokens(tokenizer: &Tokenizer) -> Vec<u32> {
     END_TOKENS.iter().filter(|text| !(ends_messages && **text == "<|end|>")).filter_map(find).collect()
 }
 
-/// Parses a token ID or a list of token IDs; a missing value is an empty list.
+/// Parses a token ID or a list of token IDs; a missing value is equivalent to an empty list.
 fn tokens(file: &JsonFile, field: &str) -> Result<Vec<u32>, LoadError> {
     let fault = || file.fault(field, "is neither a token ID nor a list of token IDs");
     let token = |value: &Json| value.as_u64().and_then(|id| u32::try_from(id).ok()).ok_or_else(fault);
@@ -148,7 +149,7 @@ fn tokens(file: &JsonFile, field: &str) -> Result<Vec<u32>, LoadError> {
     }
 }
 
-/// Parses a string or a list of strings; a missing value is an empty list.
+/// Parses a string or a list of strings; a missing value is equivalent to an empty list.
 fn strings(file: &JsonFile, field: &str) -> Result<Vec<String>, LoadError> {
     let fault = || file.fault(field, "is neither a string nor a list of strings");
     let string = |value: &Json| value.as_str().map(str::to_owned).ok_or_else(fault);

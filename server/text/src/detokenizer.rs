@@ -18,8 +18,9 @@ pub struct DetokenizeOptions {
 /// replaced with U+FFFD as soon as that is certain.
 ///
 /// # Guarantees
-/// The concatenated results of all calls equal the result of [`Tokenizer::decode`] for all tokens at once. The
-/// time is linear in the length of the text. At most three bytes are held back.
+/// For a sequence that neither continues a text nor has visible special tokens, the concatenated results of all calls
+/// equal the result of [`Tokenizer::decode`] for all tokens at once. The time is linear in the length of the text. At
+/// most three bytes are held back.
 #[derive(Debug)]
 pub struct Detokenizer {
     tokenizer: Arc<Tokenizer>,
@@ -28,7 +29,7 @@ pub struct Detokenizer {
     visible_special: Arc<[u32]>,
     /// The bytes of an incomplete character.
     held: Vec<u8>,
-    /// Whether the next space, if any, is the leading space that the tokenizer adds.
+    /// Whether the next byte, if it is a space, is the leading space that the tokenizer adds.
     at_start: bool,
 }
 
@@ -70,8 +71,8 @@ impl Detokenizer {
     }
 }
 
-/// Appends `bytes` to `text` up to the start of an incomplete character, and returns the number of bytes
-/// consumed.
+/// Appends `bytes` to `text` up to the start of an incomplete character at the end, with U+FFFD in place of invalid
+/// bytes. Returns the number of bytes consumed.
 fn append_certain(bytes: &[u8], text: &mut String) -> usize {
     let mut done = 0;
     for chunk in bytes.utf8_chunks() {

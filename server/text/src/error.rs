@@ -2,7 +2,7 @@
 
 use std::{io, path::PathBuf};
 
-/// A model's tokenizer, template or configuration could not be loaded.
+/// The reason why a model's tokenizer, template or configuration cannot be loaded.
 #[derive(Debug, thiserror::Error)]
 pub enum LoadError {
     /// The file could not be read.
@@ -23,7 +23,7 @@ pub enum LoadError {
         #[source]
         source: serde_json::Error,
     },
-    /// The GGUF file is invalid.
+    /// The GGUF file cannot be read or is invalid.
     #[error(transparent)]
     Gguf(#[from] server_gguf::Error),
     /// A field has an invalid value.

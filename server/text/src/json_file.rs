@@ -60,7 +60,7 @@ impl JsonFile {
         LoadError::Field { path: self.path.clone(), field: field.to_owned(), problem: problem.to_owned() }
     }
 
-    /// Returns the field as a number of any type.
+    /// Returns the field, which may be any number, as an `f32`.
     pub(crate) fn f32(&self, field: &str) -> Result<Option<f32>, LoadError> {
         self.get(field)
             .map(|value| value.as_f64().map(|v| v as f32).ok_or_else(|| self.fault(field, "is not a number")))

@@ -1,9 +1,9 @@
 //! Converts text to tokens and back. Also provides chat templates, incremental detokenization, stop strings and default
 //! generation parameters.
 //!
-//! The crate depends neither on the network nor on the engine. Loading reads files. After that, all operations are
-//! synchronous, and threads can share the loaded model. Only rendering reads the clock, unless the caller passes the
-//! time.
+//! The crate depends neither on the network nor on the engine. Loading reads files; the other operations need only
+//! memory. All operations are synchronous, and threads can share the loaded model. Only rendering reads the clock,
+//! unless the caller passes the time.
 //!
 //! ```text
 //! messages ─► ChatTemplate::render ─► text ─► Tokenizer::encode ─► tokens

@@ -20,13 +20,14 @@ use crate::{
 pub struct ModelText {
     /// Converts text to tokens and back.
     pub tokenizer: Arc<Tokenizer>,
-    /// Renders conversations as text; `None` for base models.
+    /// Renders conversations as text; `None` if the model files contain no template, as for most base models.
     pub chat_template: Option<ChatTemplate>,
     /// The generation parameters that the publisher of the model recommends.
     pub defaults: GenerationDefaults,
     /// The largest number of tokens of prompt and response together, if the model files specify it.
     pub context_tokens_max: Option<u32>,
-    /// The size of the vocabulary according to the configuration, which is the width of the logits.
+    /// The expected number of logits for a position: the size of the vocabulary according to the configuration or, if
+    /// it does not specify one, according to the tokenizer.
     pub vocabulary_size: u32,
     /// The name in the metadata of the GGUF file, or else the name of the file or directory.
     pub name: String,
@@ -61,7 +62,7 @@ impl TextSource {
     /// The context length of the model, as in [`ModelText::context_tokens_max`].
     ///
     /// # Errors
-    /// The configuration cannot be read.
+    /// The configuration cannot be read or is not valid JSON.
     pub fn context_tokens_max(&self) -> Result<Option<u32>, LoadError> {
         match &self.0 {
             Source::Gguf(file) => Ok(file.get_of_architecture("context_length").and_then(Value::u32)),
@@ -85,7 +86,7 @@ impl ModelText {
     /// Loads the model at `path`, which is a GGUF file or a directory with `tokenizer.json`.
     ///
     /// # Errors
-    /// A file is missing, unreadable or invalid; the message names the file and the field.
+    /// A file is missing, unreadable or invalid; the message names the file and, if a field is invalid, the field.
     pub fn load(path: impl AsRef<Path>) -> Result<Self, LoadError> {
         TextSource::open(path)?.load()
     }
@@ -137,8 +138,8 @@ fn field(config: &JsonFile, name: &str) -> Option<u32> {
     u32::try_from(value.as_u64()?).ok()
 }
 
-/// Returns the default name of a model: the name of its file or directory, or the common part of the names of a split
-/// model's files.
+/// Returns the default name of a model: the name of its directory, the name of its file without the extension, or the
+/// common part of the names of a split model's files.
 #[must_use]
 pub fn model_name(path: &Path) -> String {
     let path: PathBuf = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
@@ -174,7 +175,8 @@ fn gguf_template(file: &GgufFile, tokenizer: &Tokenizer) -> Result<Option<ChatTe
         .map_err(|problem| fault(KEY, problem))
 }
 
-/// Returns the templates of a directory. Separate files take precedence over fields of the configuration.
+/// Returns the templates of a directory. `chat_template.jinja` takes precedence over `tokenizer_config.json`, which
+/// takes precedence over `chat_template.json`.
 fn directory_template(
     directory: &Path,
     config: &JsonFile,
@@ -213,7 +215,7 @@ fn directory_template(
     chat_template(sources, bos, eos).map_err(|problem| file.fault(FIELD, &problem))
 }
 
-/// Returns the templates in the files `{name}.jinja` of a directory, which may be missing.
+/// Returns the templates in the files `{name}.jinja` of `directory`, or none if the directory cannot be read.
 fn additional_templates(directory: &Path) -> Result<Vec<(String, String)>, LoadError> {
     let Ok(entries) = fs::read_dir(directory) else { return Ok(Vec::new()) };
     let mut sources = Vec::new();

@@ -31,14 +31,15 @@ impl Vocabulary {
         &self.bytes[start..end]
     }
 
-    /// Whether a token does not represent text, such as the end of a turn.
+    /// Whether a token, such as the end of a turn, does not represent text.
     pub(crate) fn is_special(&self, token: u32) -> bool {
         self.special.get(token as usize).copied().unwrap_or(false)
     }
 }
 
-/// The byte that a character of GPT-2's byte-level alphabet represents. That alphabet maps every byte to a printable
-/// character: to itself if it is printable, and otherwise to a character that is at least U+0100.
+/// The byte that a character of GPT-2's byte-level alphabet represents. That alphabet maps every byte to a visible
+/// character: to the character with the same code point if that is visible, and otherwise to a character from U+0100
+/// on.
 pub(crate) fn byte_of_char(c: char) -> Option<u8> {
     let code = u32::from(c);
     match code {

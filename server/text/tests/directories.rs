@@ -95,7 +95,8 @@ fn the_tokenizer_of_a_directory_follows_its_files() {
     assert_eq!(model.defaults.eos, [98]);
 }
 
-/// Without this check, every prompt would begin with an unknown token, and every request would be rejected.
+/// If such a tokenizer were loaded, every prompt would begin with an unknown token, and every request would be
+/// rejected.
 #[test]
 fn a_post_processor_that_adds_an_unknown_token_is_refused() {
     let directory = Directory::new();
@@ -106,7 +107,7 @@ fn a_post_processor_that_adds_an_unknown_token_is_refused() {
     directory.refused(&["tokenizer.json", "post_processor adds a token with the ID 100", "has 100 tokens"]);
 }
 
-/// Without this check, the `tokenizers` library would panic at the first text.
+/// If such a tokenizer were loaded, the `tokenizers` library would panic at the first text.
 #[test]
 fn a_template_that_names_an_undefined_special_token_is_refused() {
     let directory = Directory::new();

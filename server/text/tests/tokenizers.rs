@@ -1,8 +1,8 @@
 //! Checks that tokenizers built from GGUF metadata return the same tokens as other implementations.
 //!
 //! `golden/byte_level.json` contains a byte-level BPE vocabulary and, for each pre-tokenizer, the tokens of difficult
-//! texts, computed with another regular expression engine and a naive merge. `golden/sentencepiece*.json` contains a
-//! SentencePiece model, and the tokens of these texts according to the SentencePiece library.
+//! texts, computed with another regular expression engine and a naive merge. Each `golden/sentencepiece*.json` contains
+//! a SentencePiece model, and texts with their tokens according to the SentencePiece library.
 
 #![expect(clippy::unwrap_used, reason = "a failed precondition fails the test")]
 

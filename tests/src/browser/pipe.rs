@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, bail};
 use serde_json::{Value, json};
 
-/// The time limit for a call to the browser, and for a condition that becomes true in a page, on a busy machine.
+/// The time limit for a call to the browser, and for waiting for a condition in a page, on a busy machine.
 pub const LIMIT: Duration = Duration::from_secs(60);
 /// The events that are recorded.
 const RECORDED_EVENTS: [&str; 5] = [

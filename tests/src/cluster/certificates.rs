@@ -15,7 +15,8 @@ use serde_json::json;
 pub(super) struct Authority {
     directory: PathBuf,
     issuer: Issuer<'static, KeyPair>,
-    /// The number of users so far. Concurrent tests may request the same user, so each request gets its own files.
+    /// The number of user certificates issued so far. Concurrent tests may request the same user, so each request gets
+    /// its own files.
     users: AtomicU32,
 }
 
@@ -108,7 +109,8 @@ impl Authority {
         Ok(path)
     }
 
-    /// Creates the key pair that signs and verifies service account tokens; the `certificate` is the public key.
+    /// Creates the key pair that signs and verifies service account tokens; the file `certificate` contains the public
+    /// key.
     ///
     /// # Errors
     /// The files cannot be written.

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::bail;
 
-/// A Kubernetes program that tests start.
+/// A program of a Kubernetes control plane, or its command-line client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Program {
     /// The store of the API server.

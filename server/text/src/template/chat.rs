@@ -20,7 +20,7 @@ pub struct ChatTemplate {
 pub struct RenderInput<'a> {
     /// The messages of the conversation, as objects with `role` and `content`.
     pub messages: &'a [Json],
-    /// The tools that the model may call, as the client sent them.
+    /// The tools that the model may call, in the format of chat completions.
     pub tools: Option<&'a [Json]>,
     /// The documents to answer from.
     pub documents: Option<&'a [Json]>,
@@ -79,7 +79,7 @@ impl ChatTemplate {
     /// Parses a single template of a model without special tokens.
     ///
     /// # Errors
-    /// The source is not a valid template.
+    /// The source is too long or is not valid Jinja.
     pub fn parse(source: &str) -> Result<Self, TemplateError> {
         Self::new([(DEFAULT.to_owned(), source.to_owned())], None, None)
     }
@@ -121,7 +121,8 @@ impl ChatTemplate {
     /// Renders the conversation as text. To tokenize this text, parse its special tokens, but do not add any.
     ///
     /// # Errors
-    /// The template rejects the conversation or cannot process it; both are client errors.
+    /// The model has no template with the requested name, the template rejects the conversation or cannot process it,
+    /// the result is too long, or the template engine panics. All of these are client errors.
     pub fn render(&self, input: &RenderInput<'_>) -> Result<String, RenderError> {
         let name = self.template_name(input);
         let template = self

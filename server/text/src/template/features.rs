@@ -1,17 +1,17 @@
-//! Determines by trial rendering which tool features a template supports, because templates do not declare them. Each
-//! trial renders a conversation, with or without a tool, and checks whether unique words of the input are in the
-//! output.
+//! Determines by trial rendering which features for tools and reasoning a template supports, because templates do not
+//! declare them. Each trial renders a conversation, with or without a tool, and checks whether unique words of the
+//! input are in the output.
 
 use serde_json::{Value as Json, json};
 
 use super::{ChatTemplate, RenderInput, limits};
 
-/// The features for tools and calls that a template supports.
+/// The features for tools, calls and reasoning that a template supports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TemplateFeatures {
     /// The location from which the template reads tools.
     pub tools_location: ToolsLocation,
-    /// The format of calls and their results; `None` if the template renders neither.
+    /// The format of calls and their results; `None` if the template does not render both.
     pub call_style: Option<CallStyle>,
     /// The member of an assistant message that the template renders as reasoning: the first of `reasoning_content`,
     /// `reasoning` and `thinking` that the template renders, or `reasoning_content` if it renders none.
@@ -41,7 +41,7 @@ pub enum ToolsLocation {
     Unsupported,
 }
 
-/// The format that a template expects of the calls in an assistant message.
+/// The format in which a template expects the calls in an assistant message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CallStyle {
     /// The format of the arguments.
@@ -77,7 +77,7 @@ pub enum EmptyContent {
 pub enum CallIdFormat {
     /// The template accepts any identifier.
     Any,
-    /// The template accepts exactly nine letters and digits.
+    /// The template accepts only identifiers of exactly nine letters and digits.
     NineCharacters,
 }
 
@@ -110,7 +110,7 @@ const REASONING: &str = "zqthought";
 const REASONING_MEMBERS: [&str; 3] = ["reasoning_content", "reasoning", "thinking"];
 
 impl ChatTemplate {
-    /// Determines by trial rendering which tool features the template supports.
+    /// Determines by trial rendering which features for tools and reasoning the template supports.
     pub fn features(&self) -> TemplateFeatures {
         let mut environment = self.environment.clone();
         environment.set_fuel(Some(limits::TRIAL_STEPS_MAX));
@@ -164,7 +164,7 @@ impl ChatTemplate {
         if shows { ToolsLocation::SystemMessage } else { ToolsLocation::Unsupported }
     }
 
-    /// Whether the template renders the tools in the variable `tools`, with or without a system message.
+    /// Whether the template renders `tool` in the variable `tools`, with or without a system message.
     fn shows_tool(&self, tool: &Json) -> bool {
         let [system, user] = ["system", "user"].map(|role| json!({"role": role, "content": "x"}));
         let tools = std::slice::from_ref(tool);
@@ -204,7 +204,7 @@ impl ChatTemplate {
         is_rendered.then_some(text.len())
     }
 
-    /// Renders a trial conversation; `None` if the template rejects it.
+    /// Renders a trial conversation; `None` if this fails, for example because the template rejects the conversation.
     fn trial(&self, messages: &[Json], tools: Option<&[Json]>) -> Option<String> {
         let input = RenderInput { messages, tools, add_generation_prompt: true, ..RenderInput::default() };
         self.render(&input).ok()

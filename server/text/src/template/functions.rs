@@ -108,7 +108,8 @@ fn indent(value: &Value) -> Result<String, Error> {
     }
 }
 
-/// Width in characters to which a chat template may indent or pad text. The engine would allocate any width.
+/// Width in characters to which a chat template may indent or pad text. The template engine would allocate memory for
+/// any width.
 ///
 /// If exceeded: 400, `invalid_value`.
 const WIDTH_MAX: usize = 4096;

@@ -46,7 +46,8 @@ fn differences(golden: &Json, source: impl Fn(&str) -> String) -> Vec<String> {
     wrong
 }
 
-/// `golden/templates.json` contains templates with the features that Llama 3, Qwen 3, Gemma 3, Mistral and Phi use.
+/// `golden/templates.json` contains templates with the features that the templates of Llama 3, Qwen 3, Gemma 3, Mistral
+/// and Phi use.
 #[test]
 fn templates_render_as_in_python() {
     let golden: Json = serde_json::from_str(include_str!("../../tests/golden/templates.json")).unwrap();

@@ -27,7 +27,7 @@ const WHITE_SPACE: &str = "\t\n\u{b}\u{c}\r \u{85}\u{a0}\u{1680}\u{2000}\u{2001}
 pub(super) struct TokenBound {
     /// The weight of each byte, as a fraction of a token.
     weights: [f64; 256],
-    /// Whether the tokenizer applies the normalization form C of Unicode.
+    /// Whether the tokenizer applies Unicode normalization form C.
     composes: bool,
 }
 
@@ -93,7 +93,7 @@ impl TokenBound {
         entries.bound(false)
     }
 
-    /// The smallest number of tokens that `text` can have.
+    /// A lower bound on the number of tokens of `text`.
     pub(super) fn min_tokens(&self, text: &str) -> usize {
         let bytes = text.as_bytes();
         let mut counts = [0_u64; 256];
@@ -113,7 +113,7 @@ impl TokenBound {
         ((fixed + composed) * (1.0 - 1e-9)) as usize
     }
 
-    /// The smallest weight of a byte that occurs in UTF-8.
+    /// The smallest weight of a byte that can occur in UTF-8.
     fn least_weight(&self) -> f64 {
         let occurs = |byte: &u8| !matches!(byte, 0xc0 | 0xc1 | 0xf5..);
         (0..=255).filter(occurs).map(|byte| self.weights[usize::from(byte)]).fold(1.0, f64::min)

@@ -54,7 +54,7 @@ impl Tokenizer {
     ///
     /// # Errors
     /// The text is longer than [`TEXT_BYTES_MAX`], the vocabulary has no token for a part of it (which is rare), or the
-    /// steps of the `tokenizer.json` contradict each other.
+    /// `tokenizers` library panics, which it does for some unusual steps in a `tokenizer.json`.
     pub fn encode(
         &self,
         text: &str,
@@ -87,7 +87,7 @@ impl Tokenizer {
     /// A lower bound on the number of tokens of `text`. It is computed without tokenizing, in linear time and without
     /// allocating memory.
     ///
-    /// The bound is 0 for tokenizers that may drop text.
+    /// The bound is 0 for tokenizers whose steps are not known to preserve the text.
     pub fn min_tokens(&self, text: &str) -> usize {
         self.bound.min_tokens(text)
     }
@@ -101,8 +101,8 @@ impl Tokenizer {
         String::from_utf8_lossy(own_space.unwrap_or(&bytes)).into_owned()
     }
 
-    /// The bytes that a token represents, which are often not whole characters. The result is empty for a token that
-    /// does not exist.
+    /// The bytes that a token represents, which need not be whole characters. The result is empty for a token that does
+    /// not exist.
     pub fn token_bytes(&self, token: u32) -> &[u8] {
         self.vocabulary.bytes(token)
     }
@@ -120,7 +120,7 @@ impl Tokenizer {
         }
     }
 
-    /// Whether a token does not represent text, such as the end of a turn.
+    /// Whether a token, such as the end of a turn, does not represent text.
     pub fn is_special(&self, token: u32) -> bool {
         self.vocabulary.is_special(token)
     }

@@ -235,7 +235,7 @@ impl<'a> Metadata<'a> {
         Ok(BPE::builder().vocab_and_merges(vocab, merges))
     }
 
-    /// Builds a pipeline for BPE; `set` configures the steps before it.
+    /// Builds a pipeline for BPE; `set` configures the steps before BPE.
     fn pipeline(
         &self,
         builder: BpeBuilder,

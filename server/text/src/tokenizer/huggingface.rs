@@ -72,8 +72,8 @@ pub(crate) fn from_directory(directory: &Path, config: &JsonFile) -> Result<Toke
     Ok(tokenizer)
 }
 
-/// Checks that the vocabulary has the tokens that are added around every text. A post-processor specifies them by
-/// number.
+/// Checks that the vocabulary has the tokens that are added around every text. A post-processor specifies these tokens
+/// by their IDs.
 fn check_added(tokenizer: &Tokenizer) -> Result<(), String> {
     // If the tokenizer cannot encode the empty text, ignore the error here, because every request will report it.
     let added = tokenizer.encode("", true, false).unwrap_or_default();
@@ -101,7 +101,7 @@ fn check_templates(post_processor: &Value) -> Result<(), String> {
     Ok(())
 }
 
-/// The parts of a `tokenizer.json` that this module reads.
+/// The parts of a `tokenizer.json` that this module parses itself.
 #[derive(Deserialize)]
 struct Outline {
     #[serde(default)]

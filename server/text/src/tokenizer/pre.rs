@@ -1,7 +1,7 @@
 //! The named pre-tokenizers of GGUF files, which split text into words before byte pairs are merged.
 //!
-//! A GGUF file contains no regular expressions, only a name (`tokenizer.ggml.pre`). The expressions here are those of
-//! the `tokenizer.json` files to which the names refer.
+//! A GGUF file contains no regular expressions, only a name (`tokenizer.ggml.pre`). The expressions here match the same
+//! text as those of the `tokenizer.json` files to which the names refer.
 
 use tokenizers::{
     NormalizerWrapper, PreTokenizerWrapper, SplitDelimiterBehavior,
@@ -20,7 +20,7 @@ pub(super) struct PreTokenizer {
     nfc: bool,
     /// Whether a word that is in the vocabulary becomes that token regardless of the merges.
     pub(super) ignore_merges: bool,
-    /// Whether to add the token that begins a text by default.
+    /// Whether the token that begins a text is added by default.
     pub(super) adds_bos: bool,
 }
 

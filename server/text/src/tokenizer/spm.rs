@@ -1,6 +1,6 @@
-//! Implements the BPE of SentencePiece in GGUF files, whose pieces have scores. As long as two neighbors can be merged
-//! into a piece, the pair with the highest score is merged; of several pairs with the same score, the leftmost is
-//! merged first.
+//! Implements the BPE of SentencePiece, whose pieces have scores, for GGUF files. As long as two neighbors can be
+//! merged into a piece, the pair whose piece has the highest score is merged; of several pairs with the same score, the
+//! leftmost is merged first.
 
 use std::{
     cmp::Ordering,
@@ -39,7 +39,7 @@ impl Kind {
         }
     }
 
-    /// Whether text becomes this token only if special tokens are parsed.
+    /// Whether text becomes a token of this kind only if special tokens are parsed.
     pub(super) fn is_special(self) -> bool {
         matches!(self, Self::Control | Self::Unknown)
     }
@@ -60,7 +60,7 @@ pub(super) struct Pieces<'a> {
 pub(super) struct Options {
     /// Whether to insert a space before the text, and before text that follows a special or user-defined token.
     pub(super) add_space_prefix: bool,
-    /// Whether to replace runs of spaces with one space, and to remove spaces at the ends of the text.
+    /// Whether to replace runs of spaces with one space, and to remove spaces at both ends of the text.
     pub(super) remove_extra_whitespaces: bool,
     /// Whether to drop whitespace after most special and user-defined tokens, as Phi-3 does.
     pub(super) strip_after_special: bool,
@@ -139,7 +139,7 @@ impl Spm {
         Ok(tokens)
     }
 
-    /// Encodes a part of the text that contains no special or user-defined token.
+    /// Encodes a part of the text between tokens that are recognized verbatim.
     fn encode_fragment(&self, text: &str, tokens: &mut Vec<u32>) -> Result<(), EncodeError> {
         let mut prepared = String::with_capacity(text.len() + text.len() / 2 + SPACE.len());
         // The part is at the start of the text or follows a special or user-defined token.
@@ -244,7 +244,7 @@ struct Merge<'a> {
     text: &'a str,
     symbols: Vec<Symbol>,
     pairs: BinaryHeap<Pair>,
-    /// The lengths of the left parts from which unused pieces were merged. These pieces are split again at the end.
+    /// For each unused piece that can be merged, the length of its left part. Unused pieces are split again at the end.
     unused: HashMap<&'a str, usize>,
 }
 

@@ -11,7 +11,7 @@ use mutations::{check_mutations, seeds};
 
 const CASES: u64 = 20_000;
 
-/// The templates of model families and small templates, each followed by the other parts of an input.
+/// The templates of model families, and small templates with and without the other parts of an input.
 fn template_seeds() -> Vec<Vec<u8>> {
     let directory = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/templates");
     let paths = std::fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().path());

@@ -1,5 +1,6 @@
 //! Checks that an arbitrary template with an arbitrary conversation is either rendered or rejected, within the limits,
-//! and with the same result each time. `server/fuzz` runs this check for hours, `main.rs` for seconds.
+//! and with the same result each time. `main.rs` runs this check for seconds, and `make fuzz` runs it for a
+//! configurable time.
 
 use std::time::UNIX_EPOCH;
 
@@ -38,7 +39,7 @@ pub(crate) fn check(input: &[u8]) {
     template.features();
 }
 
-/// Returns a conversation with every feature that templates use.
+/// Returns a conversation with features that many templates use, such as calls, reasoning and content in parts.
 fn conversation() -> Vec<Value> {
     let call = json!({"id": "abcdefghi", "type": "function", "function": {"name": "f", "arguments": {"a": [1, "x"]}}});
     vec![

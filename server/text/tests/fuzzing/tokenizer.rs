@@ -1,6 +1,6 @@
 //! Checks that an arbitrary `tokenizer.json`, with or without a `tokenizer_config.json`, or GGUF file is either
-//! rejected with a reason, or loads and then encodes and decodes any text. `server/fuzz` runs this check for hours,
-//! `main.rs` for seconds.
+//! rejected with a reason, or loads and then either rejects a text or encodes it to tokens that can be decoded.
+//! `main.rs` runs this check for seconds, and `make fuzz` runs it for a configurable time.
 
 use std::cell::OnceCell;
 use std::fs;
