@@ -85,7 +85,7 @@ impl Hub {
 type RepositoryState = State<Arc<Repository>>;
 
 impl Repository {
-    /// Checks the requested name and the token, and returns an error status if either is wrong.
+    /// Checks the name of the requested repository and the token, and returns an error status if either is wrong.
     fn authorize(&self, owner: &str, name: &str, headers: &HeaderMap) -> Result<(), StatusCode> {
         let shown = headers.get(header::AUTHORIZATION).and_then(|shown| shown.to_str().ok());
         let expected = self.token.as_ref().map(|token| format!("Bearer {token}"));

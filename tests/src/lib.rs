@@ -1,6 +1,6 @@
-//! The test harness of the repository: the rules for its files, the real server and router as child processes, a
-//! real Kubernetes control plane, and mocks of the services from which models are fetched. It uses the products
-//! only through their public interfaces, and no product depends on it.
+//! The test harness of the repository: the rules for its files, the real server and router as child processes, a real
+//! Kubernetes control plane, and mocks of the services from which models are fetched. It uses the products only through
+//! their public interfaces, and the products depend on it only in their tests.
 
 pub mod browser;
 pub mod clients;

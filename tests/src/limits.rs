@@ -1,16 +1,16 @@
-//! Generates the reference of limits from the code. A limit is a constant or a flag whose documentation has a paragraph
-//! `If exceeded: …` with the status code or another effect.
+//! Generates the reference of limits from the code. A limit is a constant or a flag whose documentation states the
+//! status code or another effect after `If exceeded:`.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
 use crate::tidy::Tree;
 
-/// The start of the paragraph about the effect of exceeding a limit.
+/// The text before the effect of exceeding a limit.
 const MARK: &str = "If exceeded: ";
 
-/// The sections of the page, with the paths of the sources whose limits they list. The longest matching path determines
-/// the section.
+/// The sections of the page, with prefixes of the paths of the sources whose limits they list. The longest matching
+/// prefix determines the section.
 const SECTIONS: &[(&str, &[&str])] = &[
     ("Flags of the server", &["server/src/args"]),
     ("Requests to the server", &["server/src/", "server/parsers/"]),
@@ -39,7 +39,7 @@ const SECTIONS: &[(&str, &[&str])] = &[
 /// A limit with its documentation.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Limit {
-    /// The heading of the section that lists it.
+    /// The heading of the section that lists the limit.
     pub section: &'static str,
     /// The limited quantity, as the first sentence of the documentation describes it.
     pub what: String,
@@ -51,7 +51,7 @@ pub struct Limit {
     pub beyond: String,
 }
 
-/// Collects all limits of the repository, in the order of files and lines.
+/// Collects the limits in the sources that belong to a section of the page, in the order of files and lines.
 #[must_use]
 pub fn limits(tree: &Tree) -> Vec<Limit> {
     let sources = tree.files.iter().filter(|file| file.path.ends_with(".rs") && file.path.contains("/src/"));
@@ -100,7 +100,7 @@ fn in_file(section: &'static str, text: &str) -> Vec<Limit> {
     found
 }
 
-/// The constants of a file and the expressions of their values, by name.
+/// The expression of each constant in a file, by the name of the constant.
 type Constants<'a> = BTreeMap<&'a str, &'a str>;
 
 fn constants(text: &str) -> Constants<'_> {
@@ -136,7 +136,8 @@ fn first_sentence(text: &str) -> &str {
     text.split(". ").next().unwrap_or_default().trim_end_matches('.')
 }
 
-/// The flag of a command-line field, and its default, from the attribute or from the documentation.
+/// The flag that a field of the arguments defines, and the flag's default, from the attribute or else from the
+/// documentation.
 fn flag(code: &str, documentation: &str, constants: &Constants<'_>) -> Option<(Option<String>, String)> {
     let (attribute, field) = code.rsplit_once(")]")?;
     let name = match attribute.split_once("long = \"") {

@@ -1,4 +1,4 @@
-//! Memory limits of child processes, set by control groups, and the memory usage that the kernel reports.
+//! Memory limits of child processes, enforced by control groups, and the memory usage that the kernel reports.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -14,7 +14,7 @@ pub struct MemoryLimit {
 }
 
 impl MemoryLimit {
-    /// Creates a control group that is limited to `bytes`.
+    /// Creates a control group whose memory is limited to `bytes`.
     ///
     /// # Errors
     /// No memory controller is writable. Write access requires root or a delegated control group.
@@ -59,7 +59,7 @@ impl Drop for MemoryLimit {
     }
 }
 
-/// The root of the memory controller (version 1 or 2) and the file name of its limit.
+/// The root of the memory controller (version 1 or 2), and the name of the file that contains a group's limit.
 fn controller() -> anyhow::Result<(&'static Path, &'static str)> {
     let (first, second) = (Path::new("/sys/fs/cgroup/memory"), Path::new("/sys/fs/cgroup"));
     if first.join("memory.limit_in_bytes").exists() {
@@ -75,7 +75,7 @@ fn controller() -> anyhow::Result<(&'static Path, &'static str)> {
 /// The memory usage of a process in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ProcessMemory {
-    /// The anonymous memory in use, without mapped files.
+    /// The resident anonymous memory, which excludes mapped files.
     pub anonymous: u64,
     /// The peak of resident memory since the start or the last [`reset_peak`], including mapped files.
     pub peak: u64,

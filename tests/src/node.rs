@@ -100,7 +100,7 @@ pub fn apply(namespace: &str, manifest: &str) -> anyhow::Result<String> {
     run_with_input("kubectl", &["apply", "--namespace", namespace, "--filename=-"], manifest)
 }
 
-/// An installed release of the chart. Dropping it uninstalls the release and the custom resource definition.
+/// An installed release of the chart. Dropping it uninstalls the release and deletes the custom resource definition.
 #[derive(Debug)]
 pub struct Release {
     helm: &'static str,
@@ -111,8 +111,8 @@ impl Release {
     /// Installs the chart with the program `helm` (`helm3` or `helm4`), the built images and further `arguments`.
     ///
     /// # Errors
-    /// Returns the same errors as [`run`]; Helm fails if the operator is not ready within [`LIMIT`]. The error then
-    /// describes the pods, the events and the node.
+    /// Returns the same errors as [`run`]; Helm fails if the operator is not ready within [`LIMIT`]. The error also
+    /// lists the pods and events of the operator's namespace, and describes the node.
     pub fn install(helm: &'static str, arguments: &[&str]) -> anyhow::Result<Self> {
         Self::install_chart(helm, "charts/ovfleet", arguments)
     }
@@ -290,7 +290,7 @@ pub fn addresses(namespace: &str, selector: &str) -> anyhow::Result<Vec<String>>
 pub struct Write {
     /// The time of the API server's response, in RFC 3339 with microseconds, so that times are comparable as text.
     pub time: String,
-    /// The IP address of the pod that sent it.
+    /// The IP address of the pod that sent the request.
     pub address: String,
     /// The verb, the resource and the name of the written object.
     pub what: String,
@@ -347,7 +347,8 @@ pub fn await_condition(
     message.with_context(|| kubectl(&["get", "pods,events", "--namespace", namespace]).unwrap_or_default())
 }
 
-/// Creates a PersistentVolume of the storage class `here` that all pods of the node share, and returns its directory.
+/// Creates a PersistentVolume that pods of the node can share, with the storage class `here`, and returns the directory
+/// of the volume.
 ///
 /// # Errors
 /// Returns the same errors as [`run`].

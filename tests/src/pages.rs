@@ -1,4 +1,4 @@
-//! Runs the code blocks of the pages that are marked as tested (`tidy::code_blocks`).
+//! Runs the code blocks that the pages mark as tested (`tidy::code_blocks`).
 
 use std::path::Path;
 use std::process::Command;
@@ -34,8 +34,8 @@ ovfleet-router() { run_until_expected "$PROGRAMS/ovfleet-router" "$@"; }
 ovfleet-operator() { run_until_expected "$PROGRAMS/ovfleet-operator" "$@"; }
 make() { run_until_expected make --directory "$ROOT" --old-file=build BIN="$PROGRAMS" "$@"; }
 "#;
-/// Functions for blocks that use a Kubernetes API server. They replace commands that would wait for a node, or
-/// that never end.
+/// Functions for blocks that use a Kubernetes API server. They remove the flags `--wait`, with which Helm would wait
+/// for a node, and `--watch`, with which kubectl would never end.
 const API_SERVER: &str = r#"set -euo pipefail
 kubectl() {
   local argument arguments=()
@@ -120,7 +120,7 @@ impl Example {
         self.assert_output(&mut command);
     }
 
-    /// Runs the code, which starts programs of ovfleet, in `directory`.
+    /// Runs the code in `directory`. The code starts programs of ovfleet.
     ///
     /// # Panics
     /// Panics if the code fails, or if a program ends without having printed the expected text.
@@ -195,7 +195,7 @@ impl Example {
     }
 }
 
-/// The command `bash` in `directory`, with the Kubernetes programs and the credentials in `kubeconfig`.
+/// The command `bash` in `directory`, with the Kubernetes programs on its `PATH` and the credentials in `kubeconfig`.
 ///
 /// # Panics
 /// Panics if kubectl is missing.

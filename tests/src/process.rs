@@ -1,4 +1,5 @@
-//! Child processes of a test. Their output is captured, every wait has a time limit, and dropping a process kills it.
+//! Child processes of a test. Their output is captured, tests wait for them with time limits, and dropping a process
+//! kills its whole group.
 
 use std::io::{BufRead as _, BufReader, Read};
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -26,7 +27,7 @@ pub fn await_condition<T>(
 /// Polls `state` until it returns a value. An error counts as "not yet", because a server may be restarting.
 ///
 /// # Errors
-/// `state` returns no value within `limit`. The message contains its last error.
+/// `state` returns no value within `limit`. If the last evaluation failed, the message contains its error.
 pub fn await_state<T>(
     what: &str,
     limit: Duration,
@@ -78,7 +79,7 @@ impl Output {
     }
 }
 
-/// A running child process in its own process group.
+/// A child process in its own process group.
 #[derive(Debug)]
 pub struct Process {
     child: Child,
@@ -158,7 +159,7 @@ impl Process {
         }
     }
 
-    /// Sends `signal` ("TERM", "INT", "KILL") to the process.
+    /// Sends `signal` (such as "TERM" or "STOP") to the process.
     ///
     /// # Errors
     /// The process does not exist.
@@ -236,7 +237,7 @@ pub fn kill_process(id: u32) -> anyhow::Result<()> {
     kill("KILL", &id.to_string())
 }
 
-/// The program name, the state and the parent of a process.
+/// The program name, the state and the parent ID of a process.
 fn stat(id: u32) -> Option<(String, char, u32)> {
     let text = std::fs::read_to_string(format!("/proc/{id}/stat")).ok()?;
     // The name is in parentheses and may contain any character.

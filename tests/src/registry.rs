@@ -32,7 +32,7 @@ pub struct Registry {
 struct Content {
     /// The media type and the bytes of each blob, by digest.
     blobs: BTreeMap<String, (&'static str, Vec<u8>)>,
-    /// The value that the header `Authorization` of every request must have.
+    /// The value that the header `Authorization` of every request must have, if one is set.
     authorization: Option<&'static str>,
 }
 

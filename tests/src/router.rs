@@ -14,14 +14,14 @@ pub struct Router {
     address: String,
 }
 
-/// The argument of the router that adds `server` as a replica, with the port of its load reports.
+/// The router argument that adds `server` as a replica, with the port of the server's load reports.
 #[must_use]
 pub fn replica(server: &Server) -> String {
     let grpc = server.grpc_address();
     format!("--replica={}/{}", server.address(), grpc.rsplit(':').next().unwrap_or_default())
 }
 
-/// The command for a router on a free port with `arguments`, without ovfleet's variables in its environment.
+/// The command for a router with `arguments` on a free port, without ovfleet's variables in its environment.
 ///
 /// # Errors
 /// The router has not been built.

@@ -14,7 +14,7 @@ use sha2::Sha256;
 
 use crate::mock::{MockServer, hex, range_start, sha256};
 
-/// The number of objects per page of a listing, which is so small that a listing has several pages.
+/// The number of objects per page of a listing. It is so small that a listing of a few objects has several pages.
 const PAGE_OBJECTS: usize = 2;
 
 /// The AWS credentials that requests must be signed with.

@@ -9,7 +9,7 @@ use crate::hub::Hub;
 use crate::node::{self, LIMIT, kubectl};
 use crate::traffic::{Plan, Traffic, TrafficReport};
 
-/// The number of requests that must complete before and after each change, so that the change happens under traffic.
+/// The number of requests that must end before and after each change, so that the change happens under traffic.
 pub const REQUESTS_AROUND_CHANGE: usize = 12;
 /// The pause of a client between two requests, so that replicas leave processor time for the tests on other nodes.
 pub const PAUSE: Duration = Duration::from_secs(2);
@@ -52,7 +52,8 @@ pub async fn hub() -> anyhow::Result<Hub> {
     Hub::start(node::ADDRESS, "owner/model", &[&crate::sample_model()]).await
 }
 
-/// Waits until the status is up to date and all `replicas` are ready and updated.
+/// Waits until the status is up to date, and exactly `replicas` replicas exist, all of them ready, routable and
+/// updated.
 ///
 /// # Errors
 /// The wait takes longer than [`node::LIMIT`].
@@ -102,7 +103,7 @@ pub fn service_address(namespace: &str) -> anyhow::Result<String> {
 }
 
 /// Starts traffic to the Service with `clients` clients, which pause for `pause` between requests, and waits until the
-/// first requests are complete.
+/// first requests have ended.
 ///
 /// # Errors
 /// Returns the same errors as [`service_address`].
@@ -119,8 +120,8 @@ pub async fn traffic(
     Ok(traffic)
 }
 
-/// Asserts that there was traffic before and after a change and that every request succeeded. The number of requests
-/// that end during the change depends on the speed of the machine, so it is not checked.
+/// Asserts that at least as many requests have ended as must end before and after one change, and that all succeeded.
+/// The number of requests that end during the change depends on the speed of the machine, so it is not checked.
 ///
 /// # Panics
 /// Panics if there was too little traffic, or if a request failed.

@@ -11,8 +11,8 @@ use crate::process::{ExitReport, Process, await_condition};
 
 /// The time limit for loading the sample model, on a busy machine.
 pub const START_LIMIT: Duration = Duration::from_secs(120);
-/// Flags that make responses independent of the other sequences in the batch, and of the processor. With the defaults,
-/// an 8-bit KV cache and bf16 on processors that support it, near-ties between tokens can resolve differently in
+/// Flags that make responses independent of the other sequences in the batch, and of the processor. With the defaults
+/// (an 8-bit KV cache, and bf16 on processors that support it), near-ties between tokens can resolve differently in
 /// batches of different shapes.
 pub const EXACT: [&str; 6] = [
     "--kv-cache-precision",
@@ -55,7 +55,7 @@ pub fn built(name: &str) -> anyhow::Result<PathBuf> {
 }
 
 /// The cache directory that the servers of all tests share, so that only the first one compiles the model. Each build
-/// of the server has its own directory; the directories of earlier builds are removed.
+/// of the server has its own directory; the directories of other builds are removed.
 ///
 /// # Panics
 /// Panics if the server has not been built.
@@ -96,7 +96,7 @@ pub fn without_settings(mut command: Command) -> Command {
     command
 }
 
-/// The command for a server on a free port with the sample model and `arguments`.
+/// The command for a server with the sample model and `arguments` on free ports.
 ///
 /// # Errors
 /// The server has not been built.
@@ -104,7 +104,7 @@ pub fn command(arguments: &[&str]) -> anyhow::Result<Command> {
     command_for(&crate::sample_model(), arguments)
 }
 
-/// The command for a server on a free port with `model` and `arguments`.
+/// The command for a server with `model` and `arguments` on free ports.
 ///
 /// # Errors
 /// The server has not been built.
@@ -127,8 +127,8 @@ impl Server {
         Self::from_command(&mut command(arguments)?)
     }
 
-    /// Starts a server with a simulated model called `scripted`, whose steps take no time. It reasons in Qwen's format
-    /// and returns `answers` in the successive turns of a conversation.
+    /// Starts a server with a simulated model called `scripted`, whose steps take no time. It returns `answers`, whose
+    /// reasoning is in Qwen's format, in the successive turns of a conversation.
     ///
     /// # Errors
     /// Returns the same errors as [`Server::start`].
@@ -196,7 +196,7 @@ impl Server {
     /// The host and port of the gRPC services.
     ///
     /// # Panics
-    /// Panics if the address is not in the log, which a ready server has written.
+    /// Panics if the log does not contain the address, which a server logs before it is ready.
     #[must_use]
     pub fn grpc_address(&self) -> String {
         let output = self.process.output();
@@ -248,7 +248,7 @@ const ADMIN_MARK: &str = "metrics and probes on ";
 /// The host and port of the metrics and probes of a server or router with `--admin-port`.
 ///
 /// # Panics
-/// Panics if the address is not in the log, which a ready process has written.
+/// Panics if the log does not contain the address, which a process logs before it is ready.
 #[must_use]
 pub fn admin_address(process: &Process) -> String {
     let output = process.output();

@@ -60,13 +60,13 @@ pub struct Request {
     pub sent: Duration,
     /// The time from the request to the end of the response.
     pub duration: Duration,
-    /// The number of retries, made when the connection failed before a response began.
+    /// The number of retries, each after a connection that failed before a response began.
     pub retries: u32,
     /// How the request ended.
     pub outcome: Outcome,
 }
 
-/// All requests of the traffic so far.
+/// All requests that have ended so far.
 #[derive(Clone, Debug, Default)]
 pub struct TrafficReport {
     /// The requests in the order in which they ended.
@@ -195,7 +195,7 @@ impl Traffic {
         self.report.lock().unwrap_or_else(PoisonError::into_inner).failures().len()
     }
 
-    /// Waits for the requests in flight and returns the report on all requests.
+    /// Stops sending requests, waits for those in flight, and returns the report on all requests.
     pub async fn stop(mut self) -> TrafficReport {
         self.stop.send_replace(true);
         while self.clients.join_next().await.is_some() {}
@@ -291,7 +291,7 @@ mod tests {
         assert_eq!(of(&format!("{piece}{error}{done}")), Outcome::Failed("gone".to_owned()));
     }
 
-    /// Resets two of three connections after the request has arrived.
+    /// Resets two of every three connections after the first bytes of the request have arrived.
     fn unreliable(listener: &std::net::TcpListener) {
         use std::io::{Read as _, Write as _};
         let event = "data: {\"choices\":[{\"delta\":{},\"finish_reason\":\"length\"}]}\n\ndata: [DONE]\n\n";

@@ -1,6 +1,6 @@
-//! A tiny vision-language model with random weights, in the format in which optimum-intel exports LLaVA. It is written
-//! in milliseconds, so that tests with the OpenVINO backend download nothing. Its answers are meaningless, but depend
-//! on every token and image.
+//! A tiny vision-language model with random weights, in the format in which optimum-intel exports LLaVA. Writing it
+//! takes milliseconds, so tests can use the OpenVINO backend without downloading a model. Its answers are meaningless,
+//! but depend on every token and image.
 
 mod graph;
 
@@ -116,12 +116,12 @@ fn tokenizer() -> Value {
     })
 }
 
-/// The token of a byte.
+/// The ID of the token for a byte.
 fn token(byte: u8) -> usize {
     SPECIAL_TOKENS.len() + usize::from(byte)
 }
 
-/// The letter that stands for a byte in a tokenizer with the type `ByteLevel`.
+/// The character that represents a byte in the vocabulary of a tokenizer with the type `ByteLevel`.
 fn letter(byte: u8) -> char {
     let is_printable = |byte: u8| matches!(byte, b'!'..=b'~' | 0xa1..=0xac | 0xae..=0xff);
     if is_printable(byte) {
@@ -131,7 +131,7 @@ fn letter(byte: u8) -> char {
     char::from_u32(256 + unprintable_before as u32).expect("invariant: these are Latin letters")
 }
 
-/// The standard deviation of the weights with which a matrix preserves the magnitude of its input.
+/// The standard deviation of random weights for which a matrix product preserves the magnitude of its input.
 fn deviation(inputs: usize) -> f32 {
     1.0 / (inputs as f32).sqrt()
 }
@@ -147,7 +147,7 @@ fn text_embeddings() -> Graph {
     graph
 }
 
-/// An encoder that projects each patch, and adds an embedding of its position.
+/// An encoder that projects each patch, adds an embedding of its position, and applies GELU and a second projection.
 fn vision_embeddings() -> Graph {
     let mut graph = Graph::new();
     let pixels = graph.parameter("pixel_values", "f32", "?,3,?,?");
@@ -344,7 +344,7 @@ impl Graph {
         self.add(&matrix_product(), &[rows, weights])
     }
 
-    /// A matrix of random 8-bit weights with zero points and scales, which the native kernels can multiply by.
+    /// A matrix of random 8-bit weights with zero points and scales, in a form that the native kernels support.
     fn weights_of_8_bits(&mut self, outputs: usize, inputs: usize, deviation: f32) -> Node {
         let quants = self.random_bytes(&[outputs, inputs]);
         let zeros = self.floats(&[outputs, 1], &vec![127.5; outputs]);

@@ -1,5 +1,5 @@
-//! The Helm charts: they render with Helm 3 and Helm 4, validate their values, and grant only the listed permissions.
-//! These tests need no node; the node tests install the charts.
+//! Tests that the Helm charts render with Helm 3 and Helm 4, validate their values, and grant only the listed
+//! permissions. These tests need no node; the node tests install the charts.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -194,8 +194,8 @@ async fn samples_and_objects_in_pages_are_valid() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Returns the Kubernetes objects in the pages for users, each with its page. A block that contains only a `spec` is
-/// completed to an LLMDeployment.
+/// Returns the Kubernetes objects in the README, the tutorials and the how-to guides whose kinds the API server knows,
+/// each with the path of its page. A block that contains only a `spec` becomes an LLMDeployment with this `spec`.
 fn objects_in_pages() -> anyhow::Result<Vec<(String, Value)>> {
     // The API server of the test has no definitions of the other kinds in the pages, such as HTTPRoute.
     const KINDS: [&str; 3] = ["LLMDeployment", "HorizontalPodAutoscaler", "Ingress"];
@@ -286,7 +286,7 @@ fn the_operator_reaches_the_port_of_its_trace_collector() -> anyhow::Result<()> 
     Ok(())
 }
 
-/// Returns the TCP ports to which the NetworkPolicy of the operator allows connections at any address.
+/// Returns the TCP ports to which the operator's NetworkPolicy allows connections regardless of the address.
 fn ports_to_any_address(version: &str, arguments: &[&str]) -> anyhow::Result<BTreeSet<u64>> {
     let objects = objects(&render(version, arguments)?)?;
     let policy =
@@ -394,7 +394,7 @@ fn a_copy_of_the_chart_of_the_definition_is_self_contained() -> anyhow::Result<(
     Ok(())
 }
 
-/// Alerts about requests and replicas must name the LLMDeployment that they concern.
+/// Alerts and panels about requests and replicas must not aggregate over several LLMDeployments.
 #[test]
 fn alerts_and_panels_are_for_each_model() -> anyhow::Result<()> {
     let read = |file: &str| std::fs::read_to_string(tests::root().join("charts/ovfleet").join(file));
@@ -419,7 +419,7 @@ fn alerts_and_panels_are_for_each_model() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Each alert fires only for the affected model, with the expected text.
+/// For each alert, test vectors show when it fires, with which text, and when it does not fire.
 #[test]
 fn alerts_fire_only_under_their_conditions() -> anyhow::Result<()> {
     const VECTORS: &str = "tests/tests/charts/alerts.yaml";
@@ -465,7 +465,7 @@ fn operator_replicas_set_by_others_are_not_reverted() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Lists each permission of each role on its own line.
+/// Lists each role and, on one line for each resource, the verbs that it permits.
 fn rights(objects: &[Value]) -> String {
     let mut lines = Vec::new();
     for role in objects.iter().filter(|object| field(object, "/kind").ends_with("Role")) {

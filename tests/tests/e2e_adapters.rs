@@ -1,5 +1,5 @@
-//! Tests LoRA adapters with the real model: they are selected by name and used in the same batch, directly and
-//! through the router.
+//! Tests LoRA adapters with the real model, directly and through the router: requests select adapters by name, and a
+//! batch can contain requests with different adapters.
 
 use std::path::{Path, PathBuf};
 

@@ -1,5 +1,5 @@
-//! The console in a real browser with a real router and real servers: load, a killed replica, the chat by keyboard, API
-//! keys, and the layout. Screenshots are written to `console` in `CARGO_TARGET_TMPDIR`.
+//! Tests the console in a real browser, with a real router and real servers: load, a killed replica, the chat by
+//! keyboard, API keys, and the layout. Screenshots are written to `console` in `CARGO_TARGET_TMPDIR`.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -80,8 +80,8 @@ impl Scene {
     }
 }
 
-/// Starts a server on these ports. It uses the vocabulary of a real model, which is so large that the simulator hardly
-/// ever generates the end token by chance.
+/// Starts a server on these ports. Unless it simulates images, it uses the vocabulary of a real model, which is so
+/// large that the simulator hardly ever generates the end token by chance.
 fn start(arguments: &[&str], port: &str, grpc_port: &str) -> Server {
     let mut command = bare_command().unwrap();
     command.args(["--host", "127.0.0.1", "--port", port, "--grpc-port", grpc_port]).args(arguments);
@@ -136,7 +136,8 @@ impl Console<'_> {
         self.page.screenshot(&directory, name)
     }
 
-    /// Asserts that the page sent requests only to its router, and that the console messages are the `expected` ones.
+    /// Asserts that the page sent requests only to its router, and that the messages in the browser's console contain
+    /// the `expected` texts, in this order.
     #[track_caller]
     fn assert_well_behaved(&self, expected: &[&str]) {
         let origin = self.router.url("/");
@@ -474,7 +475,8 @@ async fn the_page_fits_a_phone_has_enough_contrast_and_names_all_controls() {
     console.assert_well_behaved(&[]);
 }
 
-/// Checks that the focus is visible on every focusable element.
+/// Checks that the Tab key reaches the main controls and sections, and that each has a visible ring while it is
+/// focused.
 fn focus_is_seen_everywhere(console: &Console<'_>) {
     console.page.evaluate("document.activeElement.blur(), window.scrollTo(0, 0)").unwrap();
     let ring = "(style => `${style.outlineStyle} ${parseFloat(style.outlineWidth) >= 2}`)
@@ -493,7 +495,7 @@ fn focus_is_seen_everywhere(console: &Console<'_>) {
 const IS_DARK: &str =
     "getComputedStyle(document.body).backgroundColor.match(/\\d+/g).slice(0, 3).every(part => part < 60)";
 
-/// Finds elements that are wider than the page and not inside a scrolling element.
+/// Finds elements that extend beyond the right edge of the page and are not inside a scrolling element.
 const BEYOND: &str = "[document.documentElement, ...document.body.querySelectorAll('*')].filter(node => {
     if (node === document.documentElement) return node.scrollWidth > innerWidth;
     const box = node.getBoundingClientRect();

@@ -78,7 +78,7 @@ fn image_file(directory: &Path, side: u16, seed: u8) -> String {
     format!("file://{}", path.display())
 }
 
-/// Sends chat completions concurrently and returns the successful responses.
+/// Sends chat completion requests concurrently, asserts that all succeed, and returns the responses.
 async fn answers(url: &str, requests: &[Vec<Value>]) -> Vec<http::Response> {
     let url = format!("{url}/chat/completions");
     let sent = join_all(requests.iter().map(|messages| {

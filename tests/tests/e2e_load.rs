@@ -1,5 +1,5 @@
 //! Tests many concurrent streaming clients, half of which disconnect during the stream. The server must free the
-//! resources of these clients, and the responses of the others must not change.
+//! resources of the disconnected clients, and the responses of the others must not change.
 
 use std::time::Duration;
 
@@ -48,8 +48,8 @@ async fn metrics(server: &Server) -> String {
         .to_owned()
 }
 
-/// Starts a server with `arguments` and [`CLIENTS`] concurrent streams, half of which disconnect. The responses of the
-/// others must be those that a single client received before.
+/// Starts a server with `arguments` and [`CLIENTS`] concurrent clients, half of which disconnect. The others must
+/// receive the same responses as a client that sent the same prompts alone.
 async fn assert_disconnects_go_unnoticed(arguments: &[&str]) {
     let server = Server::start(arguments).expect("the server starts");
     let url = server.url("/v1/chat/completions");
@@ -91,7 +91,7 @@ async fn disconnects_do_not_affect_others_while_sequences_are_preempted() {
     assert_disconnects_go_unnoticed(&["--backend", "sim", "--sim-blocks", "128"]).await;
 }
 
-/// Waits until all blocks are free and no sequence is running or waiting.
+/// Waits until no block is active, and no sequence is running or waiting.
 async fn settled(server: &Server) -> anyhow::Result<()> {
     let end = tokio::time::Instant::now() + SETTLE_LIMIT;
     loop {

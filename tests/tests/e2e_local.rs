@@ -11,7 +11,7 @@ use std::time::Duration;
 use tests::process::{ExitReport, Process, await_condition, descendants, is_running, kill_process};
 use tests::server::{START_LIMIT, STOP_LIMIT, binary, built, probe, without_settings};
 
-/// The time limit for each awaited event, which is longer than the restart delay and the start of a server.
+/// The time limit for each awaited event. It is longer than the restart delay and the start of a server together.
 const LIMIT: Duration = START_LIMIT;
 
 /// The command `make run`, with the programs that were built together with this test.

@@ -7,7 +7,7 @@ use tests::router::{Router, replica};
 use tests::server::Server;
 use tests::{clients, http};
 
-/// The answers of the simulated model in its three turns, which the scripts of the clients expect.
+/// The answers that the simulated model returns in its three turns, and that the clients' scripts expect.
 const ANSWERS: [&str; 3] = [
     "<think>\nLet me see.\n</think>\n<tool_call>\n\
      {\"name\": \"get_weather\", \"arguments\": {\"city\": \"Paris\", \"days\": 1}}\n</tool_call>",

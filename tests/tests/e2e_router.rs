@@ -1,6 +1,6 @@
-//! Tests the router in front of real servers that are killed, stopped and restarted under load. The router
-//! must retry requests transparently until the client has received the first byte. Some of the clients are the
-//! official ones.
+//! Tests the router in front of real servers that are killed, stopped and restarted under load. The router must retry
+//! requests transparently until the client has received the first byte. Some of the clients are instances of the
+//! official Python client.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -17,15 +17,15 @@ use tests::router::{Router, replica};
 use tests::server::{Server, bare_command};
 use tokio::task::JoinSet;
 
-/// The number of concurrent clients per replica.
+/// The number of concurrent clients per simulator in a fleet of four, from which the other tests derive theirs.
 const CLIENTS: usize = 4;
-/// The number of concurrent clients per server with the real model; these servers share a processor.
+/// The number of concurrent clients per server with the real model. It is small, because these servers share the
+/// processors of one machine.
 const CLIENTS_OF_MODELS: usize = 2;
 /// The time limit for any awaited event.
 const LIMIT: Duration = Duration::from_secs(120);
 
-/// Flags for servers that use few resources, because the tests start more servers than the machine has
-/// processors.
+/// Flags for servers that use few resources, because the tests may start more servers than the machine has processors.
 const MODEL: [&str; 4] = ["--kv-cache-size", "128MiB", "--plugin-config", "INFERENCE_NUM_THREADS=1"];
 
 /// Flags for a simulator that is slow enough that requests are always in flight.
@@ -205,7 +205,7 @@ async fn kill_stop_and_restart(count: usize, clients_each: usize, arguments: &[&
     assert!(ended.status.success() && !ended.output.contains("panicked"), "{}", ended.output);
 }
 
-/// Waits until the router has no requests in flight.
+/// Waits until the router has no requests queued or in flight.
 async fn await_idle(router: &Router) {
     let end = tokio::time::Instant::now() + LIMIT;
     loop {

@@ -12,13 +12,13 @@ use tests::server::{EXACT, STOP_LIMIT, Server, command_for, probe};
 
 /// Bytes per token in the KV cache: keys and values of 30 layers with 3 heads of size 64, in f32 (see [`EXACT`]).
 const TOKEN_BYTES: u64 = 2 * 30 * 3 * 64 * 4;
-/// The number of prompts that fill the cache, and the number of words of each.
+/// The number of prompts that together occupy about half of the cache, and the number of words of each.
 const PROMPTS: usize = 4;
 const WORDS: usize = 1400;
 /// The minimum size of the weights, which have at least 8 bits each.
 const WEIGHT_BYTES: u64 = 130_000_000;
 
-/// The anonymous memory of the process in bytes.
+/// The resident anonymous memory of the process in bytes.
 fn resident(server: &Server) -> u64 {
     let status = std::fs::read_to_string(format!("/proc/{}/status", server.process().id())).unwrap();
     let line =

@@ -2,12 +2,12 @@
 //!
 //! While each attack runs, well-behaved clients chat through the router and both processes are probed. After the
 //! attack, both processes must still run and use about as much memory as before. Every probe must have succeeded in
-//! time, and the other clients must not have lost a request or waited more than four times as long as without an
-//! attack.
+//! time, the other clients must not have lost a request, and their 99th percentile latency must be at most four times
+//! the latency without an attack.
 //!
 //! Attacks run in a separate process with a low priority, so that the results measure the attacked processes and not
 //! the cost of the attacker on a shared machine. The arguments select attacks by a part of their names; without
-//! arguments all attacks run.
+//! arguments, all attacks run.
 
 mod hostile {
     pub(crate) mod attacks;
@@ -149,7 +149,7 @@ async fn measure(fleet: &Fleet, attack: &Attack, calm: &mut Observations) -> any
     Ok(Measurement { summary, slowdown, observed })
 }
 
-/// Measures an attack until it meets the limits, at most [`MEASUREMENTS`] times.
+/// Measures an attack until its slowdown is within the limit, at most [`MEASUREMENTS`] times.
 async fn judge(
     fleet: &Fleet,
     attack: &Attack,

@@ -37,8 +37,8 @@ fn secret(name: &str, key: &str) -> anyhow::Result<()> {
     .map(drop)
 }
 
-/// The manifest of a resource with the model in `directory` and the credentials in `secret`; `more` is added to
-/// `spec.model`.
+/// The manifest of a resource with the model in `directory` and the credentials in `secret`; `more` follows the fields
+/// of `spec.model`, and adds fields to `spec.model` or to `spec`.
 fn manifest(name: &str, s3: &S3, directory: &str, secret: &str, more: &str) -> String {
     format!(
         "

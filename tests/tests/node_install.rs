@@ -25,7 +25,7 @@ fn await_ready(namespace: &str, name: &str) -> anyhow::Result<()> {
         .with_context(|| describe(namespace, name))
 }
 
-/// The state of the resource, its pods and events, for error messages.
+/// The state of the resource, its pods and events, and the last log lines of the operator, for error messages.
 fn describe(namespace: &str, name: &str) -> String {
     let mut text = String::new();
     for arguments in [

@@ -115,8 +115,8 @@ async fn replace_routers(traffic: &mut Traffic) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Drains and uncordons the node. Evicted pods cannot start until then, because it is the only node, so the disruption
-/// budgets retain one replica and one router.
+/// Drains the node, and then uncordons it. It is the only node, so until then no pod can replace an evicted one, and
+/// the disruption budgets retain one replica and one router.
 async fn drain_node(traffic: &mut Traffic) -> anyhow::Result<()> {
     let (routers, servers) = (node::pods(NAMESPACE, ROUTER)?, node::pods(NAMESPACE, SERVER)?);
     let drained =
@@ -232,7 +232,7 @@ async fn autoscale(traffic: &mut Traffic) -> anyhow::Result<()> {
 }
 
 /// Suspends and resumes the deployment. Requests sent before the suspension complete, those sent during the suspension
-/// may be rejected but are never interrupted, and those sent after resuming succeed.
+/// may be rejected or receive no response, but no stream is interrupted, and those sent after resuming succeed.
 async fn suspend_and_resume() -> anyhow::Result<()> {
     let mut traffic = scene::traffic(NAMESPACE, CLIENTS, Some(NEW_KEY), PAUSE).await?;
     let suspended = traffic.elapsed();

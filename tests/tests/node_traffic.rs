@@ -1,5 +1,6 @@
-//! Tests that clients lose no request while a deployment is scaled, changed and disturbed under continuous streaming
-//! traffic. The outcome of every request is checked. The tests run on the node that `make e2e` starts.
+//! Tests a deployment under continuous streaming traffic: scaling and changing it loses no request, and killing one of
+//! its processes breaks only the streams of that process. The outcome of every request is checked. The tests run on the
+//! node that `make e2e` starts.
 
 use std::time::Duration;
 
@@ -11,7 +12,7 @@ use tests::traffic::{Outcome, Traffic, TrafficReport};
 
 const CLIENTS: usize = 4;
 const NAMESPACE: &str = "traffic";
-/// The number of kills after which requests must have failed.
+/// The number of kills after which at least one request must have failed.
 const KILLS_MAX: usize = 5;
 
 fn manifest(hub: &Hub, replicas: u32, queue: u32) -> String {
@@ -56,9 +57,9 @@ impl Scene {
         self.traffic.await_requests(REQUESTS_AROUND_CHANGE).await;
     }
 
-    /// Kills the process `process` in the pods that `selector` selects, one after the other, until requests have
-    /// failed. One kill may not be enough, because a request whose answer has not begun is retried. Clients reconnect
-    /// to another pod, so killing the same pod again might affect no client.
+    /// Kills the process `process` in the pods that `selector` selects, in turn, until a request has failed. One kill
+    /// may not be enough, because a request whose answer has not begun is retried. Clients reconnect to another pod, so
+    /// killing the same pod again might affect no client.
     async fn kill_until_requests_fail(&mut self, selector: &str, process: &str) -> anyhow::Result<()> {
         for kill in 0..KILLS_MAX {
             let pods = node::pods(NAMESPACE, selector)?;

@@ -4,11 +4,11 @@
 //!
 //! The previous release is commit 3432560, the last commit before upgrades waited for approval. `node_upgrade/`
 //! contains its chart, and the objects (with only the fields that its operator applied) and the status that its
-//! operator created for a resource. The test creates these objects instead of running the previous operator; replicas
-//! and routers are the current programs with the arguments of the previous release.
+//! operator created for a resource. The first test creates these objects instead of running the previous operator; its
+//! replicas and routers are the current programs with the arguments of the previous release.
 //! [`the_programs_of_the_previous_release_can_be_upgraded`] runs all programs of the previous release, whose images
-//! must be built from that commit. With `UPDATE_EXPECT`, it records the objects and the status again; rename
-//! `retry-share: 0.1` to `retry-budget-percent: 10` in them, because the flag has been renamed.
+//! must be built from that commit. With `UPDATE_EXPECT`, it records the objects and the status again; then rename
+//! `retry-share: 0.1` to `retry-budget-percent: 10` in the objects, because the flag has been renamed.
 
 use std::path::PathBuf;
 
@@ -107,7 +107,8 @@ async fn upgrade(release: &Release) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Returns the running pods, and how often their containers were restarted.
+/// Returns the UID of each pod, with the number of restarts of its first container, excluding pods that are being
+/// deleted.
 fn identities(selector: &str) -> anyhow::Result<Vec<String>> {
     let pods = node::get(&["pods", "--namespace", NAMESPACE, "--selector", selector])?;
     let pods = pods["items"].as_array().into_iter().flatten();

@@ -1,6 +1,6 @@
 //! Tests a vision-language model as an LLMDeployment on the node that `make e2e` starts: the server with OpenVINO
-//! answers about images through the router, reads them from the prefix cache, and fetches those that the resource
-//! allows.
+//! answers questions about images through the router, reads them from the prefix cache, and fetches those that the
+//! resource allows.
 
 use std::path::Path;
 

@@ -1,4 +1,4 @@
-//! Runs the code blocks of the pages that are marked as tested, as a reader would run them.
+//! Runs the code blocks that the pages mark as tested, as a reader would run them.
 
 use tests::cluster::ControlPlane;
 use tests::pages::{Example, api_command, directory, examples};

@@ -1,10 +1,11 @@
-//! The code blocks of pages that a reader runs. Each has a mark that states how it is tested, or why it is not tested.
+//! The code blocks that the reader of a page runs. Each has a mark that states how it is tested, or why it is not
+//! tested.
 
 use super::{File, Finding, Tree};
 
 /// The languages of the blocks that a reader runs.
 const LANGUAGES: [&str; 5] = ["sh", "bash", "console", "python", "js"];
-/// The minimum number of words of a reason.
+/// The minimum number of words of the reason why a block is not tested.
 const REASON_WORDS_MIN: usize = 3;
 
 /// The environment that a tested block needs.
@@ -53,7 +54,7 @@ pub fn has_tested_blocks(path: &str) -> bool {
     path == "README.md" || (path.starts_with("docs/") && path.ends_with(".md"))
 }
 
-/// Returns the code blocks of a page that a reader runs.
+/// Returns the code blocks that the reader of a page runs.
 #[must_use]
 pub fn code_blocks(text: &str) -> Vec<CodeBlock> {
     let lines: Vec<&str> = text.lines().collect();

@@ -1,5 +1,5 @@
-//! Rules for Markdown: links and flags must exist, decisions must have all required sections, and pages must be in the
-//! table of contents and name their readers.
+//! Rules for Markdown: the targets of links and the mentioned flags must exist, decisions must have all required
+//! sections, and pages must be in the table of contents and name their readers.
 
 use std::collections::BTreeSet;
 
@@ -10,7 +10,8 @@ const ARCHITECTURE_LINES_MAX: usize = 350;
 /// The required headings of a decision.
 const DECISION_PARTS: [&str; 3] = ["\n## Context\n", "\n## Decision\n", "\n## Consequences\n"];
 
-/// Checks that relative links lead to an existing file and, in Markdown, to an existing heading.
+/// Checks that relative links lead to an existing file or directory and, if they name a heading, to an existing
+/// heading.
 #[must_use]
 pub fn links(tree: &Tree) -> Vec<Finding> {
     let mut findings = Vec::new();

@@ -1,11 +1,11 @@
-//! Rules about crates: their names and their allowed dependencies.
+//! Rules about the manifests of crates, such as the names of the crates and their allowed dependencies.
 
 use toml::{Table, Value};
 
 use super::{Finding, Tree};
 
-/// The dependencies that each crate may have within the workspace. Crates and dependencies of any kind that are not
-/// listed here are not allowed.
+/// The dependencies that each crate may have within the workspace, including those of its tests and its build script.
+/// Crates that are not listed are not allowed.
 const EDGES: [(&str, &[&str]); 16] = [
     ("operator", &["operator-api", "process", "proto", "tests"]),
     ("operator-api", &[]),
@@ -42,7 +42,8 @@ const EDGES: [(&str, &[&str]); 16] = [
     ("tests", &[]),
 ];
 
-/// The external dependencies of crates that deliberately have few: the pure core, and the types for serialization.
+/// The external dependencies that are allowed outside of tests in crates that deliberately have few: the pure core, and
+/// the types for serialization.
 const OUTSIDE: [(&str, &[&str]); 6] = [
     ("server-gguf", &["thiserror"]),
     ("server-guidance", &["llguidance", "parking_lot", "serde_json", "thiserror", "toktrie"]),
@@ -52,7 +53,8 @@ const OUTSIDE: [(&str, &[&str]); 6] = [
     ("server-scheduler", &["xxhash-rust"]),
 ];
 
-/// External crates that implement a protocol, and the crates of the workspace that may use them.
+/// External crates for network protocols and command lines, and the crates of the workspace that may use them outside
+/// of tests.
 const PROTOCOLS: [(&str, &[&str]); 6] = [
     ("axum", &["operator", "router", "server", "tests"]),
     ("clap", &["operator", "process", "router", "server"]),
@@ -113,8 +115,8 @@ fn is_fuzz(directory: &str, manifest: &Table) -> bool {
         && says(&["package", "publish"], false)
 }
 
-/// Checks that the lock file of the fuzz targets contains the dependencies of its crates. No other build reads that
-/// file, so a missing dependency would remain unnoticed until the next run of the fuzz targets.
+/// Checks that the lock file of the fuzz targets lists the required dependencies of the workspace crates in it. No
+/// other build reads that file, so a missing dependency would remain unnoticed until the next run of the fuzz targets.
 fn stale_lock(tree: &Tree, directory: &str) -> Vec<Finding> {
     let path = format!("{directory}/Cargo.lock");
     let lock = tree.file(&path).and_then(|file| file.text.parse::<Table>().ok());
@@ -139,7 +141,7 @@ fn stale_lock(tree: &Tree, directory: &str) -> Vec<Finding> {
     findings
 }
 
-/// The dependencies that a crate has on any platform and with any features.
+/// The dependencies that a crate has on every platform and with every set of features.
 fn required(manifest: &Table) -> Vec<String> {
     let kinds =
         ["dependencies", "build-dependencies"].into_iter().filter_map(|kind| manifest.get(kind)?.as_table());
@@ -208,7 +210,7 @@ fn edges(path: &str, name: &str, manifest: &Table) -> Vec<Finding> {
     findings
 }
 
-/// The crate name of each dependency, and whether only tests use it.
+/// The crate name of each dependency, and whether it is a development dependency.
 fn dependencies(manifest: &Table) -> Vec<(String, bool)> {
     let targets = manifest.get("target").and_then(Value::as_table);
     let mut found = Vec::new();

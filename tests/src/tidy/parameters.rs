@@ -5,8 +5,8 @@ use syn::visit::{self, Visit};
 
 use super::{Finding, syntax::RustFile};
 
-/// Finds parameters of named functions that are tuples, or that destructure a tuple or an array. Closures and trait
-/// implementations are exempt, because their callers or traits determine their signatures.
+/// In the signatures of named functions, finds parameters that are tuples, or that destructure a tuple or an array.
+/// Closures and trait implementations are exempt, because their callers or traits determine their signatures.
 #[must_use]
 pub fn packed_parameters(file: &RustFile) -> Vec<Finding> {
     let mut parameters = Parameters { path: &file.path, findings: Vec::new() };

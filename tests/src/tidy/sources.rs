@@ -1,4 +1,4 @@
-//! Rules about Rust files: module documentation, the use of `unsafe`, and the length of files.
+//! Rules about Rust files: their names and lengths, module documentation, and the use of `unsafe`.
 
 use proc_macro2::{TokenStream, TokenTree};
 
@@ -6,7 +6,8 @@ use super::{Finding, Tree};
 
 /// Rust files with more lines than this are listed, because they may contain two ideas.
 const LONG_FILE_LINES: usize = 700;
-/// The maximum length of `main.rs` in lines. It only parses arguments, sets up the process and calls the library.
+/// The maximum length of `main.rs` in lines. The file should only parse arguments, set up the process and call the
+/// library.
 const MAIN_LINES_MAX: usize = 40;
 /// The only crate that may contain `unsafe`.
 const UNSAFE_IN: &str = "server/openvino/";

@@ -11,8 +11,8 @@ const CODE_DIRECTORIES: [&str; 4] = ["src", "tests", "benches", "examples"];
 pub struct RustFile {
     /// The path of the file, relative to the root of the repository.
     pub path: String,
-    /// The path of the module in this file, relative to the root of its crate. It is empty for `lib.rs`, and
-    /// `None` for files outside `src`.
+    /// The path of the module in this file, relative to the root of its crate. It is empty for `lib.rs` and `main.rs`,
+    /// and `None` for files outside `src`.
     pub module: Option<Vec<String>>,
     /// The syntax tree of the file.
     pub syntax: syn::File,

@@ -4,7 +4,8 @@ use std::path::Path;
 
 use anyhow::Context as _;
 
-/// Names of directories with fetched or built files, at any depth. In a worktree, `.git` is a file.
+/// Names that are skipped at any depth: directories with fetched or built files, and `.git`, which is a file in a
+/// worktree.
 const SKIPPED: [&str; 6] = [".git", ".deps", ".venv", "target", "node_modules", "__pycache__"];
 
 /// A violation of a rule in one file.
@@ -49,7 +50,7 @@ pub struct Tree {
 }
 
 impl Tree {
-    /// Reads all files below `root`.
+    /// Reads the files below `root`, except for symbolic links and for fetched and built files.
     ///
     /// # Errors
     /// A directory or a file cannot be read.

@@ -132,7 +132,7 @@ impl Graph {
         Node(id)
     }
 
-    /// Writes the graph to `path`, and its constants next to it.
+    /// Writes the graph to `path`, and its constants to a file with the extension `bin` next to it.
     pub(super) fn write(&self, path: &Path) -> std::io::Result<()> {
         let Self { layers, edges, constants, .. } = self;
         let text = format!(

@@ -1,6 +1,6 @@
 //! The attacks. They try to trigger the defects that commit 3432560 had, and imitate careless clients.
 //!
-//! Each attack checks the statuses of its responses: a client error is a 4xx, and 500 and 502 never occur.
+//! Most attacks check the statuses of their responses: a client error must be a 4xx, and 500 and 502 must never occur.
 
 use std::pin::Pin;
 

@@ -27,7 +27,8 @@ pub(crate) struct Targets {
     pub(crate) other_key: String,
 }
 
-/// The number of responses with each status. 0 means that the connection broke before the response was complete.
+/// The number of responses with each status. The status 0 stands for requests without a complete response, such as
+/// those whose connection broke.
 #[derive(Default)]
 pub(crate) struct Statuses(BTreeMap<u16, usize>);
 
@@ -126,7 +127,7 @@ impl Client {
     }
 }
 
-/// Returns the status of a completely received response, or 0 if the connection broke.
+/// Returns the status of the response, or 0 if no complete response was received.
 async fn status(request: reqwest::RequestBuilder) -> u16 {
     let Ok(answer) = request.send().await else { return 0 };
     let status = answer.status().as_u16();
@@ -138,18 +139,18 @@ pub(crate) fn copies(body: &Value, count: usize) -> Vec<String> {
     vec![body.to_string(); count]
 }
 
-/// A chat request with a short response and `parameters`.
+/// A chat request for a short response, with `parameters`.
 pub(crate) fn chat(content: &str, parameters: Value) -> Value {
     let messages = json!([{"role": "user", "content": content}]);
     merged(json!({"model": MODEL, "max_tokens": 4, "messages": messages}), parameters)
 }
 
-/// A completion request with a short response and `parameters`.
+/// A completion request for a short response, with `parameters`.
 pub(crate) fn completion(prompt: &str, parameters: Value) -> Value {
     merged(json!({"model": MODEL, "max_tokens": 4, "prompt": prompt}), parameters)
 }
 
-/// A request to the Responses API with a short response and `parameters`.
+/// A request to the Responses API for a short response, with `parameters`.
 pub(crate) fn response(input: &Value, parameters: Value) -> Value {
     merged(json!({"model": MODEL, "max_output_tokens": 1, "input": input}), parameters)
 }

@@ -111,7 +111,7 @@ impl Fleet {
         Ok(PerProcess { router: of("router", router)?, server: of("server", server)? })
     }
 
-    /// Resets the peaks of memory.
+    /// Resets the memory peaks of both processes.
     pub(crate) fn reset_peaks(&self) -> anyhow::Result<()> {
         let PerProcess { router, server } = self.processes();
         memory::reset_peak(router.id())?;
@@ -181,8 +181,8 @@ impl Fleet {
         Ok(())
     }
 
-    /// Sends SIGTERM to both processes while long background responses are generated. Both processes must exit
-    /// successfully soon after the drain timeout.
+    /// Sends SIGTERM to the server while long background responses are generated, and then to the router. Both
+    /// processes must exit successfully, and the server must exit soon after the drain timeout.
     pub(crate) async fn stop(self) -> anyhow::Result<String> {
         let client = self.client();
         let long = json!({"background": true, "max_output_tokens": 6000, "ignore_eos": true});

@@ -10,7 +10,8 @@ use super::fleet::PerProcess;
 /// The result of an attack that met the limits.
 pub(crate) struct Row {
     pub(crate) attack: &'static str,
-    /// The ratio of the 99th percentile latency to that without an attack, in each measurement; the last one counts.
+    /// The ratio of the 99th percentile latency to that without an attack, in each measurement; the last measurement
+    /// counts.
     pub(crate) slowdowns: Vec<f64>,
     /// The 99th percentile latency of the other clients' requests during the attack.
     pub(crate) p99: Duration,
@@ -22,17 +23,18 @@ pub(crate) struct Row {
     /// The anonymous memory after the attack, in bytes.
     pub(crate) after: PerProcess<u64>,
     pub(crate) elapsed: Duration,
-    /// The responses to the attacker.
+    /// The summary of the responses to the attacker.
     pub(crate) summary: String,
 }
 
-/// The results so far.
+/// The report, which is printed row by row and retains only the failures.
 pub(crate) struct Report {
     failures: Vec<String>,
 }
 
 impl Report {
-    /// Creates an empty report; `before` is the anonymous memory of the processes in bytes.
+    /// Creates an empty report and prints the head of its table; `before` is the anonymous memory of the processes in
+    /// bytes.
     pub(crate) fn new(before: PerProcess<u64>) -> Self {
         let report = Self { failures: Vec::new() };
         report.line(&format!("memory before all attacks: {} MiB (router + server)", mebibytes(before)));

@@ -39,8 +39,8 @@ pub(super) async fn bodies_that_never_end(targets: Targets) -> anyhow::Result<St
     Ok(statuses.only(&[408, 429])?.some(408)?.to_string())
 }
 
-/// Connections that never send a byte, including connections to the port on which the server reports its load to the
-/// router.
+/// Connections on which the client never sends a byte, including connections to the port on which the server reports
+/// its load to the router.
 pub(super) async fn silent_sockets(targets: Targets) -> anyhow::Result<String> {
     const CONNECT_LIMIT: Duration = Duration::from_secs(2);
     let [router, server] = addresses(&targets);
@@ -61,7 +61,7 @@ pub(super) async fn silent_sockets(targets: Targets) -> anyhow::Result<String> {
     Ok(format!("{} sockets", sockets.len()))
 }
 
-/// Clients that never read their streams, whose buffers are as small as the system allows.
+/// Clients that never read their streams, and whose receive buffers are as small as the system allows.
 pub(super) async fn readers_that_never_read(targets: Targets) -> anyhow::Result<String> {
     const STREAMS: usize = 200;
     let client = Client::of_router(&targets);

@@ -7,7 +7,7 @@ use crate::hostile::client::{Client, Statuses, Targets, chat, copies};
 
 const CHAT: &str = "/v1/chat/completions";
 
-/// Grammars with expensive masks, all different so that none is cached.
+/// Regular expressions with expensive token masks. All are different, so none is cached.
 pub(super) async fn expensive_grammars(targets: Targets) -> anyhow::Result<String> {
     let bodies = (0..8).map(|number| {
         let pattern = format!("([a-z]{{1,8}} ){{1,{}}}(.|\\n)*{number}", 100 + number);
@@ -51,7 +51,8 @@ pub(crate) async fn exhausted_form_again(targets: Targets) -> anyhow::Result<Str
     Ok(statuses.only(&[200, 400])?.to_string())
 }
 
-/// Choices with the maximum number of alternatives in every notation, and with one alternative more than the maximum.
+/// Choices with thousands of alternatives, up to the maximum, in each notation, and with one alternative more than the
+/// maximum in two of the notations.
 pub(super) async fn thousands_of_alternatives(targets: Targets) -> anyhow::Result<String> {
     let client = Client::of_router(&targets);
     let alternatives =

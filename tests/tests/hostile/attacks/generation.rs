@@ -1,4 +1,5 @@
-//! Attacks on the engine: requests with the maximum number of choices, beams, draft tokens and log probabilities.
+//! Attacks on the engine: requests with many choices, beams, draft tokens and log probabilities, and with extreme
+//! parameters.
 
 use anyhow::ensure;
 use serde_json::{Value, json};
@@ -35,7 +36,7 @@ pub(super) async fn wide_beams(targets: Targets) -> anyhow::Result<String> {
     Ok(client.barrage(COMPLETIONS, 2, copies(&body, 2)).await.only(&[200])?.to_string())
 }
 
-/// Log probabilities of all tokens of long prompts, each of which needs a row of logits.
+/// Log probabilities of all tokens of long prompts; each token needs a row of logits.
 pub(super) async fn prompt_log_probabilities(targets: Targets) -> anyhow::Result<String> {
     let mut bodies = Vec::new();
     for number in 0..4 {

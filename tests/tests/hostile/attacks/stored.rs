@@ -36,7 +36,7 @@ pub(super) async fn references_to_one_item(targets: Targets) -> anyhow::Result<S
     Ok(statuses.to_string())
 }
 
-/// Appends to one conversation until it is full, while other clients read its pages.
+/// Appends to one conversation until it is full, while other requests read its pages.
 pub(super) async fn huge_conversations(targets: Targets) -> anyhow::Result<String> {
     const PAGE_BYTES_MAX: usize = 3 << 20;
     let client = Client::of_router(&targets);
@@ -64,8 +64,7 @@ pub(super) async fn huge_conversations(targets: Targets) -> anyhow::Result<Strin
     Ok(format!("appends: {appends}; pages: {pages}"))
 }
 
-/// A chain that is as long as the model's context permits, and many requests that continue its last
-/// response.
+/// A long chain of responses, and many requests that continue its last response.
 pub(super) async fn long_chain_of_responses(targets: Targets) -> anyhow::Result<String> {
     const LINKS: usize = 256;
     let client = Client::of_router(&targets);

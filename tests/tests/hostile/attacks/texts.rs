@@ -11,7 +11,7 @@ pub(super) async fn digits_to_tokenize(targets: Targets) -> anyhow::Result<Strin
     Ok(statuses.only(&[400, 429])?.some(400)?.to_string())
 }
 
-/// Prompts of 0.5 MB, alone and in lists, which cannot fit into the context.
+/// Prompts of 0.5 MB, and lists of 128 prompts of 60 kB. None of the prompts fits into the context.
 pub(super) async fn long_prompts(targets: Targets) -> anyhow::Result<String> {
     let client = Client::of_router(&targets);
     let prompt = "1 2 3 ".repeat(80_000);
@@ -35,7 +35,7 @@ pub(super) async fn truncated_conversations(targets: Targets) -> anyhow::Result<
 }
 
 /// Valid requests whose bodies are mostly whitespace. Half of them request a stream, during which the body must not
-/// stay in memory.
+/// stay in memory. Some further bodies exceed the size limit.
 pub(super) async fn padded_bodies(targets: Targets) -> anyhow::Result<String> {
     let client = Client::of_router(&targets);
     let mut statuses = Statuses::default();
@@ -68,7 +68,7 @@ pub(super) async fn deep_nesting(targets: Targets) -> anyhow::Result<String> {
     Ok(statuses.only(&[400])?.to_string())
 }
 
-/// JSON with as many values as a body can have, and with almost as many as the server accepts.
+/// JSON with many more values than the server accepts, and with almost as many as it accepts.
 pub(super) async fn wide_json(targets: Targets) -> anyhow::Result<String> {
     let client = Client::of_router(&targets);
     let wide = |count: usize| {
