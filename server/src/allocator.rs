@@ -1,7 +1,7 @@
 //! Returns freed memory to the operating system.
 //!
 //! By default, the C library's allocator has up to eight arenas per processor and retains most of the memory that is
-//! freed in them, so the memory of a burst of large requests would never be returned. See decision 0081.
+//! freed in them, so most of the memory of a burst of large requests would never be returned. See decision 0081.
 
 use std::convert::Infallible;
 use std::time::{Duration, Instant};
@@ -10,8 +10,8 @@ use tokio::time::MissedTickBehavior;
 
 /// The interval at which the memory of the process is measured.
 const INTERVAL: Duration = Duration::from_secs(5);
-/// Trim only if the memory exceeds the lowest measurement by at least this amount, because trimming holds the
-/// allocator's locks for several milliseconds.
+/// The memory is trimmed only if it exceeds the lowest measurement by at least this number of bytes, because trimming
+/// holds the allocator's locks for several milliseconds.
 const EXCESS_BYTES_MIN: u64 = 32 << 20;
 /// The maximum of [`Trimmer::period`], which grows if trims return little memory because the memory is still in use.
 /// Memory that becomes unused later is returned within half a minute.
@@ -20,7 +20,7 @@ const READINGS_MAX: u32 = 6;
 /// Decides when to trim the allocator's memory.
 #[derive(Debug)]
 struct Trimmer {
-    /// The lowest anonymous memory so far, in bytes.
+    /// The lowest measurement so far, in bytes.
     least: u64,
     /// Minimum number of measurements from one trim to the next.
     period: u32,

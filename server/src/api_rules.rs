@@ -13,7 +13,7 @@ pub enum ApiRules {
 }
 
 impl ApiRules {
-    /// Sets the parameters that a request implies.
+    /// Sets the parameters that are implied by other parameters of a request.
     pub(crate) fn complete(self, generation: &mut Generation) {
         // In OVMS, `best_of` is the width of a beam search.
         if self == Self::Ovms && generation.best_of.is_some_and(|width| width > 1) {
@@ -21,7 +21,7 @@ impl ApiRules {
         }
     }
 
-    /// Sets the message fields that a request implies.
+    /// Sets the message fields that a request may omit under these rules.
     pub(crate) fn complete_messages(self, messages: &mut [Message]) {
         // In OVMS, missing content counts as empty. In both APIs, an assistant's message may lack content, so it is
         // left unchanged.
@@ -32,7 +32,7 @@ impl ApiRules {
         }
     }
 
-    /// Returns the default of `max_tokens` for completions; `None` means as many tokens as fit.
+    /// Returns the default of `max_tokens` for completions; `None` means as many tokens as fit into the context.
     pub(crate) fn completion_tokens_default(self) -> Option<u32> {
         match self {
             Self::OpenAi => Some(16),

@@ -30,7 +30,7 @@ struct Inner {
     requests: AtomicU64,
     limits: HttpLimits,
     admission: Admission,
-    /// The budget for the bytes of all request bodies, and of their images, in memory.
+    /// The budget for all request bodies, their parsed values and their images in memory.
     body_bytes: Arc<ByteBudget>,
     preparation_slots: PreparationSlots,
     stored_objects: Admission,
@@ -181,8 +181,8 @@ impl App {
         &self.0.media
     }
 
-    /// Returns the budget for the answers of the tokenize, detokenize and stored-object endpoints that clients have not
-    /// read yet.
+    /// Returns the budget for answers that clients have not read yet, from the tokenize, detokenize and stored-object
+    /// endpoints.
     pub(crate) fn unread_answer_bytes(&self) -> &Arc<ByteBudget> {
         &self.0.unread_answer_bytes
     }
@@ -216,7 +216,7 @@ impl App {
         self.0.served.get()
     }
 
-    /// Returns the served model if the server accepts requests.
+    /// Returns the served model, or an error if the server does not accept requests.
     pub(crate) fn served(&self) -> Result<&ServedModel, Error> {
         match self.0.lifecycle.phase() {
             Phase::Starting => Err(Error::Starting),
@@ -227,7 +227,7 @@ impl App {
     }
 
     /// Returns an ID that is unique among the requests of all processes, unless two processes have the same epoch (with
-    /// a probability of 2^-64).
+    /// a probability of about 2^-64 for each pair of processes).
     pub(crate) fn next_id(&self) -> RequestId {
         RequestId { epoch: self.0.epoch, number: self.0.requests.fetch_add(1, Ordering::Relaxed) }
     }

@@ -1,6 +1,6 @@
 //! Checks the replica token: with `--replica-token-file`, the server accepts only requests with a replica token, over
-//! HTTP and over gRPC. Only routers know the token, so the server can trust headers such as the tenant. The admin port
-//! and the gRPC health service need no token.
+//! HTTP and over gRPC. Clients of the router do not know the token, so the server can trust headers such as the tenant.
+//! The admin port and the gRPC health service need no token.
 
 use std::convert::Infallible;
 use std::time::Duration;
@@ -21,7 +21,7 @@ use crate::error::Error;
 /// The interval at which the token file is reloaded.
 const RELOAD_INTERVAL: Duration = Duration::from_millis(500);
 
-/// Returns `api` restricted to requests with one of the tokens in `file`.
+/// Returns `api`, restricted to requests with one of the tokens in `file`.
 pub fn authenticated(api: Router, file: ReplicaTokenFile, app: App) -> Router {
     api.layer(middleware::from_fn_with_state((file, app), require_token))
 }

@@ -114,8 +114,8 @@ struct Texts {
     draft_model_len: u32,
 }
 
-/// Loads the tokenizers and the runners. With OpenVINO, they are loaded concurrently, because the runners need only the
-/// context length from the tokenizer's files, and the caller has already read it.
+/// Loads the tokenizers and the runners. With OpenVINO, they are loaded concurrently. This is possible because the
+/// runners need only the context length from the tokenizer's files, and the caller has already read this length.
 fn load(
     config: &BackendConfig,
     source: Option<&TextSource>,

@@ -35,7 +35,7 @@ pub(crate) async fn run<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'st
 }
 
 /// Gives this thread a lower priority than the threads that compute the model: if one of those is preempted, the step
-/// of all sequences is delayed. If the priority cannot be changed, the thread keeps its priority.
+/// is delayed for all sequences. If the priority cannot be changed, the thread keeps its priority.
 #[cfg(target_os = "linux")]
 pub(crate) fn lower_priority() {
     // On Linux, each thread has its own priority, and the call accepts the ID of a thread.

@@ -1,7 +1,7 @@
 //! Implements the parts of OVMS's API that differ from OpenAI's, for clients that were written for OVMS
 //! (`--ovms-compat`): errors are `{"error": "message"}`, in answers and in streams, and OVMS's additional paths are
-//! served. Statuses and the events of `/responses` are OpenAI's. `docs/reference/ovms.md` lists the remaining
-//! differences.
+//! served. The HTTP statuses and the events of `/responses` are those of OpenAI's API. `docs/reference/ovms.md` lists
+//! the remaining differences.
 
 use axum::body::{Body, to_bytes};
 use axum::extract::{Path, Request, State};
@@ -35,7 +35,8 @@ pub fn ovms_api(router: Router, app: App) -> Router {
         .layer(middleware::from_fn(translate_errors))
 }
 
-/// Maps OVMS's alternative spellings of a path to the standard one: `/v3/v1/models` and `/v3/models/` to `/v3/models`.
+/// Maps OVMS's alternative spellings of a path to the standard one: for example, `/v3/v1/models` and `/v3/models/` to
+/// `/v3/models`.
 async fn rewrite(mut request: Request, next: Next) -> Response {
     if let Some(uri) = standard_uri(request.uri()) {
         *request.uri_mut() = uri;
@@ -78,8 +79,9 @@ async fn model_ready(State(app): State<App>, Path(path): Path<String>) -> Result
     }
 }
 
-/// Handles `GET /v1/config`, which returns the state of each model. Every model has one version. The object is
-/// empty until the model is loaded, because [`App`] does not contain the names of the model before that.
+/// Handles `GET /v1/config`, which returns the state of each model. Every model has one version. The object is empty
+/// until the model is loaded, because [`App`] does not contain the names of the model before that, and again when the
+/// server is stopping.
 async fn config(State(app): State<App>) -> Json<Value> {
     let state = if app.is_ready() { "AVAILABLE" } else { "UNLOADING" };
     let status = json!({"model_version_status": [

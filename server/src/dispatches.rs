@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use axum::http::HeaderMap;
 use proto::v1alpha1 as wire;
 
-/// The header with the number that a router assigns to a request.
+/// The header with the ID of a router and the number that this router has assigned to the request.
 const HEADER: &str = "x-ovfleet-dispatch";
 /// Number of disconnected routers whose dispatches the server remembers. The number of connected routers is limited
 /// by the number of open streams.
@@ -19,8 +19,8 @@ const HEADER: &str = "x-ovfleet-dispatch";
 const DEPARTED_MAX: usize = 64;
 /// Number of ranges of dispatch numbers that the server remembers for a router. It forgets the lowest ranges first.
 const RANGES_MAX: usize = 256;
-/// Maximum number of requests of one router that are submitted to the engine and not accepted yet. If exceeded, a new
-/// request counts as accepted immediately.
+/// Maximum number of requests of one router that have been submitted to the engine but not accepted yet. If exceeded, a
+/// new request counts as accepted immediately.
 const PENDING_MAX: usize = 4096;
 
 /// The router that sent a request, and the number that it assigned to the request.
@@ -47,7 +47,7 @@ impl Dispatch {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Dispatches(Arc<Mutex<Vec<RouterDispatches>>>);
 
-/// A router's subscription to load reports. Dropping it ends the subscription.
+/// A router's subscription to load reports. Dropping this value ends the subscription.
 #[derive(Debug)]
 #[must_use = "dropping a subscription ends it"]
 pub(crate) struct Subscription {
@@ -62,13 +62,12 @@ struct RouterDispatches {
     streams: usize,
     /// The first and last number of each range. The ranges are ascending, disjoint and not adjacent.
     included: Vec<(u64, u64)>,
-    /// The numbers of the submitted requests, each with the count of accepted submissions at which the engine has
-    /// accepted the request.
+    /// The number of each submitted request, and the smallest count of accepted submissions that includes the request.
     pending: Vec<(u64, u64)>,
 }
 
 impl Dispatches {
-    /// Subscribes a router. If `router` is 0, the router is unknown, and no dispatches are recorded.
+    /// Subscribes a router. If `router` is 0, the router is unknown, and its dispatches are not recorded.
     pub(crate) fn subscribe(&self, router: u64) -> Subscription {
         if router != 0 {
             let mut routers = self.lock();
@@ -98,7 +97,7 @@ impl Dispatches {
     }
 
     /// Records a request. If the request was submitted to the engine, `submissions` is the count of submissions
-    /// including this one; if the request was rejected, it is `None`.
+    /// including this one; if the request was rejected, `submissions` is `None`.
     pub(crate) fn record(&self, dispatch: Dispatch, submissions: Option<u64>) {
         let mut routers = self.lock();
         // An unknown router receives no reports, so its requests need no record.
@@ -111,7 +110,7 @@ impl Dispatches {
         }
     }
 
-    /// Marks the requests that the engine has accepted as included, given its count of accepted submissions, and calls
+    /// Marks the first `submissions` submitted requests as included, because the engine has accepted them, and calls
     /// `send`, which sends the report that includes them.
     pub(crate) fn include_accepted<T>(&self, submissions: u64, send: impl FnOnce() -> T) {
         let mut routers = self.lock();

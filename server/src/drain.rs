@@ -1,5 +1,5 @@
 //! `ovfleet-server drain`: marks a running server as not ready and waits until it has finished its requests. The
-//! `preStop` hook of a pod runs this command.
+//! `preStop` hook of a replica's pod runs this command.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
@@ -45,8 +45,8 @@ impl DrainArgs {
     /// then stopped, and the server aborts these requests.
     ///
     /// # Errors
-    /// The file with the replica token cannot be read, the server does not accept the request in time, or it rejects
-    /// the token.
+    /// The file with the replica token cannot be read, the server does not accept the request in time or rejects the
+    /// token, or the connection to the server breaks while its requests finish.
     pub(crate) async fn run(self) -> anyhow::Result<()> {
         let start = Instant::now();
         let end = start + self.timeout;

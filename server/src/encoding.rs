@@ -1,6 +1,6 @@
 //! Decides which thread encodes a part of an answer. An answer can have millions of log probabilities and token IDs,
-//! and repeat megabytes of prompts. If a thread that serves connections encoded them, it would delay the tokens of
-//! other requests.
+//! and repeat megabytes of prompts. If a thread that serves connections encoded such an answer, it would delay the
+//! tokens of other requests.
 
 use tokio::sync::Semaphore;
 
@@ -23,29 +23,29 @@ static SLOTS: Semaphore = Semaphore::const_new(ENCODINGS_MAX);
 /// The cost of encoding a part of an answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum EncodingCost {
-    /// The part is encoded in about the time that it takes to pass it to another thread.
+    /// Encoding the part takes at most about as long as passing it to another thread.
     Low,
     /// Encoding the part may take so long that it would delay other requests.
     High,
 }
 
 impl EncodingCost {
-    /// Returns the cost of this number of tokens with IDs or log probabilities.
+    /// Returns the cost of encoding this number of tokens with their IDs or log probabilities.
     pub(crate) fn of_tokens(num_tokens: usize) -> Self {
         if num_tokens > INLINE_TOKENS_MAX { Self::High } else { Self::Low }
     }
 
-    /// Returns the cost of a text with this number of bytes.
+    /// Returns the cost of encoding a text of this number of bytes.
     pub(crate) fn of_text(num_bytes: usize) -> Self {
         if num_bytes > INLINE_TEXT_BYTES_MAX { Self::High } else { Self::Low }
     }
 }
 
-/// Runs `work`, which encodes a part of an answer. If its cost is high, `work` runs on another thread, of which at most
-/// [`ENCODINGS_MAX`] are used at the same time.
+/// Runs `work`, which encodes a part of an answer. If `cost` is high, `work` runs on another thread. At most
+/// [`ENCODINGS_MAX`] such threads are used at the same time.
 ///
 /// # Cancel safety
-/// Work that has started is completed.
+/// Once `work` has started, it is completed, even if the future is dropped.
 pub(crate) async fn run<T: Send + 'static>(
     cost: EncodingCost,
     work: impl FnOnce() -> T + Send + 'static,

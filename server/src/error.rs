@@ -12,7 +12,7 @@ use server_openai::{ErrorBody, ErrorObject, RequestError};
 /// The reason why a request was rejected or failed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Error {
-    /// The body is not JSON, or a value has the wrong type.
+    /// The body is not a JSON object, or a value is missing or has the wrong type.
     #[error("{}", .0.message)]
     Malformed(RequestError),
     /// A value is missing, out of range or not supported.
@@ -35,7 +35,8 @@ pub(crate) enum Error {
          router"
     )]
     Unauthenticated,
-    /// The request has valid syntax but violates HTTP/1.1.
+    /// The request can be parsed but violates a rule of HTTP/1.1, has a transfer coding other than `chunked`, or has a
+    /// path that is not UTF-8.
     #[error("{0}")]
     MalformedHttp(&'static str),
     #[error("the path {0} does not exist")]
@@ -48,14 +49,14 @@ pub(crate) enum Error {
         "the request body has too many objects, arrays or elements: its values would take more than {0} bytes of memory"
     )]
     TooManyValues(usize),
-    /// The body did not arrive: the connection broke, or the body took too long.
+    /// The body did not arrive completely: the connection broke, or the body took too long.
     #[error("failed to receive the request body: {0}")]
     BodyIncomplete(String),
     #[error("too many concurrent requests (limit: {limit})")]
     TooManyRequests { limit: usize, retry_after: Duration },
     #[error("the queue is full (limit: {limit} sequences)")]
     QueueFull { limit: u32, retry_after: Duration },
-    /// A resource that all requests share before they reach the engine is exhausted.
+    /// A resource outside the engine that all requests share is exhausted.
     #[error("{resource} (limit: {limit})")]
     Overloaded { resource: Resource, limit: String, retry_after: Duration },
     #[error(
@@ -69,14 +70,14 @@ pub(crate) enum Error {
     Stopping,
     #[error("{}", SleepError::Busy)]
     Busy,
-    /// The engine rejected a request that should have been rejected earlier, or a part of the server failed.
+    /// The engine rejected a request that the server should have rejected earlier, or a part of the server failed.
     #[error("{0}")]
     Internal(String),
     /// The process that checks whether a form is too costly could not be started, or it failed. The replica can serve
     /// other requests, and other replicas can serve this one.
     #[error("{0}")]
     FormCheck(String),
-    /// The engine failed to compute the request. The next request may succeed.
+    /// The engine did not complete the request. Unless the engine has stopped, other requests may succeed.
     #[error("{0}")]
     Failed(Failure),
 }
@@ -90,7 +91,7 @@ pub(crate) struct MediaReference {
     pub(crate) param: String,
 }
 
-/// A resource that all requests share before they reach the engine.
+/// A resource outside the engine that all requests share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Resource {
     #[error("the buffer for request bodies has no room for this request")]
@@ -125,7 +126,7 @@ const MESSAGE_MAX: usize = 1_000;
 /// If exceeded: the path is truncated and ends with `…`.
 const PARAM_MAX: usize = 200;
 
-/// The shortest `Retry-After`, which the server also uses if it cannot estimate the time.
+/// The shortest `Retry-After`, which the server also uses if it cannot estimate when a retry will succeed.
 const RETRY_AFTER_MIN: Duration = Duration::from_secs(1);
 
 impl Error {
@@ -151,8 +152,8 @@ impl Error {
     }
 
     /// Returns the error for a request whose images do not fit into the buffer for request bodies, which has
-    /// `bytes_max` bytes. A retry after a second may succeed, because the preparation of most requests takes less time
-    /// and then frees memory.
+    /// `bytes_max` bytes. A retry after a second may succeed, because most requests are prepared in less than a second,
+    /// which frees their memory.
     pub(crate) fn body_buffer_full(bytes_max: usize) -> Self {
         let limit = format!("{bytes_max} bytes");
         Self::Overloaded { resource: Resource::BodyBytes, limit, retry_after: RETRY_AFTER_MIN }

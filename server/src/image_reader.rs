@@ -12,9 +12,9 @@ use server_text::{ModelText, RenderInput};
 
 use crate::limits::{ByteBudget, WaitingBudget, preparation_slots};
 
-/// Number of pixels of the images that are decoded and preprocessed at the same time, for each request that can be
-/// prepared at the same time; in total, at least 50,000,000 pixels, so that an image of the largest size always fits.
-/// Decoding takes up to 11 bytes of memory for each pixel.
+/// Number of pixels of the images that are decoded and preprocessed at the same time: this number for each request that
+/// can be prepared at the same time, but at least 50,000,000 pixels in total, so that an image of the largest size
+/// always fits. Decoding takes up to 11 bytes of memory for each pixel.
 ///
 /// If exceeded: further images wait.
 const DECODING_PIXELS_PER_SLOT: usize = 12_500_000;

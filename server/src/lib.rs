@@ -9,8 +9,9 @@
 //! HTTP ◄─ routes (encoders) ◄─ respond (deltas) ◄─ TokenStream
 //! ```
 //!
-//! Nothing after `prepare` reads the wire request. If a client disconnects, the body of its answer is dropped. This
-//! drops the token stream, which frees the sequences. Dropping the stream is the only way to cancel a request.
+//! Nothing after `prepare` reads the wire request. If a client disconnects, its answer is dropped, unless it is
+//! generated in the background. Dropping the answer drops the token stream, which frees the sequences. Dropping the
+//! stream is the only way to cancel a single request in the engine.
 
 mod allocator;
 mod api_rules;

@@ -1,7 +1,8 @@
 //! The limits of the server, and the means of enforcing them: admission, budgets and slots.
 //!
-//! Every queue and buffer has a limit, here or in the engine's configuration. The documentation of a limit says whether
-//! a request that exceeds it is rejected or waits. This file lists the limits of the values in requests and answers.
+//! Every queue and buffer has a limit, which is defined here, next to the code that it protects or in the engine's
+//! configuration. The documentation of a limit says what happens if it is exceeded, for example whether a request is
+//! rejected or waits. This file lists limits of the values in requests and answers.
 
 mod admission;
 mod budget;

@@ -1,20 +1,21 @@
 //! Divides the time of steps among tenants.
 //!
 //! A step serves the sequences of all tenants, so one tenant's long prompts or many sequences make every step longer
-//! for all tenants. Each tenant is charged for the time that its sequences take, and a tenant that has used more time
-//! than another one with work to do pauses until the other has caught up. Tenants that use little time therefore get
-//! short steps, and a tenant that is alone can use the whole machine.
+//! for all tenants. Each tenant is charged for the time that its sequences take. A tenant pauses while the time that it
+//! has used exceeds that of another tenant with sequences by more than a limit. Tenants that use little time therefore
+//! get short steps, and a tenant that is alone can use the whole machine.
 //!
 //! A pause cannot shorten a step that has begun. Therefore, while other tenants are present, a tenant with many
-//! generating sequences may decode only some of them in a step, and the next ones in the following step.
+//! generating sequences may decode only some of them in a step, and the others in the following steps.
 
 use std::collections::BTreeMap;
 
 use crate::sequence::Priority;
 use crate::step_time::StepWork;
 
-/// The maximum lead of a tenant over another one with work to do, in multiples of the time of a step without any token.
-/// With this lead, tenants with almost equal work seldom pause. Each pause makes steps less efficient.
+/// A tenant pauses if it has used more time than another tenant with sequences and the difference exceeds this multiple
+/// of the time of a step without any token. With this value, tenants with almost equal work seldom pause, which matters
+/// because each pause makes steps less efficient.
 pub(crate) const LEAD_STEPS_MAX: f64 = 4.0;
 
 /// Number of steps after which a tenant without sequences no longer counts as present.
@@ -24,8 +25,8 @@ const PRESENCE_STEPS: u64 = 256;
 #[derive(Clone, Debug, Default)]
 pub(crate) struct StepShares {
     tenants: BTreeMap<u128, Usage>,
-    /// The least time that a tenant with sequences had used at the beginning of the latest step that began with such a
-    /// tenant. A tenant that arrives while no other tenant has sequences starts from this value.
+    /// The least time that any tenant with sequences had used, at the beginning of the latest step in which there was
+    /// such a tenant. A tenant that arrives while no tenant has sequences starts with at least this time.
     floor: f64,
     /// Number of steps so far.
     steps: u64,
@@ -33,16 +34,16 @@ pub(crate) struct StepShares {
 
 #[derive(Clone, Copy, Debug)]
 struct Usage {
-    /// Seconds of step time that the tenant has used, plus those that it has forgone because it had no work.
+    /// Seconds of step time that the tenant has used, plus those that it has forgone because it had nothing to compute.
     seconds: f64,
     /// Number of sequences that wait or run.
     sequences: u32,
-    /// The latest step at which the tenant had a sequence.
+    /// The number of steps when a sequence of the tenant last ended or, if none has ended, when the tenant arrived.
     last_step: u64,
     is_paused: bool,
     /// The work of the tenant's sequences in the latest step.
     work: StepWork,
-    /// The first sequence that generates a token in this step, if the previous step had no time for it.
+    /// The first sequence that generates a token in this step, if the tenant's previous step had no time for it.
     first_decode: Option<Priority>,
     /// The first sequence for which this step has no time.
     next_decode: Option<Priority>,
@@ -109,13 +110,14 @@ impl StepShares {
         self.tenants.len() > 1
     }
 
-    /// Whether the sequences of this tenant take no part in the step.
+    /// Whether this tenant is paused, so that its sequences take no part in the step.
     pub(crate) fn is_paused(&self, tenant: u128) -> bool {
         self.tenants.get(&tenant).is_some_and(|usage| usage.is_paused)
     }
 
-    /// Ends all pauses for this step, because the other tenants have nothing to compute. Returns whether a tenant with
-    /// sequences was paused or had deferred decodes.
+    /// Ends all pauses for this step, and the deferral of sequences that have had their turn. The scheduler calls this
+    /// function if no other tenant has anything to compute. Returns whether a tenant with sequences was paused or had
+    /// deferred decodes.
     pub(crate) fn resume_all(&mut self) -> bool {
         let mut any = false;
         for usage in self.tenants.values_mut() {
@@ -126,9 +128,9 @@ impl StepShares {
         any
     }
 
-    /// Whether a sequence generates no token in this step although its tenant does not pause: the sequence has had its
-    /// turn, or the `cost` of the sequences before it has reached the lead that a tenant may have. The caller must pass
-    /// the sequences in the order of their priority.
+    /// Whether a sequence generates no token in this step although its tenant does not pause: the sequence had its turn
+    /// in the previous step, or the `cost` of the tenant's earlier sequences has reached the lead that a tenant may
+    /// have. The caller must pass the sequences in the order of their priority.
     pub(crate) fn defer_decode(
         &mut self,
         tenant: u128,
@@ -148,7 +150,7 @@ impl StepShares {
         usage.defers(sequence)
     }
 
-    /// Whether [`Self::defer_decode`] has deferred this sequence or would defer it.
+    /// Whether this sequence generates no token in this step, according to the calls of [`Self::defer_decode`] so far.
     pub(crate) fn is_decode_deferred(&self, tenant: u128, sequence: Priority) -> bool {
         self.tenants.get(&tenant).is_some_and(|usage| usage.defers(sequence))
     }
@@ -161,9 +163,9 @@ impl StepShares {
         }
     }
 
-    /// Charges the tenants that took part in a step of `seconds`, in proportion to the estimated cost of each tenant's
-    /// work. The `overhead` of the step is divided equally among them. `had_room` is true if the step had room for more
-    /// work.
+    /// Charges the duration of a step, `seconds`, to the tenants that took part in it, in proportion to the estimated
+    /// cost of each tenant's work. The `overhead` of the step is divided equally among them. `had_room` is true if the
+    /// step had room for more work.
     pub(crate) fn end_step(
         &mut self,
         seconds: f64,
@@ -202,15 +204,15 @@ impl StepShares {
 mod tests {
     use super::*;
 
-    /// The time of a step without any token. Each token takes a tenth of a millisecond.
+    /// The time of a step without any token, in seconds. Each token adds 0.1 ms.
     const STEP: f64 = 0.01;
 
     fn cost(work: StepWork) -> f64 {
         f64::from(work.tokens) * 1e-4
     }
 
-    /// Runs steps in which each tenant that does not pause computes its number of tokens. Returns the number of steps
-    /// in which each tenant took part.
+    /// Runs steps in which each tenant that does not pause computes the number of tokens that `tenants` specifies.
+    /// Returns the number of steps in which each tenant took part.
     fn run(shares: &mut StepShares, tenants: &[(u128, u32)], steps: usize) -> Vec<usize> {
         let mut counts = vec![0; tenants.len()];
         for _ in 0..steps {

@@ -1,9 +1,10 @@
 //! A model of the duration of steps, which predicts how many tokens of a prompt fit into a step of limited duration.
 //!
 //! The time of a step is modeled as a sum of three costs: one for the step, one for each of its tokens, and one for
-//! each pair of a token and a token that it attends to. A Kalman filter (Kalman, 1960) estimates the three costs from
-//! recorded steps. Each step changes the least certain costs the most. The filter does not forget a cost that
-//! contributes nothing to many steps, and a single outlier changes little.
+//! each attention pair, which consists of a token and a token to which it attends. A Kalman filter (Kalman, 1960)
+//! estimates the three costs from recorded steps. Each step changes the least certain of its costs the most. The
+//! estimate of a cost hardly changes in steps to which this cost contributes little, and a single outlier has little
+//! effect.
 //!
 //! The module makes no decisions and reads no clock: the caller records the times.
 
@@ -22,7 +23,7 @@ pub(crate) struct StepTimeModel {
     prompt_steps: u32,
 }
 
-/// The part of a step's work that determines its duration.
+/// The quantities that determine the duration of a step.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct StepWork {
     pub(crate) tokens: u32,
@@ -30,18 +31,19 @@ pub(crate) struct StepWork {
     pub(crate) attention_pairs: u64,
 }
 
-/// Standard deviation of a step's time from the predicted time, as a fraction of the time. Other programs use the
-/// processors as well.
+/// Standard deviation of a step's time from the predicted time, as a fraction of the measured time. Times vary because
+/// other programs use the processors as well.
 const STEP_NOISE: f64 = 0.1;
 /// Standard deviation of a cost's change from step to step, as a fraction of the cost.
 const DRIFT: f64 = 0.01;
-/// Position in a prompt after which the chunks should take equally long.
+/// Position in a prompt. A chunk after this position should take as long as a chunk at this position.
 const REFERENCE_POSITION: u32 = 512;
-/// Initial standard deviation of a cost in seconds.
+/// Initial standard deviation of each cost, in seconds.
 const INITIAL_DEVIATION: f64 = 1.0;
 /// Number of steps with prompts that must be recorded before the estimate is used.
 const PROMPT_STEPS_MIN: u32 = 8;
-/// Numbers of tokens and of attention pairs that each cost about as much as a step without any token.
+/// Numbers of tokens and of attention pairs in one unit of [`StepWork::features`], chosen so that the orders of
+/// magnitude of the three costs are similar.
 const TOKENS_SCALE: f64 = 64.0;
 const PAIRS_SCALE: f64 = 65_536.0;
 
@@ -107,8 +109,8 @@ impl StepTimeModel {
         dot(self.costs, work.features())
     }
 
-    /// Returns how many tokens of a prompt, of which `computed_tokens` are already computed, fit into a step that also
-    /// does `work` and takes at most `time_max`. `None` until enough steps have been recorded.
+    /// Returns how many tokens of a prompt, after the first `computed_tokens`, fit into a step that also does `work`
+    /// and takes at most `time_max`. Returns `None` until enough steps have been recorded.
     pub(crate) fn tokens_within(
         &self,
         time_max: Duration,
@@ -134,7 +136,7 @@ impl StepTimeModel {
         Some(self.tokens_in(self.seconds(work) - self.costs[0], computed_tokens).min(tokens))
     }
 
-    /// Returns how many tokens of a prompt, of which `computed_tokens` are already computed, take this many seconds.
+    /// Returns how many tokens of a prompt, after the first `computed_tokens`, can be computed in this many seconds.
     fn tokens_in(&self, seconds: f64, computed_tokens: u32) -> u32 {
         if seconds <= 0.0 {
             return 0;
@@ -166,7 +168,8 @@ mod tests {
     use crate::batch::ScheduledSequence;
     use crate::request::SequenceId;
 
-    /// Returns a batch of eight decoding sequences of 300 tokens, and a chunk of a prompt.
+    /// Returns a batch of eight decoding sequences with 300 computed tokens each and, unless `chunk` is 0, a chunk of a
+    /// prompt.
     fn batch(chunk: u32, computed_tokens: u32) -> Batch {
         let mut batch = Batch::default();
         let mut push = |tokens: u32, computed_tokens: u32| {

@@ -1,4 +1,4 @@
-//! The configuration of the backend. The fields have the names of the flags.
+//! The configuration of the backend. Most fields have the names of the flags.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -36,9 +36,9 @@ pub(crate) struct BackendConfig {
     pub(crate) api_rules: ApiRules,
     pub(crate) draft_model: Option<PathBuf>,
     pub(crate) kv_spill: Option<KvSpill>,
-    /// Size in bytes of the memory for texts that are being tokenized.
+    /// Memory in bytes for texts that are being tokenized.
     pub(crate) max_tokenizer_memory: usize,
-    /// Size in bytes of the memory for images of requests.
+    /// Memory in bytes for the images of requests.
     pub(crate) max_image_memory: usize,
     /// Size in bytes of the cache for outputs of the image encoder.
     pub(crate) image_cache_size: u64,
@@ -60,18 +60,18 @@ pub(crate) struct OpenVinoConfig {
     pub(crate) activation_precision: ActivationPrecision,
     pub(crate) cache_dir: Option<PathBuf>,
     pub(crate) plugin_config: Vec<Properties>,
-    /// Number of thread groups. With several groups, the plugin uses the processors of all nodes and does not bind
-    /// threads.
+    /// Number of thread groups. With several groups on a CPU, the plugin uses the processors of all NUMA nodes and does
+    /// not bind threads.
     pub(crate) tensor_parallel_size: u32,
     pub(crate) sparse_attention: Option<f32>,
 }
 
 impl BackendConfig {
-    /// Rejects configurations that would otherwise fail only after the model is loaded.
+    /// Rejects invalid configurations before the model is loaded.
     ///
     /// # Errors
-    /// No model is given, two flags contradict each other, there are too many adapters, or an adapter has the name of
-    /// the model or of another adapter.
+    /// No model is given for the OpenVINO backend, two flags contradict each other, there are too many adapters, or an
+    /// adapter has the name of the model or of another adapter.
     pub(crate) fn check(&self) -> anyhow::Result<()> {
         if self.model.is_none() && self.backend == Backend::OpenVino {
             bail!("no model is given: use --model PATH, or --backend sim to run without a model");

@@ -21,7 +21,7 @@ pub(super) fn load_text(path: &Path, model: &mut ModelText) -> anyhow::Result<Mo
     Ok(draft)
 }
 
-/// Returns the difference between the vocabularies, if they differ.
+/// Describes the first difference between the vocabularies, if they differ.
 fn difference(model: &Tokenizer, draft: &Tokenizer) -> Option<String> {
     let sizes = [model, draft].map(Tokenizer::vocabulary_size);
     if sizes[0] != sizes[1] {

@@ -15,11 +15,11 @@ use super::runners::{ImageBackend, Runners};
 use crate::args::{ActivationPrecision, NamedAdapter};
 
 /// The context length that determines the default size of the KV cache if neither a flag nor the model's files specify
-/// one.
+/// a context length.
 const CONTEXT_DEFAULT: u32 = 8192;
 
-/// Loads the model and its draft model. `context` is the maximum number of tokens of a prompt and its completion
-/// together.
+/// Loads the model and, if the configuration has one, its draft model. `context` is the maximum number of tokens of a
+/// prompt and its completion together.
 pub(super) fn load(config: &BackendConfig, context: Option<u32>) -> anyhow::Result<Runners> {
     let runtime_config = runtime_config(config, context)?;
     let draft_config = |path| draft_config(path, config.max_model_len, &runtime_config);
@@ -162,8 +162,8 @@ fn properties(config: &OpenVinoConfig) -> anyhow::Result<Vec<(String, String)>> 
 }
 
 /// Returns the number of threads that the CPU quota of the control group allows, or `None` if it allows one for each
-/// processor that this process may use. The plugin does not know the quota. With one thread per processor, the kernel
-/// would throttle all of them in the middle of a step until the next quota period.
+/// processor that this process may use, or if either number is unknown. The plugin does not know the quota. With one
+/// thread per processor, the kernel would throttle all of them in the middle of a step until the next quota period.
 fn threads_of_quota() -> Option<usize> {
     let within_quota = available_parallelism().ok()?.get();
     let processors = rustix::thread::sched_getaffinity(None).ok()?.count() as usize;
@@ -180,7 +180,7 @@ struct LoadedRunners {
     loaded: runtime::LoadReport,
 }
 
-/// Loads the model of `config`, and its draft model.
+/// Loads the model of `config` and, if `draft` is given, its draft model.
 fn load_runners(config: &runtime::Config, draft: Option<runtime::Config>) -> anyhow::Result<LoadedRunners> {
     let mut progress = |stage: runtime::LoadStage| {
         tracing::info!(

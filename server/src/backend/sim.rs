@@ -37,7 +37,7 @@ pub(super) fn load(config: &BackendConfig, text: &ModelText) -> anyhow::Result<R
 }
 
 /// Returns the built-in model with these names, which accepts images as with `--sim-images`, and the configuration of
-/// its encoder. The memory for images and the encoder's cache have `memory_bytes` bytes each.
+/// its encoder. The memory for images and the encoder's cache are limited to `memory_bytes` bytes each.
 ///
 /// # Errors
 /// The built-in tokenizer or image processor cannot be created.

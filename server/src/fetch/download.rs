@@ -54,7 +54,7 @@ impl Downloader<'_> {
     /// Downloads `file` into `directory`.
     ///
     /// # Cancel safety
-    /// If the future is dropped, the downloaded part remains, and the next attempt continues from it.
+    /// If the future is dropped, the downloaded part remains, and a later fetch can continue from it.
     pub(crate) async fn fetch(&mut self, directory: &Path, file: &File) -> Result<FetchedFile, Error> {
         let path = directory.join(&file.path);
         if let Some(parent) = path.parent() {
@@ -94,7 +94,7 @@ impl Downloader<'_> {
         }
     }
 
-    /// Returns the file if an earlier fetch has completed it.
+    /// Returns the file if an earlier fetch has completed it. This can be determined only if the digest is known.
     async fn present(&self, path: &Path, file: &File) -> Result<Option<FetchedFile>, Error> {
         // Without a digest, the file could belong to another revision.
         let Some(expected) = &file.sha256 else { return Ok(None) };
@@ -196,8 +196,8 @@ impl Downloader<'_> {
         part.empty().await
     }
 
-    /// Verifies the complete file and renames it to its final name. If the verification fails, the file is truncated
-    /// to zero bytes.
+    /// Verifies the complete `.part` file and renames it to its final name. If the verification fails, truncates the
+    /// `.part` file to zero bytes.
     async fn place(&mut self, part: &mut Part, path: &Path, file: &File) -> Result<FetchedFile, Error> {
         let found = digits(part.hash.clone());
         let bytes = part.bytes;

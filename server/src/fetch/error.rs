@@ -10,10 +10,10 @@ use reqwest::StatusCode;
 /// The reason why a fetch failed.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Error {
-    /// The file does not exist at the source.
+    /// The file or the repository does not exist at the source.
     #[error("{url} does not exist (status {status})")]
     NotFound { url: String, status: StatusCode },
-    /// The file differs from the expected one.
+    /// The digest of the file differs from the expected one.
     #[error("{name} has the SHA-256 digest {found}, but {expected} was expected")]
     Digest { name: String, found: String, expected: String },
     /// The source rejects the credentials, or requires credentials.
@@ -22,7 +22,7 @@ pub(crate) enum Error {
     /// The flags or the source are invalid.
     #[error("{0}")]
     Wrong(String),
-    /// The disk is full.
+    /// The disk or a quota is full, or the file is too large for the file system.
     #[error("{path} does not fit into its file system: {problem}")]
     DiskFull { path: PathBuf, problem: String },
     /// The source accepts no connection or sends no data in time.
@@ -103,7 +103,7 @@ impl Error {
         Self::Source { url, problem }
     }
 
-    /// Returns the error for the status of an answer, unless the status is a success.
+    /// Returns the error for the status of an answer, unless the status means success.
     pub(crate) fn status(url: &str, status: StatusCode, had_credentials: bool) -> Option<Self> {
         let url = without_query(url);
         match status.as_u16() {

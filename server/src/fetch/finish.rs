@@ -19,8 +19,8 @@ pub(crate) const FILES: &str = "files";
 const CURRENT: &str = "current";
 /// The manifest, which exists once all files are complete.
 const MANIFEST: &str = "manifest.json";
-/// The names of the file with the graph of an OpenVINO IR: for a text model, and for the language model of a
-/// vision-language model.
+/// The possible names of the file with the graph of an OpenVINO IR: the first is for a text model, the second for the
+/// language model of a vision-language model.
 const IR_NAMES: [&str; 2] = ["openvino_model.xml", "openvino_language_model.xml"];
 
 /// A file that has been downloaded and verified.
@@ -99,9 +99,9 @@ impl PreviousModel {
         Self { into: into.to_owned(), files: files.unwrap_or_default() }
     }
 
-    /// Prepares the directory for `file`, which is about to be renamed to its final name: unless the model contains
-    /// exactly this file, the model will no longer be complete, and its manifest and its link are removed. Processes
-    /// that have opened the files of the model are not affected.
+    /// Prepares the directory for `file`, which is about to be renamed to its final name: unless the previous model
+    /// contains exactly this file, removes the manifest and the link of that model, because it will no longer be
+    /// complete. Processes that have opened the files of the previous model are not affected.
     ///
     /// # Errors
     /// The manifest or the link cannot be removed.
@@ -177,7 +177,7 @@ fn digest(files: &[FetchedFile]) -> String {
 /// Returns the path of the model among the files of a source: a file, or the directory of an IR.
 ///
 /// # Errors
-/// The files contain no model or several models, or parts of a model are missing.
+/// The files contain no model or several models, or the model has missing or too many parts.
 pub(crate) fn model_path(files: &[File], format: Format) -> Result<PathBuf, Error> {
     let ggufs: Vec<&str> =
         files.iter().map(|file| file.path.as_str()).filter(|path| path.ends_with(".gguf")).collect();

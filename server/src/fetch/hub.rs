@@ -45,8 +45,8 @@ struct Lfs {
 }
 
 impl Hub<'_> {
-    /// Returns the files that match one of `patterns`, or all files that are not hidden if there are no patterns, and
-    /// their commit. If the first part of a split model matches, all its parts are returned.
+    /// Returns the files that match one of `patterns`, and their commit. Without patterns, returns all files whose
+    /// paths do not begin with a dot. If the first part of a split model matches, all its parts are returned.
     pub(crate) async fn files(
         &self,
         client: &Client,

@@ -17,7 +17,8 @@ pub(crate) fn all_parts(path: &str) -> Result<Vec<String>, Error> {
     })
 }
 
-/// Returns the path of the first part of the split model to which the file at `path` belongs.
+/// Returns the path of the first part of the split model to which the file at `path` belongs, or `None` if the file is
+/// not a part.
 pub(crate) fn first_part(path: &str) -> Option<String> {
     PartName::parse(path).map(|name| name.of_part(1))
 }

@@ -6,7 +6,7 @@ use std::path::Path;
 
 /// The prefix of the names of directories that are being removed.
 const REMOVED: &str = ".previous-";
-/// The names of the files and directories that a fetch creates.
+/// The names of the files and directories that a fetch creates in its target directory.
 const FETCHED: [&str; 6] =
     ["files", "current", "manifest.json", "current.part", "manifest.json.part", "lock"];
 

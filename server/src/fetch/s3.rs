@@ -24,8 +24,8 @@ pub(crate) struct S3Endpoint<'a> {
     pub(crate) region: &'a str,
 }
 
-/// Returns the objects that `object` names: BUCKET/KEY or BUCKET/PREFIX/. If the key names a part of a split model, the
-/// result contains all parts.
+/// Returns the objects that `object`, which is BUCKET/KEY or BUCKET/PREFIX/, names. If the key names a part of a split
+/// model, the result contains all parts.
 pub(crate) async fn files(
     client: &Client,
     credentials: &SourceCredentials,

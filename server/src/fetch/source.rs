@@ -16,7 +16,7 @@ use super::parts::all_parts;
 ///
 /// If exceeded: `ovfleet-server fetch` fails with exit code 13.
 const CREDENTIAL_BYTES_MAX: usize = 64 << 10;
-/// The validity of a signed URL. The request must begin within this time.
+/// The validity period of a signed URL. A request with the URL must begin within this time.
 pub(super) const SIGNED_FOR: Duration = Duration::from_secs(15 * 60);
 
 /// The files of a source, and their revision.
@@ -52,7 +52,7 @@ pub(crate) struct File {
 pub(crate) enum Location {
     /// A URL.
     Web { url: Url, credentials: HttpCredentials },
-    /// An object in S3. Each attempt signs its own URL, because signatures expire.
+    /// An object in S3. A new URL is signed for each attempt, because signatures expire.
     S3(S3Object),
 }
 
@@ -200,10 +200,10 @@ pub(crate) fn web(url: &str, credentials: &SourceCredentials) -> Result<Vec<File
     all_parts(url.path())?.iter().map(file).collect()
 }
 
-/// Returns the path if it does not leave its directory.
+/// Returns the path if it is valid and does not lead out of its directory.
 ///
 /// # Errors
-/// The path leads out of its directory, has an empty component or is too long.
+/// The path is too long, has a component that is empty, `.` or `..`, or contains a backslash or a NUL character.
 pub(crate) fn checked_path(path: &str) -> Result<String, Error> {
     let is_good = |part: &str| !matches!(part, "" | "." | "..") && !part.contains(['\\', '\0']);
     if path.len() > 1024 || !path.split('/').all(is_good) {
@@ -215,10 +215,11 @@ pub(crate) fn checked_path(path: &str) -> Result<String, Error> {
     Ok(path.to_owned())
 }
 
-/// Returns an HTTP client. Requests fail if the source sends no data for longer than `idle`.
+/// Returns an HTTP client. Requests fail if connecting takes too long or the source sends no data for longer than
+/// `idle`.
 ///
 /// # Errors
-/// The system's certificates cannot be read.
+/// The client cannot be created, for example because the system's certificates cannot be read.
 pub(crate) fn client(idle: Duration) -> Result<Client, Error> {
     /// Time within which `ovfleet-server fetch` must connect to a source; `--idle-timeout` applies if it is
     /// shorter.

@@ -22,12 +22,12 @@ pub(crate) struct Admission {
     completions: Arc<Mutex<CompletionTimes>>,
 }
 
-/// A request in progress. Dropping it makes room for another request.
+/// A request in progress. Dropping this value makes room for another request.
 #[derive(Debug)]
 pub(crate) struct AdmittedRequest {
     completions: Arc<Mutex<CompletionTimes>>,
     _permit: OwnedSemaphorePermit,
-    /// The memory of the images, until the answer is complete.
+    /// The memory that the images of the request occupy until the answer is complete.
     image_memory: Option<ByteReservation>,
 }
 

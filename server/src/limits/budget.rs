@@ -6,14 +6,14 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use axum::body::Bytes;
 
 /// Maximum size of a reservation that may use all of the budget. Larger reservations leave a part to smaller ones, so
-/// that clients with small requests, which are the majority, are served while others send as much as they can.
+/// that clients with small requests, which are the majority, are served while other clients send as much as they can.
 const SMALL_RESERVATION_BYTES: usize = 64 << 10;
 
 /// The bytes that all requests together may use for one purpose.
 #[derive(Debug)]
 pub(crate) struct ByteBudget {
     bytes_max: usize,
-    /// The bytes that reservations of more than [`SMALL_RESERVATION_BYTES`] may use.
+    /// The total number of reserved bytes up to which a reservation may grow beyond [`SMALL_RESERVATION_BYTES`].
     large_bytes_max: usize,
     reserved: AtomicUsize,
 }
@@ -41,7 +41,8 @@ impl ByteBudget {
         self.bytes_max
     }
 
-    /// Returns the number of bytes that reservations of more than [`SMALL_RESERVATION_BYTES`] may use.
+    /// Returns the total number of reserved bytes up to which a reservation may grow beyond
+    /// [`SMALL_RESERVATION_BYTES`].
     pub(crate) fn large_bytes_max(&self) -> usize {
         self.large_bytes_max
     }

@@ -9,7 +9,7 @@ use tokio::sync::oneshot;
 
 use crate::tenant::Tenant;
 
-/// A number of slots for which requests wait in a fair order.
+/// A fixed number of slots for which requests wait in a fair order.
 #[derive(Debug)]
 pub(crate) struct FairSlots {
     queue: Arc<Mutex<Queue>>,

@@ -11,8 +11,8 @@ use std::io::Write;
 /// If exceeded: 400, `too_many_values`.
 const VALUES_BYTES_MAX: usize = 64 << 20;
 
-/// Returns the maximum memory in bytes for the values of a body of at most `body_bytes_max` bytes, if the values of all
-/// bodies together may take `all_bytes_max` bytes.
+/// Returns the maximum memory in bytes for the values of a body of at most `body_bytes_max` bytes, if all bodies and
+/// their values together may take `all_bytes_max` bytes.
 pub(super) fn values_bytes_max(body_bytes_max: usize, all_bytes_max: usize) -> usize {
     VALUES_BYTES_MAX
         .max(body_bytes_max.saturating_mul(2))

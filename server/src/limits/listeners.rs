@@ -1,4 +1,4 @@
-//! The limits of the HTTP listeners, whose values come from flags.
+//! The limits of the HTTP listeners. Their values come from flags, except for some limits of the admin port.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,8 +11,8 @@ use super::json::values_bytes_max;
 pub struct HttpLimits {
     /// Size of a request body in bytes.
     pub max_body_bytes: usize,
-    /// Total size in bytes of the request bodies and of their values in memory, from their arrival until the requests
-    /// are prepared.
+    /// Total size in bytes of the request bodies, their values and their images in memory, from their arrival until the
+    /// requests are prepared.
     pub max_buffered_body_bytes: usize,
     /// Number of concurrent requests. A request counts from the arrival of its body until its answer fits into the
     /// buffers of its connection.
@@ -44,8 +44,8 @@ impl HttpLimits {
     ///
     /// # Errors
     /// A request with the largest body might not fit into the buffer of all bodies, even if it is the only request. Up
-    /// to four times the body is in memory at the same time: the text, the values, the images that it contains, and the
-    /// items that are retained for the response.
+    /// to four times the size of a body is in memory at the same time: its text, its values, the images that it
+    /// contains, and the items that are retained for the response.
     pub(crate) fn check(&self) -> anyhow::Result<()> {
         let (body, all) = (self.max_body_bytes, self.max_buffered_body_bytes);
         anyhow::ensure!(

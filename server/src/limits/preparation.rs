@@ -20,7 +20,7 @@ const SLOTS_MAX: usize = 16;
 /// The minimum number of slots, so that one long prompt does not delay all others on a machine with one core.
 const SLOTS_MIN: usize = 2;
 
-/// Returns the number of slots on this machine: one for each core of the process, between [`SLOTS_MIN`] and
+/// Returns the number of slots on this machine: one for each core that the process may use, between [`SLOTS_MIN`] and
 /// [`SLOTS_MAX`].
 pub(crate) fn preparation_slots() -> usize {
     let cores = std::thread::available_parallelism().map_or(SLOTS_MIN, usize::from);
@@ -61,7 +61,7 @@ impl PreparationSlots {
 }
 
 impl PreparationSlot {
-    /// Runs `work` on its own thread and returns its result, or `None` if it panics or no thread can be started.
+    /// Runs `work` on a separate thread and returns its result, or `None` if it panics or no thread can be started.
     /// Dropping the future does not end the work, which occupies the slot until it returns.
     ///
     /// The thread has the priority of [`blocking::lower_priority`].

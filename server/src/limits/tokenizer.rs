@@ -1,5 +1,6 @@
-//! The memory that tokenizers may use. Before the server tokenizes a text, it reserves the memory that the text needs
-//! in the worst case. If too little is left, the text waits for those that are being tokenized.
+//! The memory that tokenizers may use. Before the server tokenizes a text of more than 64 KiB, it reserves the memory
+//! that the text needs in the worst case. If too little memory is left, the text waits until enough other texts have
+//! been tokenized.
 
 use server_text::ENCODE_MEMORY_PER_BYTE;
 
@@ -27,7 +28,8 @@ impl TokenizerMemory {
     /// the thread until other texts have returned enough memory.
     ///
     /// # Errors
-    /// The text needs more than the limit. The error contains the size of the longest text that can be tokenized.
+    /// The text could need more memory than the whole budget. The error contains the size of the longest text that can
+    /// be tokenized.
     pub(crate) fn reserve(&self, bytes: usize) -> Result<WaitingReservation<'_>, AboveBudget> {
         self.text_bytes.reserve(if bytes <= UNRESERVED_BYTES_MAX { 0 } else { bytes })
     }

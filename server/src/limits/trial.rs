@@ -21,7 +21,7 @@ const TRIAL_MEMORY_BYTES_MAX: usize = 256 << 20;
 ///
 /// If exceeded: 400, `invalid_value`.
 const TRIAL_TIME_MAX: Duration = Duration::from_secs(60);
-/// The interval at which the process of a trial checks whether it exceeds its limits.
+/// The interval at which a trial process checks whether it exceeds its limits.
 const WATCH_PERIOD: Duration = Duration::from_millis(2);
 
 /// The name of the subcommand.
@@ -94,7 +94,7 @@ impl InvalidGrammar {
     }
 }
 
-/// Runs a trial in this process. The request is read from standard input. The process exits when it exceeds the limits.
+/// Runs a trial in this process. The request is read from standard input. The process exits when it exceeds a limit.
 ///
 /// # Errors
 /// The grammar cannot be compiled ([`InvalidGrammar`]), or reading standard input or writing standard output fails.

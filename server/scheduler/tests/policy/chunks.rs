@@ -125,7 +125,8 @@ fn prompts_get_the_whole_budget_until_a_sequence_decodes() {
     );
 }
 
-/// The configuration with a target that no step exceeds. The tests record no steps, so no step time can be predicted.
+/// The configuration with `max_itl`, a target for the time of a step. The tests record no steps, so the scheduler
+/// cannot predict the time.
 fn with_max_itl(max_chunk_tokens: u32) -> SchedulerConfig {
     SchedulerConfig { max_chunk_tokens, max_itl: Some(Duration::from_secs(1)), ..config() }
 }

@@ -1,4 +1,4 @@
-//! Tests draft tokens, which the model computes before it is known whether they are sampled.
+//! Tests draft tokens, which the model computes before it is known whether they will be accepted.
 
 use expect_test::expect;
 use server_scheduler::{

@@ -1,4 +1,4 @@
-//! Tests sequences in lockstep, such as the beams of a search.
+//! Tests sequences in lockstep, such as those of a beam search.
 
 use expect_test::expect;
 use server_scheduler::{CacheSize, SchedulerConfig};

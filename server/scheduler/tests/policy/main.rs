@@ -1,5 +1,5 @@
 //! Tests of the policy. Each expectation lists commands and the batches that they produce. A new test needs only the
-//! commands, the lines that begin with `> `: `UPDATE_EXPECT=1` adds or updates the batches.
+//! commands (the lines that begin with `> `): `UPDATE_EXPECT=1` adds or updates the batches.
 
 mod adapters;
 mod admission;

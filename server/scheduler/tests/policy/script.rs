@@ -28,9 +28,9 @@
 //! load
 //! images                    the load of the encoder and of its cache
 //! ```
-//! The line `1: 8+4 [0 3 2] -> 1,2` means that the step computes 4 tokens of sequence 1 after 8 computed ones, in the
-//! blocks 0, 3 and 2, and that the sequences 1 and 2 sample after them. With ` scores 8+3`, the logits of the three
-//! tokens from position 8 on are needed.
+//! The line `1: 8+4 [0 3 2] -> 1,2` means that the step computes 4 tokens of sequence 1 after 8 computed ones, that the
+//! keys and values of the sequence are in the blocks 0, 3 and 2, and that a token is then sampled for each of the
+//! sequences 1 and 2. With ` scores 8+3`, the logits of the three tokens from position 8 on are needed.
 
 use std::fmt::Write;
 
@@ -94,7 +94,7 @@ struct Run {
     quiet: bool,
     /// The drafts for the next batch.
     drafts: Vec<(SequenceId, Vec<TokenId>)>,
-    /// The numbers by which the commands refer to sequences.
+    /// The numbers by which the commands refer to sequences, each with the ID of its sequence.
     ids: Vec<(u64, SequenceId)>,
     out: String,
 }
@@ -301,14 +301,14 @@ impl Run {
         }
     }
 
-    /// The id of the sequence with this number. A command can use a number again once its sequence has ended.
+    /// The ID of the sequence with this number. `submit` can reuse the number of a sequence that has ended.
     fn id(&self, name: &str) -> SequenceId {
         let name = number(name);
         let id = self.ids.iter().rfind(|(other, _)| *other == name);
         id.map_or(SequenceId::new(name, 0), |(_, id)| *id)
     }
 
-    /// The numbers by which the commands refer to sequences.
+    /// The numbers by which the commands refer to these sequences, separated by commas.
     fn names(&self, ids: &[SequenceId]) -> String {
         let name = |id: &SequenceId| {
             self.ids.iter().rfind(|(_, other)| other == id).expect("the sequence was submitted").0

@@ -12,7 +12,7 @@ use crate::script::config;
 
 const VICTIM: u128 = 1;
 const ATTACKER: u128 = 2;
-/// Number of the victim's first answers that are not measured, because the scheduler does not know yet how long steps
+/// Number of the victim's first requests that are not measured, because the scheduler does not yet know how long steps
 /// take.
 const WARM_UP: usize = 8;
 
@@ -25,7 +25,8 @@ struct Client {
     max_tokens: u32,
 }
 
-/// Clients, a scheduler and a model whose steps take 5 ms, plus 1 ms for each token and 0.2 µs for each attention pair.
+/// Clients, a scheduler and a model whose steps take 5 ms, plus 1 ms for each token and 0.2 µs for each pair of a token
+/// and a token of the same sequence from an earlier step.
 struct Simulation {
     scheduler: Scheduler,
     clients: Vec<Client>,
@@ -61,7 +62,8 @@ impl Simulation {
         self.requests.insert(id, (client, self.now));
     }
 
-    /// Runs until `count` requests of the victim are answered, and returns the longest time that one of them took.
+    /// Runs until `count` requests of the victim are answered, and returns the longest time that one of them took, not
+    /// counting the first [`WARM_UP`] requests.
     fn run(mut self, count: usize) -> Duration {
         let (mut batch, mut events) = (Batch::default(), Vec::new());
         let (mut answered, mut longest) = (0, Duration::ZERO);

@@ -10,7 +10,7 @@ pub(crate) struct Cache {
     slots: Vec<Entry>,
 }
 
-/// Returns the cache entries of a sequence's tokens if the sequence uses this adapter.
+/// Returns the cache entries for the tokens of a sequence that uses this adapter.
 fn history(adapter: u32, tokens: &[TokenId]) -> impl Iterator<Item = u64> {
     tokens.iter().scan(u64::from(adapter), |state, &token| {
         *state = (*state ^ (u64::from(token) + 1)).wrapping_mul(0x2545_f491_4f6c_dd1d).rotate_left(23);
@@ -32,7 +32,7 @@ impl Cache {
         }
     }
 
-    /// Writes the entries of the tokens of a sequence that the step computes.
+    /// Writes the entries for the tokens that the step computes for a sequence.
     pub(crate) fn write(&mut self, batch: &Batch, sequence: &ScheduledSequence, tokens: &[TokenId]) {
         let end = sequence.computed_tokens as usize + sequence.tokens.len();
         for (position, entry) in

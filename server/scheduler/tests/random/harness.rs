@@ -20,11 +20,11 @@ pub(crate) struct Setup {
     pub(crate) config: SchedulerConfig,
     pub(crate) cache: CacheSize,
     pub(crate) hash: fn(BlockHash, &[TokenId]) -> BlockHash,
-    /// The number of different tokens. With few of them, prompts share prefixes by chance.
+    /// The number of different tokens. If this number is small, prompts share prefixes by chance.
     pub(crate) vocabulary: u32,
     /// Whether evicted blocks are stored and restored.
     pub(crate) spills: bool,
-    /// Whether prompts have images.
+    /// Whether some prompts have images.
     pub(crate) images: bool,
 }
 
@@ -42,7 +42,7 @@ pub(crate) struct Totals {
     pub(crate) cached_tokens: u32,
     pub(crate) computed_tokens: u32,
     pub(crate) scored: u32,
-    /// Sequences in lockstep that continued from another sequence.
+    /// The number of times that a sequence in lockstep continued from another sequence.
     pub(crate) reassigned: u32,
     pub(crate) drafted: u32,
     pub(crate) accepted: u32,
@@ -62,7 +62,7 @@ pub(crate) struct Totals {
     pub(crate) digest: u64,
 }
 
-/// The expected state of a sequence, which the harness keeps after the sequence has ended.
+/// The expected state of a sequence, which the harness retains after the sequence has ended.
 struct SequenceRecord {
     request: u32,
     tokens: Vec<TokenId>,
@@ -74,14 +74,14 @@ struct SequenceRecord {
 
 struct Request {
     stop: StopCriteria,
-    /// Number of prompt tokens whose logits are needed.
+    /// Number of prompt tokens, excluding the last one, whose logits are needed.
     to_score: u32,
     /// Number of these prompt tokens whose logits have been computed.
     scored: u32,
     started: bool,
     lockstep: bool,
     alive: u32,
-    /// Number of steps since the request became the oldest.
+    /// Number of steps, not counting empty ones, since the request became the oldest.
     steps_as_oldest: u32,
 }
 
@@ -103,7 +103,7 @@ pub(crate) struct Harness {
     /// Suspended sequences, and some that were suspended and have ended.
     suspended: Vec<SequenceId>,
     requests: BTreeMap<u32, Request>,
-    /// The ids of all sequences ever submitted or rejected.
+    /// The IDs of all sequences ever submitted or rejected.
     ids: Vec<SequenceId>,
     totals: Totals,
 }
@@ -263,7 +263,7 @@ impl Harness {
         }
     }
 
-    /// A recent sequence, which may have ended or never have existed.
+    /// The ID of a recent sequence, which may have ended or may never have existed.
     fn recent_id(&mut self) -> SequenceId {
         let at = self.ids.len().saturating_sub(self.random.below(30) as usize);
         self.ids.get(at).copied().unwrap_or(SequenceId::new(self.ids.len() as u64, 0))
@@ -530,7 +530,7 @@ impl Harness {
         assert_eq!(finished, expected);
     }
 
-    /// Sets drafts for random sequences in any state.
+    /// Sets the number of draft tokens of random sequences, which can be in any state or not exist.
     fn set_drafts(&mut self) {
         for _ in 0..self.random.below(12) {
             let id = self.recent_id();

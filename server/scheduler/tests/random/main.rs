@@ -1,8 +1,8 @@
 //! Tests random operations on a scheduler, with a simulated cache that records the history of each slot.
 //!
-//! After each operation the scheduler checks its own invariants. For each batch the harness checks that every sequence
-//! reads exactly its own history through its block table, that the limits hold, and that no request starves. A failure
-//! prints the seed and the number of the operation.
+//! After each operation, the scheduler checks its own invariants. For each batch, the harness checks that every
+//! sequence reads exactly its own history, except for evicted blocks, through its block table, that the limits hold,
+//! and that no request starves. A failure prints the seed and the number of the operation.
 
 mod cache;
 mod harness;
@@ -31,7 +31,7 @@ fn cache() -> CacheSize {
     CacheSize { block_tokens: 4, blocks_total: 20 }
 }
 
-/// A scheduler that often runs out of blocks.
+/// The setup of a scheduler that often runs out of blocks.
 fn setup() -> Setup {
     Setup { config: config(), cache: cache(), hash: block_hash, vocabulary: 2, spills: false, images: false }
 }

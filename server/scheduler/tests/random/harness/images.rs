@@ -14,10 +14,10 @@ const IMAGES: u32 = 6;
 /// The number of rows of an image.
 const ROWS: u32 = 12;
 
-/// The limits: few outputs are stored, and the encoder receives few images at a time.
+/// The limits of the tests, with which few outputs are stored and the encoder receives few images at a time.
 pub(super) const LIMITS: ImageLimits = ImageLimits { rows_max: ROWS + 4, max_num_encoder_input_tokens: 5 };
 
-/// The outputs of the encoder.
+/// The images that the encoder has yet to encode, and its outputs.
 #[derive(Default)]
 pub(super) struct Encoder {
     requested: Vec<ImageDigest>,
@@ -25,7 +25,7 @@ pub(super) struct Encoder {
 }
 
 impl Encoder {
-    /// Whether there are images that were requested and are not encoded yet.
+    /// Whether some requested images are not encoded yet.
     pub(super) fn is_busy(&self) -> bool {
         !self.requested.is_empty()
     }
@@ -91,7 +91,7 @@ impl Harness {
         }
     }
 
-    /// Accepts the image requests of the scheduler, and removes the outputs that it has evicted.
+    /// Accepts the image requests of the scheduler, and removes the outputs that the scheduler has evicted.
     pub(super) fn request_images(&mut self) {
         for evicted in self.scheduler.drain_evicted_images() {
             assert!(self.encoder.outputs.remove(&evicted), "only an existing output is evicted");

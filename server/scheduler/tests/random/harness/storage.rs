@@ -62,7 +62,7 @@ impl Storage {
         }
     }
 
-    /// The next block to restore.
+    /// Removes and returns the next block to restore.
     pub(super) fn next(&mut self) -> Option<(RestoreId, BlockKey)> {
         self.requested.pop_front()
     }
@@ -96,7 +96,7 @@ impl Harness {
         }
     }
 
-    /// Restores some blocks, or ends restores.
+    /// Restores some blocks, and sometimes ends a restore early.
     pub(super) fn restore_blocks(&mut self) {
         for _ in 0..self.random.below(4) {
             let Some((id, key)) = self.storage.next() else { return };

@@ -6,7 +6,7 @@ use super::{Harness, SequenceRecord};
 use server_scheduler::{Batch, SampledToken, SequenceId};
 
 impl Harness {
-    /// Samples a token for each sequence or suspends it. Some sequences in lockstep continue from another.
+    /// Samples a token for each sequence or suspends it. Some sequences in lockstep continue from another sequence.
     pub(super) fn sample(&mut self, batch: &Batch) -> Vec<SampledToken> {
         let vocabulary = self.vocabulary;
         let mut sampled: Vec<_> =
@@ -34,7 +34,8 @@ impl Harness {
         sampled
     }
 
-    /// Lets some sequences in lockstep continue from an earlier one that continues its own tokens.
+    /// Lets some sequences in lockstep continue from an earlier sequence of their request that continues its own
+    /// tokens.
     fn reassign(&mut self, sampled: &mut [SampledToken]) {
         let Self { random, sequences, requests, totals, .. } = self;
         for index in 0..sampled.len() {
@@ -54,7 +55,7 @@ impl Harness {
         }
     }
 
-    /// Resumes suspended sequences at random, those of one request together.
+    /// Resumes suspended sequences at random. The suspended sequences of a request are resumed together.
     pub(super) fn resume(&mut self) {
         let Self { random, sequences, suspended, .. } = self;
         let mut resumed: Vec<SequenceId> = Vec::new();
