@@ -68,7 +68,7 @@ schema: fetch ## Check responses to generated requests against /openapi.json wit
 
 # This is a separate target because it requires a browser. It reuses the build of `make test`.
 .PHONY: console
-console: fetch ## Test the router's console in headless Chromium. Screenshots are written to target/tmp/console/.
+console: fetch ## Test the router's console in headless Chromium. Screenshots are written to target/.
 	@scripts/need cargo g++ chromium
 	@$(CARGO) test --workspace --locked --no-run --quiet
 	@$(CARGO) test --workspace --locked --features tests/browser --test e2e_console -- $(ARGS)

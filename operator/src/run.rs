@@ -215,7 +215,8 @@ pub async fn manage(
             () = stop.cancelled() => return Ok(()),
         }
     }
-    tracing::info!("{}", if election.is_some() { "this process is the leader" } else { "starting to reconcile" });
+    let message = if election.is_some() { "this process is the leader" } else { "starting to reconcile" };
+    tracing::info!("{message}");
     services.metrics.set_leader(true);
     let controllers = run_controllers(&client, &config, &services, stop);
     let outcome = match &mut election {
