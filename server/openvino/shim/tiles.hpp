@@ -140,7 +140,11 @@ private:
         if (!holds) __builtin_trap();
     }
     // Treats subnormal numbers as zeros.
-    static inline float normal(float value) { return value > -0x1p-126f && value < 0x1p-126f ? 0.0f : value; }
+    static inline float normal(float value) {
+        uint32_t bits;
+        std::memcpy(&bits, &value, sizeof(bits));
+        return bits & 0x7f800000 ? value : 0.0f;  // without a comparison of floats, the compiler can use vector instructions
+    }
     // The type in which products are computed. The product of two bf16 numbers is exact in f32 and in f64.
 #if defined(__FMA__)
     using Number = float;
