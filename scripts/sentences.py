@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Prints random sentences of the repository for a review of its language (STYLE.md).
+"""Prints random sentences from the repository for a review of its language (STYLE.md).
 
 A reviewer reads the sentences and counts those that a fluent engineer would rewrite. The same seed and the same tree
-give the same sentences. The sample of each kind of text has the same size, regardless of how much text there is. With
-files as arguments, only those are sampled.
+give the same sentences. The samples of all kinds of text have about the same size, regardless of how much text there
+is. With files as arguments, only those are sampled.
 
     scripts/sentences.py --seed 1 --count 100
 """

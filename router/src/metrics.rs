@@ -170,7 +170,7 @@ impl Default for Metrics {
             ),
             score: metrics.request_seconds(
                 "pick_score",
-                "Score of the picked replica: its estimated time to the first token. Observed only if the policy kv is \
+                "Score of the picked replica: its estimated time to the first token. Observed only if the kv policy is \
                  applied and a replica reports its load",
             ),
             terms: TermHistograms::new(&mut metrics),

@@ -191,8 +191,8 @@ fn compile_to(libraries: &mut [(String, cc::Build)], directory: &Path) {
     let jobs = env::var("NUM_JOBS").ok().and_then(|jobs| jobs.parse().ok()).unwrap_or(1);
     let next = AtomicUsize::new(0);
     for (name, library) in libraries.iter_mut() {
-        // Each library has a directory, so that objects of the same source do not overwrite each other. `compile`
-        // prints the metadata for Cargo, because the threads would print it in an arbitrary order.
+        // Each library has its own directory, so that object files of the same source file do not overwrite each other.
+        // `compile` prints the metadata for Cargo, because the threads would print it in an arbitrary order.
         library.out_dir(directory.join(name)).cargo_metadata(false);
         // Generate only line tables, as for the Rust code: with full debug information, compiling takes 1.5 times as
         // long.

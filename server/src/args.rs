@@ -225,11 +225,12 @@ pub struct Args {
 
     /// Maximum number of tokens processed in a step that both generates tokens and processes prompts. A lower value
     /// shortens the pauses between streamed tokens; a higher value processes long prompts faster. Regardless of the
-    /// number of generating sequences, prompts may use at least a quarter of this number; only the later chunks of a
-    /// long prompt are smaller, so that all of its chunks take about equally long. The limit is a multiple of this
+    /// number of generating sequences, prompts may use at least a quarter of this number, except that the later chunks
+    /// of a long prompt are smaller, so that all of its chunks take about equally long. The limit is a multiple of this
     /// number if several prompts wait for each generating sequence, if at least 8 prompts wait, or if at least 2
     /// prompts wait and at least 16 sequences generate tokens. While several tenants have requests, or had some
-    /// recently, the limit is at most this number, and also applies to steps that only process prompts.
+    /// recently, the limit is at most this number, and also applies to steps that only process prompts; prompts may
+    /// then use less than a quarter of it.
     ///
     /// If exceeded: the rest of the prompts is processed in the following steps.
     #[arg(
@@ -244,8 +245,8 @@ pub struct Args {
     /// Target, such as `100ms`, for the inter-token latency of generating sequences while prompts are processed in the
     /// same steps. Each step processes as many prompt tokens as are predicted to fit into this time, based on the
     /// durations of earlier steps, but at least 16. Until step times can be predicted, steps are limited to a quarter
-    /// of --max-chunk-tokens. After that, --max-chunk-tokens applies only while several tenants have requests. With a
-    /// target, generation does not pause while images are encoded. Default: no target
+    /// of --max-chunk-tokens. After that, --max-chunk-tokens limits steps only while several tenants have requests, or
+    /// had some recently. With a target, generation does not pause while images are encoded. Default: no target
     #[arg(long, value_name = "DURATION", value_parser = duration, help_heading = "Engine")]
     pub max_itl: Option<Duration>,
 
@@ -291,7 +292,8 @@ pub struct Args {
     #[arg(long, help_heading = "Engine")]
     pub prompt_lookup: bool,
 
-    /// A small model that proposes draft tokens and has the same vocabulary: a GGUF file or an IR directory.
+    /// A small model that proposes draft tokens: a GGUF file or an IR directory. It must have the same vocabulary as
+    /// the model.
     ///
     /// The model verifies draft tokens, so they do not change the output; tokens are proposed only while that saves
     /// time. Both models share --kv-cache-size and use the same device, precisions and plugin properties. With
@@ -302,9 +304,10 @@ pub struct Args {
     /// Follow the OVMS API where it differs from the OpenAI API, for clients that were written for OVMS.
     ///
     /// Errors have the form `{"error": "message"}`, in streams as well; HTTP statuses and the events of the Responses
-    /// API do not change. Completions without `max_tokens` run until the end-of-sequence token, and a `best_of` above 1
-    /// enables beam search if `use_beam_search` is not set. The server accepts messages without content, paths below
-    /// `/v3/v1/` and trailing slashes, and serves `/v1/config` and `/v2/models/{name}/ready`.
+    /// API do not change. Completions without `max_tokens` run until the end-of-sequence token or until the context is
+    /// full, unless `generation_config.json` sets `max_new_tokens`. A `best_of` above 1 enables beam search if
+    /// `use_beam_search` is not set. The server accepts messages without content, paths below `/v3/v1/` and trailing
+    /// slashes, and serves `/v1/config` and `/v2/models/{name}/ready`.
     #[arg(long, help_heading = "Network")]
     pub ovms_compat: bool,
 

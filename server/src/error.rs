@@ -82,7 +82,7 @@ pub(crate) enum Error {
     Failed(Failure),
 }
 
-/// A medium that a request refers to.
+/// A reference to media in a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct MediaReference {
     /// The URL or the path.

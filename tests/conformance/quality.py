@@ -125,7 +125,8 @@ class Noise:
     kl: float
     # The fraction of positions at which the setup and the reference have the same most probable token.
     top1: float
-    # The root mean square difference between the log probabilities of the text's tokens.
+    # The root mean square difference between the log probabilities that the setup and the reference assign to the
+    # tokens of the text.
     rms: float
     perplexity: float
 

@@ -131,9 +131,9 @@ pub struct HuggingFaceSource {
     #[serde(default = "main_branch")]
     #[schemars(length(min = 1, max = 256), extend("x-kubernetes-validations" = formats::revision()))]
     pub revision: String,
-    /// Patterns for the paths of the files to fetch, such as `*Q4_K_M.gguf`. `*` matches any part of a path. If a
-    /// pattern matches the first part of a split GGUF model, all parts are fetched. Default: all files whose paths do
-    /// not begin with `.`.
+    /// Patterns for the paths of the files to fetch, such as `*Q4_K_M.gguf`. `*` matches any sequence of characters,
+    /// including `/`. If a pattern matches the first part of a split GGUF model, all parts are fetched. Default: all
+    /// files whose paths do not begin with `.`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 256), inner(length(min = 1, max = 512)))]
     pub files: Vec<String>,

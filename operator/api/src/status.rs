@@ -11,8 +11,8 @@ pub struct LlmDeploymentStatus {
     /// Generation of the resource that this status describes.
     pub observed_generation: i64,
     /// Human-readable summary of the state. `Refused`: the resource is invalid, or the cluster rejects one of its
-    /// objects. `Degraded`: a problem requires intervention. The conditions contain the reason. Programs should read
-    /// the conditions instead of the phase.
+    /// objects. `Degraded`: a problem probably needs intervention. The conditions contain the reason. Programs should
+    /// read the conditions instead of the phase.
     pub phase: Phase,
     /// Number of replicas that exist, including those that are starting and excluding those that are being deleted.
     pub replicas: i32,

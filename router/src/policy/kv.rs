@@ -76,8 +76,8 @@ pub(super) fn score(config: &KvConfig, demand: &Demand, candidates: &[Candidate]
     }
 }
 
-/// The factor up to which replicas are assumed to be equally fast. Measured speeds differ by chance, above all with
-/// short prompts, and a chance difference should not attract requests.
+/// A replica whose measured speed is within this factor of the typical speed is assumed to have the typical speed.
+/// Measured speeds differ by chance, above all with short prompts, and a chance difference should not attract requests.
 const SPEED_FACTOR: f64 = 3.0;
 /// The age above which a measured speed is ignored, because the replica may have been cold during the measurement. A
 /// replica that was slow is therefore tried again at this interval.
@@ -161,8 +161,8 @@ fn estimate(config: &KvConfig, demand: &Demand, candidate: &Candidate, speeds: &
     let queued_images = (reported.unencoded_image_tokens as f64 - age * image_speed).max(0.0)
         + booked.image_tokens_unreported as f64;
     let all_images = (queued_images + f64::from(cost.image_tokens)) / image_speed;
-    // A request without images overtakes those that wait for the encoder. Encoding only slows down the computation of
-    // the queued prompts and of the request's own prompt, by at most the duration of that computation.
+    // A request without images overtakes those that wait for the encoder. For such a request, encoding only slows down
+    // the computation of the queued prompts and of its own prompt, which at most doubles the time of that computation.
     let image_encoding =
         if cost.image_tokens > 0 { all_images } else { all_images.min(queued_prefill + prefill) };
     let steps = 1.0 + (queued_tokens + prompt_tokens) / f64::from(config.step_tokens.max(1.0));

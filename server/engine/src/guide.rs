@@ -76,7 +76,7 @@ pub enum GuideError {
     #[error("the form of the answer is too complex: {0}")]
     TooComplex(String),
     /// The guide failed for another reason.
-    #[error("failed to constrain the answer to its form: {0}")]
+    #[error("failed to constrain the answer to the form in the request: {0}")]
     Failed(String),
 }
 

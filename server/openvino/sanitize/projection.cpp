@@ -149,7 +149,8 @@ void check_case(const TestedKernels& tested, Case test) {
         const double root = std::sqrt(squares / double(K) + 1e-5);
         for (size_t k = 0; has_norm && k < K; ++k) x[k] = x[k] / root * double(norm[k]);
         const double limit = terms == 1 ? outlier_limit(x) : HUGE_VAL;
-        // Returns a product, and adds its tolerance to `off`.
+        // Returns the expected value of column `n` of this row before the epilogue, including adapters, and adds its tolerance
+        // to `off`.
         const auto product = [&](size_t n, double& off) {
             double sum = 0;
             for (size_t k = 0; k < K; ++k) {

@@ -86,8 +86,8 @@ impl GemmaObject {
         }
     }
 
-    /// Reads the next character, and appends to `to` the JSON that is certain. After [`ValueEffect::Completes`] or
-    /// `Invalid`, no more characters may follow; the result is never `AlreadyComplete`.
+    /// Reads the next character, and appends to `to` the JSON that later characters cannot change. After
+    /// [`ValueEffect::Completes`] or `Invalid`, no more characters may follow; the result is never `AlreadyComplete`.
     pub(crate) fn step(&mut self, letter: char, to: &mut String) -> ValueEffect {
         match &mut self.state {
             State::Json { string, part } => {

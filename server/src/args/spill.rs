@@ -12,7 +12,7 @@ use process::units::ByteSize;
 pub struct SpillArgs {
     /// Directory to which blocks that are evicted from the KV cache are written. If a later prompt begins with the
     /// tokens of these blocks, the blocks are read back instead of being recomputed, even after a restart with the same
-    /// model. Only one server can use the directory at a time.
+    /// version, model and configuration. Only one server can use the directory at a time.
     ///
     /// The directory is useful if reading a block is faster than computing it, which is usually the case with a local
     /// disk. Errors when accessing the directory are logged and do not affect requests. Default: evicted blocks are

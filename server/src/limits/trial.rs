@@ -38,7 +38,7 @@ pub(crate) struct TrialProcesses;
 impl Trial for TrialProcesses {
     fn run(&self, request: &[u8]) -> Result<(), TrialError> {
         let output = run_process(request).map_err(|error| {
-            TrialError::Failed(format!("failed to check the form in a separate process: {error:#}"))
+            TrialError::Failed(format!("failed to check the form of the answer in a separate process: {error:#}"))
         })?;
         match output.status.code().map(|code| code as u8) {
             Some(0) => Ok(()),
@@ -55,7 +55,7 @@ impl Trial for TrialProcesses {
             Some(code) => {
                 let stderr = String::from_utf8_lossy(&output.stderr);
                 Err(TrialError::Failed(format!(
-                    "the process that checks the form exited with code {code}: {stderr}"
+                    "the process that checks the form of the answer exited with code {code}: {stderr}"
                 )))
             }
         }

@@ -1,5 +1,5 @@
 //! The reasons why an image was not fetched. The messages name the host, address or path that was refused, and the flag
-//! that would allow it, if one exists. Of a host's answer, they reveal the status and, for a redirect, the scheme, host
+//! that would allow it, if one exists. They reveal the status of a host's answer and, for a redirect, the scheme, host
 //! and port of the target, but never the body.
 
 use std::io;

@@ -29,8 +29,14 @@ impl SpillMetrics {
             ),
             unreadable: metrics
                 .zero("spill_unreadable_blocks", "Blocks in --kv-spill-dir that could not be read"),
-            blocks: metrics.zero("spill_blocks", "Blocks in --kv-spill-dir"),
-            bytes: metrics.zero("spill_bytes", "Total size of the blocks in --kv-spill-dir in bytes"),
+            blocks: metrics.zero(
+                "spill_blocks",
+                "Blocks in --kv-spill-dir, including blocks that are waiting to be written",
+            ),
+            bytes: metrics.zero(
+                "spill_bytes",
+                "Total size in bytes of the blocks in --kv-spill-dir, including blocks that are waiting to be written",
+            ),
         }
     }
 

@@ -1,5 +1,5 @@
-//! The events of a background response, for the clients that follow it. A slow client may still read them after the
-//! response has ended, so they do not keep the response in memory.
+//! The events of a background response, for the clients that follow it. A slow client may still read the events after
+//! the response has ended, so the events do not keep the response in memory.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -57,7 +57,7 @@ impl EventLog {
         Self { list: Vec::new(), bytes: 0, all_bytes: Arc::clone(all_bytes) }
     }
 
-    /// Adds an event. Returns whether the limits allow it.
+    /// Adds an event, even if it exceeds a limit. Returns whether the events are still within the limits.
     fn push(&mut self, event: Arc<str>) -> bool {
         let bytes = event.len();
         self.bytes += bytes;

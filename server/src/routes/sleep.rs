@@ -13,7 +13,7 @@ use crate::app::App;
 use crate::error::Error;
 use crate::sleep::level;
 
-/// Whether requests may put the server to sleep and wake it.
+/// Whether the server has vLLM's paths for sleep and wake-up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SleepApi {
     /// The paths do not exist.

@@ -34,7 +34,7 @@ pub(crate) struct Bystander {
 /// The observations of the clients and the probers.
 #[derive(Default)]
 pub(crate) struct Observations {
-    /// The latency of each response, up to its end.
+    /// The end-to-end latency of each request.
     answers: Vec<Duration>,
     /// The duration of the slowest probe.
     pub(crate) slowest_probe: Duration,

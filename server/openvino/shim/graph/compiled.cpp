@@ -26,7 +26,8 @@ constexpr const char* paged_attention = "PagedAttentionExtension";
 constexpr const char* sizes[] = {"k_head_size", "num_k_heads", "v_head_size", "num_v_heads"};
 constexpr const char* mark = " heads ";
 
-// Reads a paged attention operation as the plugin does, and adds the numbers and sizes of its heads.
+// Reads a paged attention operation with the plugin's extension, and stores the numbers and sizes of its heads, which the name
+// of its key cache input contains, in its runtime info.
 class PagedAttentionReader : public ov::BaseOpExtension {
 public:
     explicit PagedAttentionReader(ov::BaseOpExtension::Ptr plugin) : plugin_(std::move(plugin)) {}

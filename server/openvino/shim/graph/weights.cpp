@@ -1,4 +1,5 @@
-// Finds and replaces the weights of a GGUF file in the graph.
+// Finds the weights of a GGUF model in the graph, and replaces them with compressed constants, which are read from the file
+// when they are needed.
 #include <algorithm>
 #include <string>
 #include <unordered_map>

@@ -37,7 +37,7 @@ pub(crate) fn c_string(text: &str, what: &'static str) -> Result<CString, Error>
 
 pub(crate) fn c_path(path: &Path) -> Result<CString, Error> {
     CString::new(path.as_os_str().as_encoded_bytes())
-        .map_err(|_| Error::runtime("use a path", &format!("{path:?} contains a NUL byte")))
+        .map_err(|_| Error::runtime("pass a path to OpenVINO", &format!("{path:?} contains a NUL byte")))
 }
 
 /// Returns the value of a property, which `read` stores as a C string.

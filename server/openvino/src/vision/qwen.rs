@@ -35,8 +35,8 @@ impl QwenModels {
         Ok(self.merger.row_values()?.map(|width| width * (1 + self.deepstack_layers)))
     }
 
-    /// Returns the rows of the output for an image. With DeepStack, a row contains the feature, followed by the vector
-    /// for each of the layers.
+    /// Returns the rows of the output for an image. With DeepStack, a row contains the feature, followed by one vector
+    /// for each of the `deepstack_layers` layers.
     pub(super) fn encode(&mut self, input: &QwenPatches) -> Result<Vec<f32>, Error> {
         let Self { patches, positions, merger, deepstack_layers, attention } = self;
         let count = input.hidden_states.shape()[0];

@@ -63,9 +63,9 @@ impl JsonValue {
         Self { open: Vec::new(), state: State::Value, pieces: Pieces::default() }
     }
 
-    /// Reads the next character and appends the certain part of the value to `to`, as it was written except for
-    /// corrections of malformed strings. After [`ValueEffect::Completes`], `AlreadyComplete` or `Invalid`, no more
-    /// characters may follow.
+    /// Reads the next character and appends to `to` the part of the value that later characters cannot change, as it
+    /// was written except for corrections of malformed strings. After [`ValueEffect::Completes`], `AlreadyComplete` or
+    /// `Invalid`, no more characters may follow.
     pub(crate) fn step(&mut self, letter: char, to: &mut String) -> ValueEffect {
         match &mut self.state {
             State::Text { string, part } => {

@@ -50,7 +50,7 @@ impl PythonString {
         Self { quote, escapes, state: State::Begun, escape: None, high: None }
     }
 
-    /// Reads the next character, and appends the certain part of the string to `to`.
+    /// Reads the next character, and appends to `to` the part of the string that later characters cannot change.
     pub(crate) fn step(&mut self, letter: char, to: &mut String) -> Text {
         if self.escape.is_some() {
             return self.escaped(letter, to);

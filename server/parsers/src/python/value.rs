@@ -91,8 +91,8 @@ impl PythonValue {
         }
     }
 
-    /// Reads the next character, and appends the certain part of the value to `to` as JSON. After
-    /// [`ValueEffect::Completes`], `AlreadyComplete` or `Invalid`, no more characters may follow.
+    /// Reads the next character, and appends to `to`, as JSON, the part of the value that later characters cannot
+    /// change. After [`ValueEffect::Completes`], `AlreadyComplete` or `Invalid`, no more characters may follow.
     pub(crate) fn step(&mut self, letter: char, to: &mut String) -> ValueEffect {
         match &mut self.state {
             State::Text { string, role } => {

@@ -51,7 +51,7 @@ pub(crate) enum CallsEnd {
 
 #[derive(Debug)]
 enum State {
-    /// The parser is before a call.
+    /// The parser expects a call.
     Call,
     Name,
     /// The parser has read `(`.

@@ -29,7 +29,7 @@ const ADMISSION_ATTEMPTS_MAX: usize = 128;
 /// Maximum number of waiting sequences that one step skips, from the front of the queue.
 const ADMISSION_SKIPS_MAX: usize = 16_384;
 
-/// A step with decodes may have the size of one chunk per this many uncomputed prompts.
+/// A step with decodes may have the size of n chunks if there are n times this many uncomputed prompts.
 const PROMPTS_PER_CHUNK: u32 = 8;
 
 /// With at least this many uncomputed prompts, a step with decodes may have the size of two chunks. With at least
@@ -86,8 +86,8 @@ impl Scheduler {
         batch.clear();
         self.shares.begin_step(self.step_time.overhead());
         self.fill(batch);
-        // The tenants that do not pause cannot use the step, because their sequences wait or are suspended. The paused
-        // tenants use it instead.
+        // The tenants that are not paused cannot use the step, because their sequences wait or are suspended. The
+        // paused tenants use it instead.
         if batch.sequences.is_empty() && self.shares.resume_all() {
             self.fill(batch);
             self.had_room = true;

@@ -43,8 +43,9 @@ struct Tile {
     float *block_masses, *block_maxima;
 };
 
-// How products are computed: in f32; in bf16, with the dot products of AVX-512; or in bf16, in the tile registers of AMX and,
-// with bit-identical results, in vectors.
+// How products are computed: in f32 (`f32`); in bf16, with the dot-product instructions of AVX-512 (`bf16`); or in bf16, with
+// AMX (`tiles`), where large tiles use the tile registers and small tiles use vector instructions, with bit-identical results.
+// With `tiles`, the keys and values of a u4 cache are multiplied in f32.
 enum class Products { f32, bf16, tiles };
 
 #if defined(OVFLEET_TILES)
