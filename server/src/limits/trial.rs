@@ -38,7 +38,9 @@ pub(crate) struct TrialProcesses;
 impl Trial for TrialProcesses {
     fn run(&self, request: &[u8]) -> Result<(), TrialError> {
         let output = run_process(request).map_err(|error| {
-            TrialError::Failed(format!("failed to check the form of the answer in a separate process: {error:#}"))
+            TrialError::Failed(format!(
+                "failed to check the form of the answer in a separate process: {error:#}"
+            ))
         })?;
         match output.status.code().map(|code| code as u8) {
             Some(0) => Ok(()),
