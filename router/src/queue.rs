@@ -255,7 +255,8 @@ impl DrainRate {
             let decay = (-passed / DRAIN_WINDOW).exp();
             self.seconds = self.seconds * decay + passed;
             // A rate that is known remains known: the amounts do not become 0.
-            let decayed = |amount: f64| if amount > 0.0 { (amount * decay).max(f64::MIN_POSITIVE) } else { 0.0 };
+            let decayed =
+                |amount: f64| if amount > 0.0 { (amount * decay).max(f64::MIN_POSITIVE) } else { 0.0 };
             (self.requests, self.tokens) = (decayed(self.requests), decayed(self.tokens));
         }
     }
