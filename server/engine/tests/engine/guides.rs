@@ -297,7 +297,7 @@ async fn a_failing_guide_fails_only_its_request() {
         assert_eq!(matches!(failure, Failure::NoToken(_)), matches!(fault, Fault::DeadEnd), "{failure}");
         assert_eq!(matches!(failure, Failure::TooComplex(_)), matches!(fault, Fault::Allow), "{failure}");
         assert!(
-            ["the form of the answer", "the answer to its form"]
+            ["the form of the answer", "the answer to the form in the request"]
                 .iter()
                 .any(|text| failure.to_string().contains(text)),
             "{failure}"
