@@ -24,7 +24,7 @@ impl BlockHash {
 }
 
 /// The predecessor of a block in its sequence.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum BlockParent {
     /// The block is the first of its sequence. Blocks with different seeds or adapters have different content even if
     /// their tokens are equal.

@@ -12,13 +12,13 @@
 //!    └───────────── allocate, when no block is free: the first in the queue ──┘
 //! ```
 //!
-//! The prefix cache maps the hash of a block to the block. A hit must also have equal tokens and images, and follow the
-//! same cached content: every registration has its own serial number, and a block stores the serial number of its
-//! parent. A hash collision can therefore only cause a cache miss, and never returns the content of another prefix.
+//! The prefix cache maps the hash of a block to the block. A hit must also have equal tokens and images, and the same
+//! parent: the same cached block or, for the first block of a sequence, the same prefix seed and adapter. A hash
+//! collision can therefore only cause a cache miss, and never returns the content of another prefix.
 //!
-//! The parent of a cached block is also cached: a sequence that holds a cached block also holds the blocks before it,
-//! releases the later blocks first, and acquires a cached block only after the blocks before it. Therefore, blocks
-//! enter the eviction queue before their parents.
+//! As long as a block is cached, its parent remains cached, with the same content: a sequence that holds a cached block
+//! also holds the blocks before it, releases the later blocks first, and acquires a cached block only after the blocks
+//! before it. Therefore, blocks enter the eviction queue before their parents.
 
 use std::collections::BTreeMap;
 
@@ -37,31 +37,11 @@ mod traces;
 /// them: requests that arrive in a burst say little about later ones.
 const BURSTS_PER_CACHE: u32 = 2;
 
-/// The serial number of a registration. It is never used twice.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub(crate) struct Serial(u64);
-
-impl Serial {
-    /// The bit that distinguishes the serial numbers of the starts of sequences from those of registrations.
-    const START: u64 = 1 << 63;
-
-    /// The serial number that stands for the parent of the first block of a sequence that is computed with this
-    /// adapter. Because each adapter has its own start, content is never shared between adapters, even if hashes
-    /// collide.
-    pub(crate) fn start(adapter: u32) -> Self {
-        Self(Self::START | u64::from(adapter))
-    }
-
-    fn is_start(self) -> bool {
-        self.0 & Self::START != 0
-    }
-}
-
 /// The content of a full block.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct BlockContent<'a> {
     pub(crate) hash: BlockHash,
-    pub(crate) parent: Serial,
+    pub(crate) parent: BlockParent,
     pub(crate) tokens: &'a [TokenId],
     /// The words that identify the images of the block, or an empty slice if it has none.
     pub(crate) images: &'a [u32],
@@ -86,10 +66,7 @@ struct Block {
 #[derive(Clone, Copy, Debug)]
 struct CachedBlock {
     hash: BlockHash,
-    serial: Serial,
-    parent_serial: Serial,
-    /// The block before this one. `None` for the first block of a sequence.
-    parent: Option<BlockId>,
+    parent: BlockParent,
     /// Number of cached blocks that directly follow this one.
     children: u32,
     /// Number of counted hits.
@@ -113,7 +90,6 @@ pub(crate) struct BlockPool {
     /// Number of evictions during which several hits of a block count as one.
     burst_evictions: u64,
     by_hash: IdMap<BlockHash, BlockId>,
-    last_serial: u64,
     /// The keys of the blocks, if evictions are reported.
     keys: Option<BlockKeys>,
 }
@@ -137,7 +113,6 @@ impl BlockPool {
             burst_evictions: u64::from(blocks_total / BURSTS_PER_CACHE),
             // The capacity is twice the largest number of entries, so that the map never grows because of removals.
             by_hash: IdMap::with_capacity_and_hasher(2 * blocks_total as usize, Default::default()),
-            last_serial: 0,
             keys: None,
         }
     }
@@ -247,9 +222,9 @@ impl BlockPool {
         self.blocks[block.0 as usize].ref_count > 1
     }
 
-    /// The serial number of a cached block.
-    pub(crate) fn serial(&self, block: BlockId) -> Option<Serial> {
-        self.blocks[block.0 as usize].cached.map(|cached| cached.serial)
+    /// Whether the content of `block` is in the prefix cache.
+    pub(crate) fn is_cached(&self, block: BlockId) -> bool {
+        self.blocks[block.0 as usize].cached.is_some()
     }
 
     /// Whether a block with this hash is cached. Its content may differ.
@@ -269,12 +244,7 @@ impl BlockPool {
     }
 
     /// Caches the content of `block`, which the caller holds. The caller holds its parent as well.
-    pub(crate) fn register(
-        &mut self,
-        block: BlockId,
-        parent: BlockParent,
-        content: BlockContent<'_>,
-    ) -> RegisterResult {
+    pub(crate) fn register(&mut self, block: BlockId, content: BlockContent<'_>) -> RegisterResult {
         if let Some(&present) = self.by_hash.get(&content.hash) {
             let is_same = self.has_content(present, content);
             return if is_same { RegisterResult::Duplicate(present) } else { RegisterResult::Collision };
@@ -285,25 +255,17 @@ impl BlockPool {
             self.images.insert(block, content.images.into());
         }
         if let Some(keys) = &mut self.keys {
-            keys.record_cached(block, parent, content.tokens, content.images);
+            keys.record_cached(block, content.parent, content.tokens, content.images);
         }
-        let parent = match parent {
-            BlockParent::Start { .. } => None,
-            BlockParent::Block(parent) => Some(parent),
-        };
-        if let Some(parent) = parent {
-            let parent = self.blocks[parent.0 as usize].cached.as_mut();
-            parent.expect("invariant: the parent of a cached block is cached").children += 1;
+        if let Some(parent) = self.cached_parent(content.parent) {
+            parent.children += 1;
         }
-        self.last_serial += 1;
         let entry = &mut self.blocks[block.0 as usize];
         let can_register = entry.ref_count > 0 && entry.cached.is_none();
         assert!(can_register, "invariant: an active block is registered once");
         entry.cached = Some(CachedBlock {
             hash: content.hash,
-            serial: Serial(self.last_serial),
-            parent_serial: content.parent,
-            parent,
+            parent: content.parent,
             children: 0,
             hits: 0,
             last_hit: self.evictable.evictions(),
@@ -338,7 +300,7 @@ impl BlockPool {
             ref_counts[block.0 as usize] += 1;
         }
         let mut active = 0;
-        let mut serials = BTreeMap::new();
+        let (mut cached_blocks, mut children) = (0, vec![0; self.blocks.len()]);
         for (index, block) in self.blocks.iter().enumerate() {
             assert_eq!(
                 block.ref_count, ref_counts[index],
@@ -347,24 +309,19 @@ impl BlockPool {
             active += u32::from(block.ref_count > 0);
             if let Some(cached) = block.cached {
                 assert_eq!(self.by_hash.get(&cached.hash), Some(&BlockId(index as u32)));
-                let previous = serials.insert(cached.serial, cached.hits);
-                assert!(previous.is_none(), "invariant: a serial number is used once");
+                cached_blocks += 1;
+                if let BlockParent::Block(parent) = cached.parent {
+                    children[parent.0 as usize] += 1;
+                    let parent = self.blocks[parent.0 as usize].cached;
+                    let parent = parent.expect("invariant: the parent of a cached block is cached");
+                    assert!(parent.hits >= cached.hits, "invariant: a hit of a block is a hit of its parent");
+                }
             }
         }
-        let cached = self.blocks.iter().filter_map(|block| block.cached);
-        for block in cached {
-            // The start of a sequence is part of every hit, so it counts as having the maximum number of hits.
-            let parent = if block.parent_serial.is_start() {
-                Some(&u8::MAX)
-            } else {
-                serials.get(&block.parent_serial)
-            };
-            let parent = parent.expect("invariant: the parent of a cached block is cached");
-            assert!(*parent >= block.hits, "invariant: a hit of a block is a hit of its parent");
-        }
-        assert_eq!(self.by_hash.len(), serials.len(), "invariant: the map has only cached blocks");
-        let has_content = |block: &BlockId| self.blocks[block.0 as usize].cached.is_some();
-        assert!(self.images.keys().all(has_content), "invariant: only cached blocks have images");
+        let counted = self.blocks.iter().map(|block| block.cached.map_or(0, |cached| cached.children));
+        assert!(counted.eq(children), "invariant: the children of each block are counted");
+        assert_eq!(self.by_hash.len(), cached_blocks, "invariant: the map has only cached blocks");
+        assert!(self.images.keys().all(|block| self.is_cached(*block)), "invariant: only cached blocks have images");
         self.check_inactive(active);
     }
 
@@ -383,9 +340,8 @@ impl BlockPool {
         let mut deadlines = BTreeMap::new();
         for &(block, list, deadline) in &evictable {
             let entry = &self.blocks[block.0 as usize];
-            let CachedBlock { serial, hits, .. } =
-                entry.cached.expect("invariant: an evictable block is cached");
-            deadlines.insert(serial, deadline);
+            let hits = entry.cached.expect("invariant: an evictable block is cached").hits;
+            deadlines.insert(block, deadline);
             assert_eq!(entry.ref_count, 0, "invariant: an evictable block has no references");
             assert_eq!(
                 hits.min(RETENTION.len() as u8 - 1),
@@ -397,10 +353,11 @@ impl BlockPool {
                 "invariant: a block is evictable once"
             );
         }
-        for cached in self.blocks.iter().filter_map(|block| block.cached) {
-            let parent = deadlines.get(&cached.parent_serial);
-            let is_ordered =
-                parent.is_none_or(|parent| deadlines.get(&cached.serial).is_some_and(|child| child < parent));
+        for (index, block) in self.blocks.iter().enumerate() {
+            let Some(CachedBlock { parent: BlockParent::Block(parent), .. }) = block.cached else { continue };
+            let parent = deadlines.get(&parent);
+            let child = deadlines.get(&BlockId(index as u32));
+            let is_ordered = parent.is_none_or(|parent| child.is_some_and(|child| child < parent));
             assert!(is_ordered, "invariant: a block is evicted before its parent");
         }
         assert_eq!(
@@ -412,7 +369,7 @@ impl BlockPool {
 
     fn has_content(&self, block: BlockId, content: BlockContent<'_>) -> bool {
         let start = block.0 as usize * self.block_tokens;
-        self.blocks[block.0 as usize].cached.is_some_and(|cached| cached.parent_serial == content.parent)
+        self.blocks[block.0 as usize].cached.is_some_and(|cached| cached.parent == content.parent)
             && self.tokens[start..start + self.block_tokens] == *content.tokens
             && self.images.get(&block).map_or(&[][..], |images| &images[..]) == content.images
     }
@@ -427,14 +384,21 @@ impl BlockPool {
     fn uncache(&mut self, block: BlockId) {
         let cached = self.blocks[block.0 as usize].cached.take();
         let cached = cached.expect("invariant: only a cached block is removed from the cache");
+        assert_eq!(cached.children, 0, "invariant: a block is removed from the cache before its parent");
         self.by_hash.remove(&cached.hash);
         self.images.remove(&block);
         if let Some(keys) = &mut self.keys {
             keys.record_evicted(block);
         }
-        if let Some(parent) = cached.parent {
-            let parent = self.blocks[parent.0 as usize].cached.as_mut();
-            parent.expect("invariant: the parent of a cached block is cached").children -= 1;
+        if let Some(parent) = self.cached_parent(cached.parent) {
+            parent.children -= 1;
         }
+    }
+
+    /// The parent of a cached block, unless it is the start of a sequence.
+    fn cached_parent(&mut self, parent: BlockParent) -> Option<&mut CachedBlock> {
+        let BlockParent::Block(parent) = parent else { return None };
+        let cached = self.blocks[parent.0 as usize].cached.as_mut();
+        Some(cached.expect("invariant: the parent of a cached block is cached"))
     }
 }

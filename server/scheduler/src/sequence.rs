@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use crate::batch::{Batch, ScheduledSequence};
 use crate::block::{BlockHash, BlockId, BlockParent, TokenId};
-use crate::block_pool::{BlockContent, BlockPool, Serial};
+use crate::block_pool::{BlockContent, BlockPool};
 use crate::block_scores::BlockScores;
 use crate::images::{ImageDigest, NeededImage, PromptImages, with_block_words};
 use crate::request::{FinishReason, SequenceId, StopCriteria};
@@ -95,14 +95,6 @@ impl PrefixChain {
     pub(crate) fn parent(&self, blocks: &[BlockId]) -> BlockParent {
         let start = BlockParent::Start { prefix_seed: self.prefix_seed, adapter: self.adapter };
         blocks.last().map_or(start, |&last| BlockParent::Block(last))
-    }
-
-    /// The serial number of the parent of the block after `blocks`, the cached blocks at the start of the sequence.
-    pub(crate) fn parent_serial(&self, blocks: &[BlockId], pool: &BlockPool) -> Serial {
-        match blocks.last() {
-            Some(&last) => pool.serial(last).expect("invariant: the parent of a cached block is cached"),
-            None => Serial::start(self.adapter),
-        }
     }
 
     /// A copy with the same capacity, so that it does not allocate when it grows.
@@ -264,7 +256,7 @@ impl Sequence {
     pub(crate) fn next_content(&self, blocks: &[BlockId], pool: &BlockPool) -> BlockContent<'_> {
         let index = blocks.len();
         let tokens = &self.tokens[index * pool.block_tokens()..][..pool.block_tokens()];
-        let parent = self.prefix.parent_serial(blocks, pool);
+        let parent = self.prefix.parent(blocks);
         let images = self.group.words_of_block(index);
         BlockContent { hash: self.prefix.hashes[index], parent, tokens, images }
     }

@@ -13,6 +13,7 @@ use std::fmt::Display;
 use serde_json::Value;
 use server_engine::{Sampling, TokenId};
 use server_openai::Generation;
+use sha2::{Digest as _, Sha256};
 
 pub(crate) use biases::check_tokens;
 pub(crate) use kind::Kind;
@@ -150,22 +151,24 @@ fn truncate(generation: &Generation) -> Result<Option<Truncate>, Error> {
     match generation.truncate_prompt_tokens {
         None => Ok(None),
         Some(-1) => Ok(Some(Truncate::ToRoom)),
-        Some(0) => Err(Error::invalid("truncate_prompt_tokens", "must be -1 or at least 1")),
-        // A number above the range of `u32` never truncates a prompt.
-        Some(tokens) => Ok(Some(Truncate::To(u32::try_from(tokens).unwrap_or(u32::MAX)))),
+        Some(tokens) => match u32::try_from(tokens) {
+            Ok(tokens @ 1..) => Ok(Some(Truncate::To(tokens))),
+            _ => Err(Error::invalid("truncate_prompt_tokens", "must be -1 or at least 1")),
+        },
     }
 }
 
-/// Returns the hash of the cache salt, or 0 if the request has no salt.
+/// Returns the hash of the cache salt, or 0 if the request has no salt. The hash is cryptographic, so that no client can
+/// construct a salt that collides with another one, and it does not change between versions, because stored blocks are
+/// found by it.
 fn salt(generation: &Generation) -> Result<u64, Error> {
-    use std::hash::{DefaultHasher, Hash as _, Hasher as _};
     match generation.cache_salt.as_deref() {
         None => Ok(0),
         Some("") => Err(Error::invalid("cache_salt", "is empty")),
         Some(salt) => {
-            let mut hasher = DefaultHasher::new();
-            salt.hash(&mut hasher);
-            Ok(hasher.finish().max(1))
+            let digest = Sha256::digest(salt);
+            let first = digest.first_chunk().expect("invariant: SHA-256 has 32 bytes");
+            Ok(u64::from_be_bytes(*first).max(1))
         }
     }
 }

@@ -4,15 +4,15 @@ use super::*;
 
 const START: BlockParent = BlockParent::Start { prefix_seed: BlockHash::NONE, adapter: 0 };
 
-fn content(hash: u64, parent: Serial, tokens: &[TokenId]) -> BlockContent<'_> {
+fn content(hash: u64, parent: BlockParent, tokens: &[TokenId]) -> BlockContent<'_> {
     BlockContent { hash: BlockHash(hash), parent, tokens, images: &[] }
 }
 
 /// Allocates a block and caches `tokens` in it, under a hash of the caller's choice.
-fn cached(pool: &mut BlockPool, hash: u64, parent: Serial, tokens: &[TokenId]) -> (BlockId, Serial) {
+fn cached(pool: &mut BlockPool, hash: u64, parent: BlockParent, tokens: &[TokenId]) -> BlockId {
     let block = pool.allocate().unwrap();
-    assert_eq!(pool.register(block, START, content(hash, parent, tokens)), RegisterResult::Cached);
-    (block, pool.serial(block).unwrap())
+    assert_eq!(pool.register(block, content(hash, parent, tokens)), RegisterResult::Cached);
+    block
 }
 
 #[test]
@@ -33,9 +33,9 @@ fn a_block_is_allocated_again_after_its_last_release() {
 #[test]
 fn allocates_free_blocks_first_and_then_evicts_the_least_recently_used() {
     let mut pool = BlockPool::new(4, 1);
-    let (a, _) = cached(&mut pool, 1, Serial::start(0), &[1]);
-    let (b, _) = cached(&mut pool, 2, Serial::start(0), &[2]);
-    let (c, _) = cached(&mut pool, 3, Serial::start(0), &[3]);
+    let a = cached(&mut pool, 1, START, &[1]);
+    let b = cached(&mut pool, 2, START, &[2]);
+    let c = cached(&mut pool, 3, START, &[3]);
     for block in [a, b, c] {
         pool.release(block);
     }
@@ -52,7 +52,7 @@ fn allocates_free_blocks_first_and_then_evicts_the_least_recently_used() {
 #[test]
 fn a_block_in_the_middle_of_the_eviction_queue_can_be_acquired() {
     let mut pool = BlockPool::new(3, 1);
-    let blocks = [1, 2, 3].map(|token| cached(&mut pool, u64::from(token), Serial::start(0), &[token]).0);
+    let blocks = [1, 2, 3].map(|token| cached(&mut pool, u64::from(token), START, &[token]));
     for block in blocks {
         pool.release(block);
     }
@@ -65,41 +65,36 @@ fn a_block_in_the_middle_of_the_eviction_queue_can_be_acquired() {
 #[test]
 fn equal_hashes_with_other_tokens_or_another_parent_are_not_a_hit() {
     let mut pool = BlockPool::new(3, 2);
-    let (a, serial) = cached(&mut pool, 9, Serial::start(0), &[1, 2]);
-    assert_eq!(pool.find(content(9, Serial::start(0), &[1, 2])), Some(a));
-    assert_eq!(pool.find(content(9, Serial::start(0), &[1, 3])), None);
-    assert_eq!(pool.find(content(9, serial, &[1, 2])), None);
+    let a = cached(&mut pool, 9, START, &[1, 2]);
+    assert_eq!(pool.find(content(9, START, &[1, 2])), Some(a));
+    assert_eq!(pool.find(content(9, START, &[1, 3])), None);
+    assert_eq!(pool.find(content(9, BlockParent::Block(a), &[1, 2])), None);
+    let other_seed = BlockParent::Start { prefix_seed: BlockHash(1), adapter: 0 };
+    let other_adapter = BlockParent::Start { prefix_seed: BlockHash::NONE, adapter: 1 };
+    for start in [other_seed, other_adapter] {
+        assert_eq!(pool.find(content(9, start, &[1, 2])), None);
+    }
 
     let other = pool.allocate().unwrap();
-    assert_eq!(pool.register(other, START, content(9, Serial::start(0), &[1, 3])), RegisterResult::Collision);
+    assert_eq!(pool.register(other, content(9, START, &[1, 3])), RegisterResult::Collision);
     assert_eq!(
-        pool.register(other, START, content(9, Serial::start(0), &[1, 2])),
+        pool.register(other, content(9, START, &[1, 2])),
         RegisterResult::Duplicate(a)
     );
     pool.check_invariants([a, other].into_iter());
 }
 
-#[test]
-fn recomputed_content_gets_a_new_serial_number() {
-    let mut pool = BlockPool::new(1, 1);
-    let (block, first) = cached(&mut pool, 1, Serial::start(0), &[1]);
-    pool.release(block);
-    assert_eq!(pool.allocate(), Some(block));
-    assert_eq!(pool.register(block, START, content(1, Serial::start(0), &[1])), RegisterResult::Cached);
-    assert_ne!(pool.serial(block), Some(first));
-}
-
 /// Caches a chain of blocks with one token each, which is also the hash of the block, and releases the chain.
 fn chain(pool: &mut BlockPool, tokens: &[TokenId]) -> Vec<BlockId> {
-    let (mut blocks, mut parent) = (Vec::new(), Serial::start(0));
+    let (mut blocks, mut parent) = (Vec::new(), START);
     for token in tokens {
         let content = content(u64::from(*token), parent, std::slice::from_ref(token));
         let block = pool.find(content).inspect(|&block| pool.acquire(block)).unwrap_or_else(|| {
             let block = pool.allocate().unwrap();
-            pool.register(block, blocks.last().map_or(START, |&last| BlockParent::Block(last)), content);
+            pool.register(block, content);
             block
         });
-        parent = pool.serial(block).unwrap();
+        parent = BlockParent::Block(block);
         blocks.push(block);
     }
     blocks.iter().rev().for_each(|&block| pool.release(block));
@@ -191,14 +186,14 @@ fn acquiring_a_free_block_panics() {
 #[test]
 fn evict_all_evicts_only_blocks_without_references() {
     let mut pool = BlockPool::new(4, 1);
-    let (active, serial) = cached(&mut pool, 1, Serial::start(0), &[1]);
-    let (child, _) = cached(&mut pool, 2, serial, &[2]);
-    let (alone, _) = cached(&mut pool, 3, Serial::start(0), &[3]);
+    let active = cached(&mut pool, 1, START, &[1]);
+    let child = cached(&mut pool, 2, BlockParent::Block(active), &[2]);
+    let alone = cached(&mut pool, 3, START, &[3]);
     pool.release(child);
     pool.release(alone);
     pool.evict_all();
     assert_eq!((pool.blocks_free(), pool.blocks_evictable()), (3, 0));
-    assert_eq!(pool.find(content(1, Serial::start(0), &[1])), Some(active));
+    assert_eq!(pool.find(content(1, START, &[1])), Some(active));
     assert!(!pool.contains_hash(BlockHash(2)) && !pool.contains_hash(BlockHash(3)));
     pool.check_invariants([active].into_iter());
 }

@@ -71,7 +71,7 @@ impl Replay {
             let oldest = self.in_use.pop_front().unwrap();
             oldest.into_iter().rev().for_each(|block| self.pool.release(block));
         }
-        let (mut table, mut parent, mut hash) = (Vec::new(), Serial::start(0), BlockHash::NONE);
+        let (mut table, mut parent, mut hash) = (Vec::new(), START, BlockHash::NONE);
         let prompt_blocks = tokens.len();
         for _ in 0..answer {
             tokens.push(self.next_answer);
@@ -92,12 +92,11 @@ impl Replay {
                         self.pool.record_hit(table.iter().copied());
                     }
                     let block = self.pool.allocate().unwrap();
-                    let parent = table.last().map_or(START, |&last| BlockParent::Block(last));
-                    assert_eq!(self.pool.register(block, parent, content), RegisterResult::Cached);
+                    assert_eq!(self.pool.register(block, content), RegisterResult::Cached);
                     block
                 }
             };
-            parent = self.pool.serial(block).unwrap();
+            parent = BlockParent::Block(block);
             table.push(block);
         }
         if is_measured {

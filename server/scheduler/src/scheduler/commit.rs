@@ -177,7 +177,7 @@ impl Scheduler {
             let block = sequence.residency.block_table[index];
             let before = &sequence.residency.block_table[..index];
             let content = sequence.next_content(before, &self.pool);
-            match self.pool.register(block, sequence.prefix.parent(before), content) {
+            match self.pool.register(block, content) {
                 RegisterResult::Cached => {}
                 RegisterResult::Duplicate(present) => {
                     self.pool.acquire(present);

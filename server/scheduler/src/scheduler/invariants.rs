@@ -76,14 +76,14 @@ impl Scheduler {
                 "invariant: a sequence of the maximum length has finished"
             );
             for block in &residency.block_table[..sequence.prefix.registered as usize] {
-                assert!(self.pool.serial(*block).is_some(), "invariant: a registered block is cached");
+                assert!(self.pool.is_cached(*block), "invariant: a registered block is cached");
             }
             // A decode allocates or copies the block that it writes to only once it is scheduled.
             if sequence.uncomputed_tokens() > 1 || sequence.batch_index.is_some() {
                 let next = (residency.resident_tokens() / self.cache.block_tokens) as usize;
                 for block in &residency.block_table[next..] {
                     assert!(!self.pool.is_shared(*block), "invariant: a block to write is not shared");
-                    assert!(self.pool.serial(*block).is_none(), "invariant: a block to write is not cached");
+                    assert!(!self.pool.is_cached(*block), "invariant: a block to write is not cached");
                 }
             }
         }

@@ -104,7 +104,7 @@ impl Scheduler {
         let block = restore.pending.take().expect("the restore must have a block to finish");
         let sequence = sequences.get(restore.slot);
         let content = sequence.next_content(&restore.block_table, pool);
-        match pool.register(block, sequence.prefix.parent(&restore.block_table), content) {
+        match pool.register(block, content) {
             RegisterResult::Cached => {
                 restore.block_table.push(block);
                 self.end_restore_if_complete(id);
