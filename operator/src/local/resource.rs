@@ -115,6 +115,7 @@ spec:
             (format!("{GOOD}  rollout: {{maxSurge: 0}}\n"), "must not both be 0"),
             (GOOD.replace("pvc: {claim: models}", ""), "exactly one of"),
             (GOOD.replace("chat", "9-chat"), "must begin with a letter"),
+            (GOOD.replace("source:", "format: gguf\n    source:"), "model.format must be omitted"),
             (format!("{GOOD}  replicas: many\n"), "invalid LLMDeployment"),
         ] {
             let error = format!("{:#}", read(&text, &[]).unwrap_err());
