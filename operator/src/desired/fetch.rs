@@ -9,7 +9,7 @@ use super::flags::{self, RevisionValue};
 use super::pod::{VolumeUse, container_security_context, set_member};
 use crate::manifest::{digest, to_json};
 use crate::names::{COMPONENT, Component, INSTANCE, REVISION_VARIABLE};
-use crate::ports::PROGRESS_PORT;
+use crate::ports::{PROGRESS_PORT, PROGRESS_PORT_NAME};
 use crate::source::MODEL_PATH;
 use crate::valid_deployment::{
     CacheVolume, FetchedModel, ModelCache, ModelFiles, MountedModel, ValidDeployment,
@@ -129,7 +129,7 @@ fn container(valid: &ValidDeployment, fetched: &FetchedModel, into: &str) -> Val
         "name": "fetch",
         "image": valid.server.image,
         "args": args,
-        "ports": [{"name": "progress", "containerPort": PROGRESS_PORT, "protocol": "TCP"}],
+        "ports": [{"name": PROGRESS_PORT_NAME, "containerPort": PROGRESS_PORT, "protocol": "TCP"}],
         "resources": resources(fetched),
         "securityContext": container_security_context(),
         "terminationMessagePolicy": "FallbackToLogsOnError",
