@@ -150,6 +150,7 @@ spec:
             ("replicas.more=1", "the parent of more is not an object"),
             (".=1", "the name of the field is empty"),
             ("engine.extraArgs=[--port=1]", "must not contain --port: the operator sets it"),
+            ("engine.extraArgs=[50ms, --max-itll]", "has no flag --max-itll"),
             ("engine.maxNumSeqs=[", "the value is not valid YAML"),
         ] {
             let error = format!("{:#}", read(&["replicas=1", setting]).unwrap_err());

@@ -307,6 +307,7 @@ fn invalid() -> Vec<(Vec<(&'static str, Value)>, &'static str)> {
         (vec![("engine.device", json!("TPU"))], "must be CPU, GPU, a numbered device"),
         (vec![("engine.device", json!("AUTO:CPU,NPU"))], "NPU is not supported"),
         (vec![("engine.extraArgs", json!(["--max-itll=50ms"]))], "has no flag --max-itll"),
+        (vec![("engine.extraArgs", json!(["50ms", "--max-itll"]))], "has no flag --max-itll"),
         (vec![("router", json!({"extraArgs": ["--policy=kv"]}))], "use router.policy"),
         (vec![("router", json!({"extraArgs": ["--nothing=1"]}))], "has no flag --nothing"),
         (
