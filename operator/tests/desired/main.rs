@@ -18,7 +18,7 @@ use operator::pod::PodState;
 use operator::source::ModelSourceKey;
 use operator::valid_deployment::ValidDeployment;
 use operator::validate::{Defaults, PodUser, validate};
-use operator_api::{AccessMode, Disruption, LlmDeployment, MediaSources, Tracing};
+use operator_api::{AccessMode, Disruption, LlmDeployment, MediaSources, PodTemplate, Tracing};
 use serde_json::{Value, json};
 
 mod release;
@@ -353,6 +353,28 @@ fn a_volume_of_one_node_places_the_fetch_and_the_replicas_together() {
         let term = &affinity["podAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"][0];
         assert_eq!(term["labelSelector"]["matchExpressions"][0]["values"], json!(["fetch", "server"]));
     }
+}
+
+#[test]
+fn the_pod_template_adds_affinity_terms_and_changes_none() {
+    const REQUIRED: &str = "requiredDuringSchedulingIgnoredDuringExecution";
+    let terms = |object: &LlmDeployment| {
+        let first = render(object, &ObservedState::default());
+        let resources = render(object, &after_fetch(&first));
+        let affinity = &template(&resources, "full-server")["spec"]["affinity"];
+        affinity["podAffinity"][REQUIRED].as_array().unwrap().clone()
+    };
+    let mut object = fixture("full");
+    object.spec.model.cache.as_mut().unwrap().access_mode = AccessMode::ReadWriteOnce;
+    let mut expected = terms(&object);
+    let added = json!({
+        "topologyKey": expected[0]["topologyKey"],
+        "labelSelector": {"matchLabels": {"app": "cache"}},
+    });
+    let spec = json!({"affinity": {"podAffinity": {REQUIRED: [added]}}});
+    object.spec.pod_template = Some(PodTemplate { spec: Some(spec), ..PodTemplate::default() });
+    expected.push(added);
+    assert_eq!(terms(&object), expected);
 }
 
 #[test]
