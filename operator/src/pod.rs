@@ -3,7 +3,7 @@
 
 use std::collections::BTreeSet;
 
-use k8s_openapi::api::core::v1::{Container, ContainerStatus, Pod, PodStatus, Volume};
+use k8s_openapi::api::core::v1::{ContainerStatus, Pod, PodStatus, Volume};
 use kube::ResourceExt as _;
 
 use crate::names::{COMPONENT, Component, REVISION_VARIABLE, ROUTABLE, TEMPLATE};
@@ -14,7 +14,7 @@ mod exit_reason;
 mod fetch_report;
 mod problem;
 
-use containers::containers;
+use containers::{containers, fetch_container, fetch_status};
 pub(crate) use exit_reason::exit_reason;
 pub use fetch_report::FetchReport;
 use fetch_report::last_report;
@@ -91,7 +91,7 @@ pub fn pod_state(pod: &Pod) -> PodState {
         let condition = status.conditions.iter().flatten().find(|condition| condition.type_ == name);
         condition.map(|condition| condition.status == "True")
     };
-    let fetch = containers(status).find(|container| container.name == "fetch");
+    let fetch = fetch_status(pod, status);
     let state = fetch.and_then(|container| container.state.as_ref());
     let owner = pod.owner_references().iter().find(|owner| owner.kind == "Job");
     PodState {
@@ -116,13 +116,9 @@ pub fn pod_state(pod: &Pod) -> PodState {
 }
 
 fn revision_key(pod: &Pod) -> Option<String> {
-    let spec = pod.spec.as_ref()?;
-    let containers = spec.init_containers.iter().flatten().chain(&spec.containers);
-    let key = |container: &Container| {
-        let variable = container.env.iter().flatten().find(|variable| variable.name == REVISION_VARIABLE)?;
-        Some(variable.value_from.as_ref()?.config_map_key_ref.as_ref()?.key.clone())
-    };
-    containers.filter(|container| container.name == "fetch").find_map(key)
+    let mut variables = fetch_container(pod)?.env.iter().flatten();
+    let variable = variables.find(|variable| variable.name == REVISION_VARIABLE)?;
+    Some(variable.value_from.as_ref()?.config_map_key_ref.as_ref()?.key.clone())
 }
 
 /// Whether the server runs and has not started yet. The kubelet kills a container that does not start within the time

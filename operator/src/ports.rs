@@ -8,3 +8,5 @@ pub const GRPC_PORT: u16 = 50051;
 pub const ADMIN_PORT: u16 = 8081;
 /// The port on which the container that fetches a model serves its progress.
 pub const PROGRESS_PORT: u16 = 8080;
+/// The name of [`PROGRESS_PORT`] in the spec of the container.
+pub const PROGRESS_PORT_NAME: &str = "progress";

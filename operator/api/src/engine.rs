@@ -84,7 +84,7 @@ pub struct Engine {
 
     /// Additional flags of the server. Each item is one flag with its value, such as `--max-itl=50ms`. Flags that the
     /// operator sets, flags for which the resource has a field and, unless `engine.image` is set, unknown flags are
-    /// rejected.
+    /// rejected. In a pod, Kubernetes replaces `$(NAME)` with the environment variable `NAME`, and `$$` with `$`.
     #[schemars(length(max = 64), inner(length(min = 1, max = 1024)))]
     pub extra_args: Vec<String>,
 }

@@ -30,9 +30,10 @@ impl ExtraArgs<'_> {
             |flags: Vec<&str>| flags.iter().map(|flag| format!("'{flag}'")).collect::<Vec<_>>().join(", ");
         let is_reserved = format!("{flag} in [{}]", quoted(reserved.iter().map(|(flag, _)| *flag).collect()));
         let is_known = format!("{flag} in [{}]", quoted(known.lines().collect()));
+        // Another rule rejects arguments that are not flags.
+        let is_unknown = format!("argument.startsWith('--') && !({is_reserved}) && !({is_known})");
         let first_reserved = format!("self.extraArgs.filter(argument, {is_reserved})[0].split('=')[0]");
-        let first_unknown =
-            format!("self.extraArgs.filter(argument, !({is_reserved}) && !({is_known}))[0].split('=')[0]");
+        let first_unknown = format!("self.extraArgs.filter(argument, {is_unknown})[0].split('=')[0]");
         let instead: Vec<String> =
             reserved.iter().map(|(flag, instead)| format!("'{flag}': '{instead}'")).collect();
         json!([
@@ -49,9 +50,7 @@ impl ExtraArgs<'_> {
                 ),
             },
             {
-                "rule": format!(
-                    "has(self.image) || self.extraArgs.all(argument, !argument.startsWith('--') || {is_reserved} || {is_known})"
-                ),
+                "rule": format!("has(self.image) || !self.extraArgs.exists(argument, {is_unknown})"),
                 "message": format!("{field}.extraArgs contains a flag that the {program} does not support"),
                 "messageExpression": format!(
                     "'{field}.extraArgs: the {program} of this version has no flag ' + {first_unknown}"

@@ -13,7 +13,7 @@ use crate::schema::{resources, rules};
 /// The model that is served.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
-#[schemars(extend("x-kubernetes-validations" = rules(&[("!has(self.cache) || self.cache.mode == 'none' || !(has(self.source.pvc) || has(self.source.oci))", "model.cache must be omitted for a model in a volume or an image, because such a model is not fetched"), ("!has(self.fetch) || !(has(self.source.pvc) || has(self.source.oci))", "model.fetch must be omitted for a model in a volume or an image, because such a model is not fetched"), ("!has(self.credentialsSecretRef) || !(has(self.source.pvc) || has(self.source.oci))", "model.credentialsSecretRef applies only to fetched models (hf, http, s3); for a private image, use \
+#[schemars(extend("x-kubernetes-validations" = rules(&[("!has(self.cache) || self.cache.mode == 'none' || !(has(self.source.pvc) || has(self.source.oci))", "model.cache must be omitted for a model in a volume or an image, because such a model is not fetched"), ("!has(self.fetch) || !(has(self.source.pvc) || has(self.source.oci))", "model.fetch must be omitted for a model in a volume or an image, because such a model is not fetched"), ("self.format == 'auto' || !(has(self.source.pvc) || has(self.source.oci))", "model.format must be omitted for a model in a volume or an image, because such a model is not fetched"), ("!has(self.credentialsSecretRef) || !(has(self.source.pvc) || has(self.source.oci))", "model.credentialsSecretRef applies only to fetched models (hf, http, s3); for a private image, use \
 security.imagePullSecrets")])))]
 pub struct Model {
     /// Name under which the model is served. Default: the name of this resource.
@@ -30,8 +30,8 @@ pub struct Model {
     /// Source of the model's files. Exactly one of its fields must be set.
     pub source: Source,
 
-    /// Format of the fetched files: `gguf`, `openvino-ir`, or `auto`, which detects the format from the file names.
-    /// This field has no effect for the sources `pvc` and `oci`.
+    /// Format of the fetched files, for the sources `hf`, `http` and `s3`: `gguf`, `openvino-ir`, or `auto`, which
+    /// detects the format from the file names.
     #[serde(default)]
     pub format: Format,
 

@@ -16,7 +16,8 @@ pub struct PodTemplate {
     pub metadata: Option<PodMetadata>,
     /// Fields of the pod's `spec`. Objects are merged. Lists of named items (containers, volumes, environment
     /// variables) are merged by name, volume mounts by path, ports by name or number, and topology spread constraints
-    /// and required pod affinity terms by topology key. Other lists and values replace those of the operator.
+    /// by topology key. Required terms of pod affinity and anti-affinity are added to those of the operator. Other lists
+    /// and values replace those of the operator.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "any_object")]
     pub spec: Option<serde_json::Value>,

@@ -89,7 +89,7 @@ pub struct Router {
     pub placement: RouterPlacement,
     /// Additional flags of the router. Each item is one flag with its value, such as `--hang-timeout=20s`. Flags that
     /// the operator sets, flags for which the resource has a field and, unless `router.image` is set, unknown flags are
-    /// rejected.
+    /// rejected. In a pod, Kubernetes replaces `$(NAME)` with the environment variable `NAME`, and `$$` with `$`.
     #[schemars(length(max = 64), inner(length(min = 1, max = 1024)))]
     pub extra_args: Vec<String>,
     /// An object that is merged into the pod template of the routers, for settings that have no field of their own. The

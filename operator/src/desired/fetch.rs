@@ -5,11 +5,11 @@
 use operator_api::AccessMode;
 use serde_json::{Value, json};
 
-use super::flags::{self, RevisionValue};
+use super::flags::{self, Expansion};
 use super::pod::{VolumeUse, container_security_context, set_member};
 use crate::manifest::{digest, to_json};
 use crate::names::{COMPONENT, Component, INSTANCE, REVISION_VARIABLE};
-use crate::ports::PROGRESS_PORT;
+use crate::ports::{PROGRESS_PORT, PROGRESS_PORT_NAME};
 use crate::source::MODEL_PATH;
 use crate::valid_deployment::{
     CacheVolume, FetchedModel, ModelCache, ModelFiles, MountedModel, ValidDeployment,
@@ -92,7 +92,7 @@ fn fetched_by_pod(valid: &ValidDeployment, fetched: &FetchedModel, volume: Value
 /// Returns the key of the source of a model. A shared volume has a directory for each source, with the key as its name,
 /// so that replicas can still serve the previous model while the next one is fetched.
 pub(super) fn source_key(fetched: &FetchedModel) -> String {
-    digest(&json!(flags::source(fetched, RevisionValue::Requested)))
+    digest(&json!(flags::source(fetched, Expansion::None)))
 }
 
 /// The path of the source's directory in the containers that mount the shared volume.
@@ -114,7 +114,7 @@ fn container(valid: &ValidDeployment, fetched: &FetchedModel, into: &str) -> Val
         args.push(format!("--credentials={CREDENTIALS_PATH}"));
         mounts.push(json!({"name": "credentials", "mountPath": CREDENTIALS_PATH, "readOnly": true}));
     }
-    args.extend(flags::source(fetched, RevisionValue::Variable));
+    args.extend(flags::source(fetched, Expansion::Container));
     let variable = |(name, value): (&String, &String)| json!({"name": name, "value": value});
     let mut env: Vec<Value> = settings.env.iter().map(variable).collect();
     env.extend(fetched.revision().map(|revision| {
@@ -129,7 +129,7 @@ fn container(valid: &ValidDeployment, fetched: &FetchedModel, into: &str) -> Val
         "name": "fetch",
         "image": valid.server.image,
         "args": args,
-        "ports": [{"name": "progress", "containerPort": PROGRESS_PORT, "protocol": "TCP"}],
+        "ports": [{"name": PROGRESS_PORT_NAME, "containerPort": PROGRESS_PORT, "protocol": "TCP"}],
         "resources": resources(fetched),
         "securityContext": container_security_context(),
         "terminationMessagePolicy": "FallbackToLogsOnError",

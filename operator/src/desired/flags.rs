@@ -12,6 +12,26 @@ use crate::names::REVISION_VARIABLE;
 use crate::ports::{ADMIN_PORT, GRPC_PORT, HTTP_PORT};
 use crate::valid_deployment::{EngineSettings, FetchedModel, ModelSource, RouterSettings, ServerSettings};
 
+/// Whether Kubernetes expands the arguments of a process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Expansion {
+    /// The arguments are those of a child process, which receives them unchanged.
+    None,
+    /// The arguments are those of a container, in which Kubernetes replaces `$(NAME)` with the environment variable
+    /// `NAME`, and `$$` with `$`.
+    Container,
+}
+
+impl Expansion {
+    /// Returns the argument with which the process receives `argument`.
+    fn literal(self, argument: String) -> String {
+        match self {
+            Self::None => argument,
+            Self::Container => argument.replace('$', "$$"),
+        }
+    }
+}
+
 /// The options that servers and routers share and that depend on where they run.
 #[derive(Clone, Copy, Debug)]
 pub struct ProcessOptions {
@@ -23,6 +43,7 @@ pub struct ProcessOptions {
     /// The path of the file with the replica token, if replicas require a token.
     replica_token_file: Option<&'static str>,
     log_format: &'static str,
+    expansion: Expansion,
 }
 
 impl ProcessOptions {
@@ -36,6 +57,7 @@ impl ProcessOptions {
             admin_port: Some(ADMIN_PORT),
             replica_token_file: Some(replica_token::FILE),
             log_format: "json",
+            expansion: Expansion::Container,
         }
     }
 
@@ -43,7 +65,15 @@ impl ProcessOptions {
     /// need no token, because they are reachable from this machine only.
     #[must_use]
     pub fn in_child_process(host: IpAddr, port: u16) -> Self {
-        Self { host, port, grpc_port: 0, admin_port: None, replica_token_file: None, log_format: "text" }
+        Self {
+            host,
+            port,
+            grpc_port: 0,
+            admin_port: None,
+            replica_token_file: None,
+            log_format: "text",
+            expansion: Expansion::None,
+        }
     }
 
     fn flags(&self, drain_timeout: Duration, log: LogLevel) -> Vec<String> {
@@ -62,9 +92,16 @@ impl ProcessOptions {
     fn replica_token_flag(&self) -> Option<String> {
         self.replica_token_file.map(|path| format!("--replica-token-file={path}"))
     }
+
+    /// Returns the arguments with which a process receives `flags` and the user's additional flags. The latter are not
+    /// escaped, so that they can refer to environment variables.
+    fn arguments(&self, flags: Vec<String>, extra_args: &[String]) -> Vec<String> {
+        let flags = flags.into_iter().map(|flag| self.expansion.literal(flag));
+        flags.chain(extra_args.iter().cloned()).collect()
+    }
 }
 
-/// Returns the flags of a server that serves the model at `path` under `names`.
+/// Returns the arguments of a server that serves the model at `path` under `names`.
 #[must_use]
 pub fn server(server: &ServerSettings, path: &str, names: &[String], options: ProcessOptions) -> Vec<String> {
     let mut flags = vec![format!("--model={path}")];
@@ -72,9 +109,10 @@ pub fn server(server: &ServerSettings, path: &str, names: &[String], options: Pr
     flags.extend(options.flags(server.drain_timeout, server.log));
     flags.extend(options.replica_token_flag());
     flags.extend(engine(&server.engine));
-    flags
+    options.arguments(flags, &server.engine.extra_args)
 }
 
+/// The flags of a server for the settings of its engine, except for the user's additional flags.
 fn engine(engine: &EngineSettings) -> Vec<String> {
     let mut flags = vec![format!("--device={}", engine.device)];
     flags.extend(engine.kv_cache_size.map(|bytes| format!("--kv-cache-size={bytes}")));
@@ -93,7 +131,6 @@ fn engine(engine: &EngineSettings) -> Vec<String> {
         flags.push("--media-url-allow-redirects".to_owned());
     }
     flags.extend(engine.plugin_config.iter().map(|(name, value)| format!("--plugin-config={name}={value}")));
-    flags.extend(engine.extra_args.iter().cloned());
     flags
 }
 
@@ -109,42 +146,34 @@ pub fn drain(server: &ServerSettings) -> Vec<String> {
     ]
 }
 
-/// The value of `--hf-revision`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum RevisionValue {
-    /// The revision in the resource.
-    Requested,
-    /// A reference to an environment variable of the container, which Kubernetes expands.
-    Variable,
-}
-
-/// Returns the flags of `ovfleet-server fetch` that specify the source of a model.
+/// Returns the arguments of `ovfleet-server fetch` that specify the source of a model. A container reads the revision
+/// from an environment variable.
 #[must_use]
-pub fn source(fetched: &FetchedModel, revision_value: RevisionValue) -> Vec<String> {
+pub fn source(fetched: &FetchedModel, expansion: Expansion) -> Vec<String> {
+    let flag = |name: &str, value: &str| expansion.literal(format!("--{name}={value}"));
     let mut flags = Vec::new();
-    let mut add = |name: &str, value: &str| flags.push(format!("--{name}={value}"));
     match &fetched.source {
         ModelSource::HuggingFace { repo, revision, endpoint, files } => {
-            add("hf-repo", repo);
-            match revision_value {
-                RevisionValue::Requested => add("hf-revision", &revision.requested),
-                RevisionValue::Variable => add("hf-revision", &format!("$({REVISION_VARIABLE})")),
-            }
-            add("hf-endpoint", endpoint);
-            files.iter().for_each(|file| add("hf-file", file));
+            flags.push(flag("hf-repo", repo));
+            flags.push(match expansion {
+                Expansion::None => flag("hf-revision", &revision.requested),
+                Expansion::Container => format!("--hf-revision=$({REVISION_VARIABLE})"),
+            });
+            flags.push(flag("hf-endpoint", endpoint));
+            flags.extend(files.iter().map(|file| flag("hf-file", file)));
         }
         ModelSource::Http { url, sha256 } => {
-            add("url", url);
-            sha256.iter().for_each(|sha256| add("sha256", sha256));
+            flags.push(flag("url", url));
+            flags.extend(sha256.iter().map(|sha256| flag("sha256", sha256)));
         }
         ModelSource::S3 { object, region, endpoint, sha256 } => {
-            add("s3-object", object);
-            add("s3-region", region);
-            endpoint.iter().for_each(|endpoint| add("s3-endpoint", endpoint));
-            sha256.iter().for_each(|sha256| add("sha256", sha256));
+            flags.push(flag("s3-object", object));
+            flags.push(flag("s3-region", region));
+            flags.extend(endpoint.iter().map(|endpoint| flag("s3-endpoint", endpoint)));
+            flags.extend(sha256.iter().map(|sha256| flag("sha256", sha256)));
         }
     }
-    fetched.format.iter().for_each(|format| add("format", format));
+    flags.extend(fetched.format.map(|format| flag("format", format)));
     flags
 }
 
@@ -157,7 +186,7 @@ pub struct RouterFiles<'a> {
     pub api_keys: Option<&'a str>,
 }
 
-/// Returns the flags of a router for the settings that cannot change while it runs.
+/// Returns the arguments of a router for the settings that cannot change while it runs.
 #[must_use]
 pub fn router(
     router: &RouterSettings,
@@ -173,8 +202,7 @@ pub fn router(
         flags.push("--access-log".to_owned());
     }
     flags.extend(router.otlp_endpoint.as_ref().map(|endpoint| format!("--otlp-endpoint={endpoint}")));
-    flags.extend(router.extra_args.iter().cloned());
-    flags
+    options.arguments(flags, &router.extra_args)
 }
 
 /// Returns the content of a router's configuration file, which the router reloads when the file changes. `replicas`

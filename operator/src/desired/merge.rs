@@ -5,16 +5,23 @@ use serde_json::Value;
 /// The members that identify the items of a list, in order of preference. `mountPath` comes first, because the `name`
 /// of a volume mount is the name of its volume, which may have several mounts.
 const KEYS: [&str; 4] = ["mountPath", "name", "containerPort", "topologyKey"];
+/// The member with the required terms of pod affinity or anti-affinity. A pod must satisfy all of them, and several may
+/// have the same topology key: merging these would combine their selectors and so change their meaning.
+const REQUIRED_TERMS: &str = "requiredDuringSchedulingIgnoredDuringExecution";
 
 /// Merges `overlay` into `base`. Objects are merged by member. Lists are merged by the member that identifies their
-/// items, if all items have it; new items are appended. Any other value of `overlay` replaces that of `base`.
+/// items, if all items have it; new items are appended. Required terms of pod affinity and anti-affinity are appended
+/// without merging. Any other value of `overlay` replaces that of `base`.
 pub(super) fn merge(base: &mut Value, overlay: &Value) {
     match (base, overlay) {
         (Value::Object(base), Value::Object(overlay)) => {
             for (name, value) in overlay {
-                match base.get_mut(name) {
-                    Some(present) => merge(present, value),
-                    None => drop(base.insert(name.clone(), value.clone())),
+                match (base.get_mut(name), value) {
+                    (Some(Value::Array(terms)), Value::Array(added)) if name == REQUIRED_TERMS => {
+                        terms.extend(added.iter().cloned());
+                    }
+                    (Some(present), value) => merge(present, value),
+                    (None, value) => drop(base.insert(name.clone(), value.clone())),
                 }
             }
         }

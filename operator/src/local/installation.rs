@@ -9,7 +9,7 @@ use tempfile::TempDir;
 use super::child::{Child, Program};
 use super::console::print;
 use crate::args::LocalArgs;
-use crate::desired::flags::{self, RevisionValue};
+use crate::desired::flags::{self, Expansion};
 use crate::manifest::digest;
 use crate::valid_deployment::{FetchedModel, ModelFiles, ValidDeployment};
 
@@ -54,7 +54,7 @@ impl Installation {
     }
 
     async fn fetch(&self, fetched: &FetchedModel) -> anyhow::Result<String> {
-        let source = flags::source(fetched, RevisionValue::Requested);
+        let source = flags::source(fetched, Expansion::None);
         let into = self.cache()?.join("models").join(digest(&json!(source)));
         std::fs::create_dir_all(&into).with_context(|| format!("failed to create {}", into.display()))?;
         let mut flags = vec!["fetch".to_owned(), format!("--into={}", into.display())];

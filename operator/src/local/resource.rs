@@ -115,6 +115,7 @@ spec:
             (format!("{GOOD}  rollout: {{maxSurge: 0}}\n"), "must not both be 0"),
             (GOOD.replace("pvc: {claim: models}", ""), "exactly one of"),
             (GOOD.replace("chat", "9-chat"), "must begin with a letter"),
+            (GOOD.replace("source:", "format: gguf\n    source:"), "model.format must be omitted"),
             (format!("{GOOD}  replicas: many\n"), "invalid LLMDeployment"),
         ] {
             let error = format!("{:#}", read(&text, &[]).unwrap_err());
@@ -149,6 +150,7 @@ spec:
             ("replicas.more=1", "the parent of more is not an object"),
             (".=1", "the name of the field is empty"),
             ("engine.extraArgs=[--port=1]", "must not contain --port: the operator sets it"),
+            ("engine.extraArgs=[50ms, --max-itll]", "has no flag --max-itll"),
             ("engine.maxNumSeqs=[", "the value is not valid YAML"),
         ] {
             let error = format!("{:#}", read(&["replicas=1", setting]).unwrap_err());

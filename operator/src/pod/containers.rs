@@ -1,6 +1,27 @@
-//! The statuses of the containers of a pod. This module is pure.
+//! The containers of a pod and their statuses. This module is pure.
 
-use k8s_openapi::api::core::v1::{ContainerStateTerminated, ContainerStatus, PodStatus};
+use k8s_openapi::api::core::v1::{Container, ContainerStateTerminated, ContainerStatus, Pod, PodStatus};
+
+use crate::names::Component;
+use crate::ports::PROGRESS_PORT_NAME;
+
+/// Returns the container that fetches a model. A container in the user's `podTemplate` may have the same name, so the
+/// operator's container is also recognized by its port.
+pub(super) fn fetch_container(pod: &Pod) -> Option<&Container> {
+    let spec = pod.spec.as_ref()?;
+    let mut containers = spec.init_containers.iter().flatten().chain(&spec.containers);
+    containers.find(|container| {
+        let mut ports = container.ports.iter().flatten();
+        container.name == Component::Fetch.name()
+            && ports.any(|port| port.name.as_deref() == Some(PROGRESS_PORT_NAME))
+    })
+}
+
+/// Returns the status of the container that fetches a model.
+pub(super) fn fetch_status<'a>(pod: &Pod, status: &'a PodStatus) -> Option<&'a ContainerStatus> {
+    let fetch = fetch_container(pod)?;
+    containers(status).find(|container| container.name == fetch.name)
+}
 
 /// Returns the statuses of all containers, in the order in which they start.
 pub(super) fn containers(status: &PodStatus) -> impl Iterator<Item = &ContainerStatus> {

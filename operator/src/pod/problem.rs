@@ -3,7 +3,7 @@
 
 use k8s_openapi::api::core::v1::{ContainerStatus, Pod, PodCondition, PodStatus};
 
-use super::containers::{containers, last_exit};
+use super::containers::{containers, fetch_status, last_exit};
 use super::exit_reason::exit_message;
 use super::fetch_report::{FetchReport, last_report};
 
@@ -27,7 +27,7 @@ pub(super) fn problem(pod: &Pod, status: &PodStatus) -> Option<Problem> {
     {
         return Some(Problem { reason: "Unschedulable".to_owned(), message: unschedulable(pod, condition) });
     }
-    let fetch = containers(status).find(|container| container.name == "fetch").and_then(last_report);
+    let fetch = fetch_status(pod, status).and_then(last_report);
     if let Some(FetchReport { reason, message, .. }) = fetch.filter(|report| !report.is_complete()) {
         return Some(Problem { reason, message });
     }

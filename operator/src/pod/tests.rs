@@ -16,6 +16,17 @@ fn container(name: &str, state: &Value, last: &Value) -> Value {
     })
 }
 
+/// The state of a pod with an init container called `fetch` that has the status `fetch` and a port called `port`.
+fn fetch_state(port: &str, fetch: &Value) -> PodState {
+    let ports = json!([{"name": port, "containerPort": 8080}]);
+    let pod = json!({
+        "apiVersion": "v1", "kind": "Pod", "metadata": {"name": "a"},
+        "spec": {"containers": [], "initContainers": [{"name": "fetch", "ports": ports}]},
+        "status": {"initContainerStatuses": [fetch]},
+    });
+    pod_state(&serde_json::from_value(pod).unwrap())
+}
+
 #[test]
 fn an_image_that_cannot_be_pulled_has_the_same_message_for_both_reasons() {
     let waiting = |reason: &str, message: &str| {
@@ -72,12 +83,23 @@ fn the_report_of_a_fetch_is_the_termination_message() {
     let message = json!({"reason": "DigestMismatch", "message": "another file", "bytes": 7}).to_string();
     let ended = json!({"terminated": {"exitCode": 11, "message": message}});
     let waiting = json!({"waiting": {"reason": "CrashLoopBackOff"}});
-    let pod = state(&json!({"initContainerStatuses": [container("fetch", &waiting, &ended)]}));
+    let pod = fetch_state("progress", &container("fetch", &waiting, &ended));
     let report = pod.fetched.unwrap();
     assert_eq!((report.reason.as_str(), report.bytes, report.is_complete()), ("DigestMismatch", 7, false));
     let killed = json!({"terminated": {"exitCode": 137, "message": "gone"}});
-    let pod = state(&json!({"initContainerStatuses": [container("fetch", &killed, &json!({}))]}));
+    let pod = fetch_state("progress", &container("fetch", &killed, &json!({})));
     assert_eq!(pod.fetched.unwrap().message, "gone (exit code 137)");
+}
+
+#[test]
+fn a_container_of_the_user_called_fetch_does_not_fetch_the_model() {
+    let running = container("fetch", &json!({"running": {}}), &json!({}));
+    let is_fetching = ["progress", "http"].map(|port| fetch_state(port, &running).is_fetching);
+    assert_eq!(is_fetching, [true, false]);
+    let ended = container("fetch", &json!({"terminated": {"exitCode": 3}}), &json!({}));
+    let pod = fetch_state("http", &ended);
+    assert_eq!(pod.fetched, None);
+    assert_eq!(pod.problem.unwrap().reason, "Crashing");
 }
 
 #[test]

@@ -57,11 +57,14 @@ fn accepted(applied: &ApplyResult) -> ConditionState {
 
 fn model(applied: &ApplyResult, summary: &Summary) -> ConditionState {
     if let ModelFiles::Mounted(_) = &applied.valid.files {
-        return ConditionState::new(
-            true,
-            "Mounted",
-            "the model is not fetched: replicas mount it from a volume or an image",
-        );
+        // The operator cannot read the volume or the image: only a replica that loads the model shows that it exists.
+        return if summary.updated_loaded > 0 {
+            let message = "an up-to-date replica has loaded the model from its volume or image";
+            ConditionState::new(true, "Mounted", message)
+        } else {
+            let message = "no up-to-date replica has loaded the model from its volume or image yet";
+            ConditionState::new(None::<bool>, "NotLoaded", message)
+        };
     }
     let observed = &applied.observed;
     let state = summary.cache.as_ref().map_or(CacheState::Pending, |cache| cache.state);
@@ -316,7 +319,7 @@ pub(super) fn ready(summary: &Summary, basic: &BasicConditions) -> ConditionStat
     if summary.updated_routable >= summary.desired {
         return ConditionState::new(true, "Serving", "enough replicas are up to date and receive requests");
     }
-    let cause = if model.holds == Some(true) { replicas } else { model };
+    let cause = if model.holds == Some(false) { model } else { replicas };
     ConditionState::new(false, &cause.reason, cause.message.clone())
 }
 

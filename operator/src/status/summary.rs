@@ -26,6 +26,8 @@ pub(super) struct Summary {
     pub(super) updated: i32,
     /// The number of updated replicas that are ready and admitted.
     pub(super) updated_routable: i32,
+    /// The number of updated replicas whose containers are ready, which they are only after loading the model.
+    pub(super) updated_loaded: i32,
     /// The number of replicas that are being deleted.
     pub(super) draining: i32,
     /// The reason why pods of replicas cannot be created, or otherwise the most frequent problem of the replicas.
@@ -59,6 +61,7 @@ impl Summary {
             routable: count(&PodState::receives_requests),
             updated: count(&is_updated),
             updated_routable: count(&|pod| is_updated(pod) && pod.receives_requests()),
+            updated_loaded: count(&|pod| is_updated(pod) && pod.containers_ready),
             draining: observed
                 .pods_of(Component::Server)
                 .filter(|pod| pod.is_terminating && !pod.is_finished)

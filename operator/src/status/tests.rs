@@ -213,6 +213,20 @@ fn the_progress_and_the_result_of_a_fetch_are_reported() {
 }
 
 #[test]
+fn a_mounted_model_is_available_once_an_updated_replica_has_loaded_it() {
+    let object = object(1);
+    let status = |pods: &[PodState]| status_of(&object, observed(pods), 1);
+    let loading = PodState { containers_ready: false, is_ready: false, is_routable: None, ..replica("a") };
+    let loading = status(&[loading]);
+    assert_eq!(reason(&loading, "ModelAvailable"), "Unknown NotLoaded");
+    assert_eq!(reason(&loading, "Ready"), "False Starting", "the reason is that of the replicas");
+    assert_eq!(reason(&status(&[]), "ModelAvailable"), "Unknown NotLoaded");
+    let former = PodState { template_hash: "former".to_owned(), ..replica("a") };
+    assert_eq!(reason(&status(&[former]), "ModelAvailable"), "Unknown NotLoaded");
+    assert_eq!(reason(&status(&[replica("a")]), "ModelAvailable"), "True Mounted");
+}
+
+#[test]
 fn pods_of_a_former_model_do_not_hide_that_the_next_one_cannot_be_fetched() {
     let object = fetching(1);
     let report = |reason: &str| Some(FetchReport { reason: reason.to_owned(), ..FetchReport::default() });

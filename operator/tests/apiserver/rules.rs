@@ -236,6 +236,14 @@ fn invalid() -> Vec<(Vec<(&'static str, Value)>, &'static str)> {
         ),
         (vec![("model.aliases", json!(["a", "a"]))], "Duplicate value"),
         (vec![("model.format", json!("onnx"))], "Unsupported value"),
+        (vec![("model.format", json!("gguf"))], "model.format must be omitted"),
+        (
+            vec![
+                ("model.source", json!({"oci": {"image": "registry/a:1"}})),
+                ("model.format", json!("gguf")),
+            ],
+            "model.format must be omitted",
+        ),
         (
             vec![("engine.kvCache", json!({"size": "0"}))],
             "engine.kvCache.size must be a positive number of bytes",
@@ -299,6 +307,7 @@ fn invalid() -> Vec<(Vec<(&'static str, Value)>, &'static str)> {
         (vec![("engine.device", json!("TPU"))], "must be CPU, GPU, a numbered device"),
         (vec![("engine.device", json!("AUTO:CPU,NPU"))], "NPU is not supported"),
         (vec![("engine.extraArgs", json!(["--max-itll=50ms"]))], "has no flag --max-itll"),
+        (vec![("engine.extraArgs", json!(["50ms", "--max-itll"]))], "has no flag --max-itll"),
         (vec![("router", json!({"extraArgs": ["--policy=kv"]}))], "use router.policy"),
         (vec![("router", json!({"extraArgs": ["--nothing=1"]}))], "has no flag --nothing"),
         (
@@ -352,6 +361,8 @@ fn valid() -> Vec<Vec<(&'static str, Value)>> {
         vec![("model.source", json!({"hf": {"repo": "owner/name", "revision": "feature/x"}}))],
         vec![("model.source", http()), ("model.cache", json!({"mode": "shared", "size": 1000}))],
         vec![("model.source", http()), ("model.credentialsSecretRef", json!({"name": "a"}))],
+        vec![("model.source", http()), ("model.format", json!("gguf"))],
+        vec![("model.format", json!("auto"))],
         vec![("model.source", json!({"s3": {"bucket": "models", "key": "a/"}}))],
         vec![("model.source", json!({"oci": {"image": "registry/a@sha256:0"}}))],
         vec![

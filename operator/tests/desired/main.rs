@@ -9,6 +9,7 @@ use expect_test::expect_file;
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use kube::api::DynamicObject;
+use operator::desired::flags::{self, Expansion};
 use operator::desired::release::UpgradePermission;
 use operator::desired::{DesiredState, desired};
 use operator::manifest::{Kind, Manifest, digest};
@@ -17,7 +18,7 @@ use operator::pod::PodState;
 use operator::source::ModelSourceKey;
 use operator::valid_deployment::ValidDeployment;
 use operator::validate::{Defaults, PodUser, validate};
-use operator_api::{AccessMode, Disruption, LlmDeployment, MediaSources};
+use operator_api::{AccessMode, Disruption, LlmDeployment, MediaSources, PodTemplate, Tracing};
 use serde_json::{Value, json};
 
 mod release;
@@ -92,6 +93,49 @@ fn flags_that_the_operator_sets_are_reserved() {
             assert!(is_known, "{name}: {flag}");
         }
     }
+}
+
+/// Kubernetes replaces `$(NAME)` and `$$` in the arguments of containers.
+#[test]
+fn only_additional_flags_refer_to_environment_variables() {
+    let args_of = |resources: &DesiredState, name: &str, containers: &str| {
+        let container = &template(resources, name)["spec"][containers][0];
+        serde_json::from_value::<Vec<String>>(container["args"].clone()).unwrap()
+    };
+    let mut object = fixture("claim");
+    let spec = &mut object.spec;
+    spec.model.name = Some("$(HOME)".to_owned());
+    spec.model.source.pvc.as_mut().unwrap().path = Some("$(HOME)/a$$b.gguf".to_owned());
+    spec.engine.plugin_config = BTreeMap::from([("CACHE_DIR".to_owned(), "$(HOME)".to_owned())]);
+    spec.engine.extra_args = vec!["--cache-dir=$(HOME)".to_owned()];
+    spec.observability.tracing = Some(Tracing { endpoint: "http://$(HOST):4317".to_owned() });
+    spec.router.extra_args = vec!["--hang-timeout=$(TIMEOUT)".to_owned()];
+    let resources = render(&object, &ObservedState::default());
+    let server = args_of(&resources, "claim-server", "containers");
+    let router = args_of(&resources, "claim-router", "containers");
+    for flag in [
+        "--model=/model/$$(HOME)/a$$$$b.gguf",
+        "--model-name=$$(HOME)",
+        "--plugin-config=CACHE_DIR=$$(HOME)",
+        "--cache-dir=$(HOME)",
+    ] {
+        assert!(server.iter().any(|argument| argument == flag), "{flag}: {server:?}");
+    }
+    for flag in ["--otlp-endpoint=http://$$(HOST):4317", "--hang-timeout=$(TIMEOUT)"] {
+        assert!(router.iter().any(|argument| argument == flag), "{flag}: {router:?}");
+    }
+
+    let mut object = fixture("small");
+    object.spec.model.source.hf.as_mut().unwrap().files = vec!["$(HOME)*.gguf".to_owned()];
+    let resources = render(&object, &ObservedState::default());
+    let fetch = args_of(&resources, "small-server", "initContainers");
+    for flag in ["--hf-file=$$(HOME)*.gguf", "--hf-revision=$(OVFLEET_HF_REVISION)"] {
+        assert!(fetch.iter().any(|argument| argument == flag), "{flag}: {fetch:?}");
+    }
+    // The arguments of child processes are not expanded.
+    let valid = valid(&object, &ObservedState::default());
+    let fetch = flags::source(valid.files.fetched().unwrap(), Expansion::None);
+    assert!(fetch.iter().any(|argument| argument == "--hf-file=$(HOME)*.gguf"), "{fetch:?}");
 }
 
 #[test]
@@ -309,6 +353,28 @@ fn a_volume_of_one_node_places_the_fetch_and_the_replicas_together() {
         let term = &affinity["podAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"][0];
         assert_eq!(term["labelSelector"]["matchExpressions"][0]["values"], json!(["fetch", "server"]));
     }
+}
+
+#[test]
+fn the_pod_template_adds_affinity_terms_and_changes_none() {
+    const REQUIRED: &str = "requiredDuringSchedulingIgnoredDuringExecution";
+    let terms = |object: &LlmDeployment| {
+        let first = render(object, &ObservedState::default());
+        let resources = render(object, &after_fetch(&first));
+        let affinity = &template(&resources, "full-server")["spec"]["affinity"];
+        affinity["podAffinity"][REQUIRED].as_array().unwrap().clone()
+    };
+    let mut object = fixture("full");
+    object.spec.model.cache.as_mut().unwrap().access_mode = AccessMode::ReadWriteOnce;
+    let mut expected = terms(&object);
+    let added = json!({
+        "topologyKey": expected[0]["topologyKey"],
+        "labelSelector": {"matchLabels": {"app": "cache"}},
+    });
+    let spec = json!({"affinity": {"podAffinity": {REQUIRED: [added]}}});
+    object.spec.pod_template = Some(PodTemplate { spec: Some(spec), ..PodTemplate::default() });
+    expected.push(added);
+    assert_eq!(terms(&object), expected);
 }
 
 #[test]
