@@ -70,6 +70,14 @@ impl ServedModel {
         })
     }
 
+    /// Whether the name is one of a base model, and not that of an adapter. `false` until a replica has listed it.
+    pub(crate) fn is_base_model(&self) -> bool {
+        let is_base = |replica: &Arc<Replica>| {
+            replica.status().listed_models.get(&self.name).map(|listed| listed.parent.is_none())
+        };
+        self.replicas().iter().find_map(is_base).unwrap_or(false)
+    }
+
     pub(crate) fn set_replicas(&self, replicas: Vec<Arc<Replica>>) {
         self.replicas.store(Arc::new(replicas));
     }
