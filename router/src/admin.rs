@@ -258,6 +258,7 @@ fn explain(pick: &Pick) -> Value {
             "replica": replica.discovered.name,
             // The score of a candidate that was not considered is infinite, which JSON cannot represent.
             "score": terms.score.is_finite().then_some(terms.score),
+            "is_score_time": terms.is_score_time,
             "queued_prefill_seconds": terms.queued_prefill,
             "prefill_seconds": terms.prefill,
             "image_encoding_seconds": terms.image_encoding,
@@ -291,6 +292,32 @@ mod tests {
 
     use super::*;
     use crate::args::Args;
+    use crate::discovery::DiscoveredReplica;
+    use crate::policy::{Demand, Terms};
+
+    #[test]
+    fn an_explanation_says_whether_a_score_is_a_time() {
+        let discovered = DiscoveredReplica {
+            http: ([127, 0, 0, 1], 1).into(),
+            grpc: None,
+            name: "replica".to_owned(),
+            pod: None,
+        };
+        let replica = Replica::new(discovered, 1);
+        for is_score_time in [false, true] {
+            let terms = Terms { score: 1.5, is_score_time, ..Terms::default() };
+            let pick = Pick {
+                at: UNIX_EPOCH,
+                served_model: Arc::new(ServedModel::new("model".to_owned())),
+                demand: Demand::default(),
+                candidates: vec![ScoredCandidate { replica: Arc::clone(&replica), terms }],
+                candidate_count: 1,
+            };
+            let explanation = explain(&pick);
+            let picked = &explanation["picked"];
+            assert_eq!((&picked["score"], &picked["is_score_time"]), (&json!(1.5), &json!(is_score_time)));
+        }
+    }
 
     #[test]
     fn an_error_repeats_only_the_beginning_of_a_long_name() {

@@ -189,6 +189,7 @@ fn the_last_picks_and_the_replicas_are_explained() {
     assert_eq!(picks["policy"], "least-requests");
     let pick = &picks["picks"][0];
     assert_eq!((&pick["model"], &pick["candidates"]), (&"m".into(), &2.into()));
+    assert_eq!(pick["picked"]["is_score_time"], false, "the score is a number of requests");
     assert!(pick["picked"]["replica"].is_string() && pick["others"].as_array().unwrap().len() == 1);
     let known: Value = serde_json::from_str(&router.get("/debug/replicas").body).unwrap();
     assert_eq!(known["replicas"].as_array().unwrap().len(), 2);
