@@ -2,6 +2,7 @@
 //! and the gRPC service. The list of models is the only part of the API that this module serves.
 
 use std::borrow::Cow;
+use std::sync::Arc;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use axum::Router;
@@ -21,7 +22,8 @@ use crate::dispatch::{Pick, ScoredCandidate};
 use crate::error::Error;
 use crate::health::HealthState;
 use crate::proxy::fields::MODEL_SHOWN_MAX;
-use crate::replica::Replica;
+use crate::replica::{ListedModel, Replica};
+use crate::served_model::ServedModel;
 use crate::watch_replicas;
 
 /// The page of the console. It is self-contained: it loads no other files.
@@ -90,30 +92,18 @@ impl Admin {
     /// The model that `path` names is not served.
     pub(crate) fn models(&self, app: &App, path: &str) -> Result<http::Response<Bytes>, Error> {
         let served_models = app.dispatcher().replicas.served_models();
-        let describe = |name: &str| {
-            let created = self.created;
-            let mut model = json!({"id": name, "object": "model", "created": created, "owned_by": "ovfleet"});
-            if let Some(length) =
-                served_models.get(name).and_then(|served_model| served_model.max_model_len())
-            {
-                model["max_model_len"] = length.into();
-            }
-            model
-        };
-        let served = |name: &&String| {
-            served_models.get(*name).is_some_and(|served_model| !served_model.replicas().is_empty())
-        };
+        let is_served = |served_model: &&Arc<ServedModel>| !served_model.replicas().is_empty();
+        let describe = |served_model: &Arc<ServedModel>| describe_model(served_model, self.created);
         let body = match path.split_once("/models/") {
             Some((_, id)) => {
                 let id = decoded(id);
-                if !served(&&id) {
-                    return Err(Error::UnknownModel(id.chars().take(MODEL_SHOWN_MAX).collect()));
-                }
-                describe(&id)
+                let served_model = served_models.get(&id).filter(is_served);
+                served_model
+                    .map(describe)
+                    .ok_or_else(|| Error::UnknownModel(id.chars().take(MODEL_SHOWN_MAX).collect()))?
             }
             None => {
-                let data: Vec<Value> =
-                    served_models.keys().filter(served).map(|name| describe(name)).collect();
+                let data: Vec<Value> = served_models.values().filter(is_served).map(describe).collect();
                 json!({"object": "list", "data": data})
             }
         };
@@ -122,6 +112,24 @@ impl Admin {
         response.headers_mut().insert(header::CONTENT_TYPE, json);
         Ok(response)
     }
+}
+
+/// The model as an object of the OpenAI API, with vLLM's names for the properties that are not part of this API.
+fn describe_model(served_model: &ServedModel, created: u64) -> Value {
+    let mut model =
+        json!({"id": served_model.name, "object": "model", "created": created, "owned_by": "ovfleet"});
+    let ListedModel { max_model_len, root, parent } = served_model.listed().unwrap_or_default();
+    let properties = [
+        ("max_model_len", max_model_len.map(Value::from)),
+        ("root", root.map(Value::from)),
+        ("parent", parent.map(Value::from)),
+    ];
+    for (name, value) in properties {
+        if let Some(value) = value {
+            model[name] = value;
+        }
+    }
+    model
 }
 
 /// Decodes the percent-encoding of a part of a path. Returns the part unchanged if the result is not UTF-8.
@@ -250,6 +258,7 @@ fn explain(pick: &Pick) -> Value {
             "replica": replica.discovered.name,
             // The score of a candidate that was not considered is infinite, which JSON cannot represent.
             "score": terms.score.is_finite().then_some(terms.score),
+            "is_score_time": terms.is_score_time,
             "queued_prefill_seconds": terms.queued_prefill,
             "prefill_seconds": terms.prefill,
             "image_encoding_seconds": terms.image_encoding,
@@ -283,6 +292,32 @@ mod tests {
 
     use super::*;
     use crate::args::Args;
+    use crate::discovery::DiscoveredReplica;
+    use crate::policy::{Demand, Terms};
+
+    #[test]
+    fn an_explanation_says_whether_a_score_is_a_time() {
+        let discovered = DiscoveredReplica {
+            http: ([127, 0, 0, 1], 1).into(),
+            grpc: None,
+            name: "replica".to_owned(),
+            pod: None,
+        };
+        let replica = Replica::new(discovered, 1);
+        for is_score_time in [false, true] {
+            let terms = Terms { score: 1.5, is_score_time, ..Terms::default() };
+            let pick = Pick {
+                at: UNIX_EPOCH,
+                served_model: Arc::new(ServedModel::new("model".to_owned())),
+                demand: Demand::default(),
+                candidates: vec![ScoredCandidate { replica: Arc::clone(&replica), terms }],
+                candidate_count: 1,
+            };
+            let explanation = explain(&pick);
+            let picked = &explanation["picked"];
+            assert_eq!((&picked["score"], &picked["is_score_time"]), (&json!(1.5), &json!(is_score_time)));
+        }
+    }
 
     #[test]
     fn an_error_repeats_only_the_beginning_of_a_long_name() {

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::Instant;
 
 use arc_swap::ArcSwap;
 
@@ -10,6 +11,7 @@ use crate::args::{Args, Settings};
 use crate::body_budget::BodyBudget;
 use crate::dispatch::Dispatcher;
 use crate::error::Error;
+use crate::health::HealthState;
 use crate::metrics::{GaugeSources, Metrics};
 use process::trace::Tracer;
 
@@ -100,13 +102,19 @@ impl App {
     /// All metrics, as OpenMetrics text.
     pub fn scrape(&self) -> String {
         let dispatcher = self.dispatcher();
+        let replicas = dispatcher.replicas.all();
+        let now = Instant::now();
+        let health = dispatcher.health();
+        let health_states: Vec<HealthState> =
+            replicas.iter().map(|replica| health.state(replica.identity, now)).collect();
+        drop(health);
         self.metrics().scrape(&GaugeSources {
             is_ready: self.is_ready(),
             requests_in_flight: self.requests_in_flight(),
             requests_queued: dispatcher.queued(),
             requests_without_replica: dispatcher.requests_without_replica(),
-            replicas: &dispatcher.replicas.all(),
-            health: &dispatcher.health(),
+            replicas: &replicas,
+            health_states: &health_states,
             report_ttl: self.settings().report_ttl,
         })
     }

@@ -74,8 +74,10 @@ impl CommandLine {
         // The last value of a flag takes effect, so the command line overrides the file. The values of a repeatable
         // flag, such as --replica, are combined instead.
         let all = program.chain(options).chain(self.0.iter().skip(1).cloned());
-        Args::try_parse_from(all)
-            .map_err(|error| Error::Option { path: path.to_owned(), problem: first_line(&error.to_string()) })
+        Args::try_parse_from(all).map_err(|error| Error::Option {
+            path: path.to_owned(),
+            problem: in_one_line(&error.to_string()),
+        })
     }
 }
 
@@ -145,9 +147,15 @@ fn scalar(value: &Value) -> Option<Scalar> {
     })
 }
 
-fn first_line(message: &str) -> String {
-    let line = message.lines().next().unwrap_or_default();
-    line.strip_prefix("error: ").unwrap_or(line).to_owned()
+/// Formats an error message of clap in one line, including the allowed values and tips. Omits the usage of the command
+/// line and the reference to its help, which do not apply to a file.
+fn in_one_line(message: &str) -> String {
+    let describes_command_line =
+        |paragraph: &&str| paragraph.starts_with("Usage:") || paragraph.starts_with("For more information");
+    let paragraphs = message.split("\n\n").filter(|paragraph| !describes_command_line(paragraph));
+    let joined = |paragraph: &str| paragraph.lines().map(str::trim).collect::<Vec<_>>().join(" ");
+    let line = paragraphs.map(joined).collect::<Vec<_>>().join("; ");
+    line.strip_prefix("error: ").unwrap_or(&line).to_owned()
 }
 
 #[cfg(test)]
@@ -182,8 +190,9 @@ tokens-per-minute:
     #[test]
     fn errors_name_the_file_and_the_key() {
         for (text, said) in [
-            ("polcy: kv", "--polcy"),
+            ("polcy: kv", "'--polcy' found; tip: a similar argument exists: '--policy'"),
             ("policy: best", "best"),
+            ("key-isolation: best", "[possible values: "),
             ("attempts: 0", "attempts"),
             ("attempts: [1, {a: 2}]", "attempts"),
             ("config: other.yaml", "config"),
@@ -193,7 +202,10 @@ tokens-per-minute:
         ] {
             let error = with_file(&[], text).unwrap_err();
             assert!(error.contains(said) && error.contains("router.yaml"), "{text}: {error}");
-            assert!(!error.contains('\n'), "{error}");
+            assert!(
+                !error.contains('\n') && !error.contains("Usage") && !error.contains("--help"),
+                "{error}"
+            );
         }
     }
 }

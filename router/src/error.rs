@@ -1,6 +1,6 @@
 //! The errors with which the router itself answers a request. One exhaustive match maps them to status and code, and
 //! another to the label in metrics. If the last attempt ends with an error response of a replica, the router forwards
-//! this response, except for the rejection of its replica token.
+//! this response, except for the rejection of its replica token and for a body that is too large to buffer.
 
 use std::time::Duration;
 

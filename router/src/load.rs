@@ -20,7 +20,7 @@ use crate::discovery::DiscoveredReplica;
 use crate::dispatch::Dispatcher;
 use crate::proxy::request_body::RequestBody;
 use crate::proxy::upstream::{ReplicaConnection, rejects_router};
-use crate::replica::Replica;
+use crate::replica::{ListedModel, Replica};
 use crate::replicas::ReplicasUpdate;
 
 /// Time within which a replica must accept a connection for load reports, and within which it must then open the
@@ -183,11 +183,11 @@ async fn receive_reports(
         status.is_connected = true;
         status.problem = None;
     }
-    let mut lengths = std::pin::pin!(request_model_lengths(dispatcher, replica));
+    let mut listing = std::pin::pin!(list_models_once(dispatcher, replica));
     loop {
         let message = tokio::select! {
             message = tokio::time::timeout(SILENCE_MAX, stream.message()) => message,
-            () = &mut lengths => continue,
+            () = &mut listing => continue,
         };
         let Some(load) = message
             .with_context(|| format!("the replica sent no load report for {SILENCE_MAX:?}"))?
@@ -211,24 +211,24 @@ struct ModelList {
 #[derive(Deserialize)]
 struct Model {
     id: String,
-    max_model_len: Option<u64>,
+    #[serde(flatten)]
+    listed: ListedModel,
 }
 
-/// Returns the `max_model_len` of each model for which the list contains one.
-fn max_model_lens(models: &[Model]) -> BTreeMap<String, u64> {
-    models.iter().filter_map(|model| Some((model.id.clone(), model.max_model_len?))).collect()
+fn by_name(models: Vec<Model>) -> BTreeMap<String, ListedModel> {
+    models.into_iter().map(|Model { id, listed }| (id, listed)).collect()
 }
 
-/// Requests the `max_model_len` of each model of a replica, because the load reports do not contain it, and retries
-/// until the replica has listed its models. The future stays pending after that, so that the caller can race it against
-/// the stream of reports.
-async fn request_model_lengths(dispatcher: &Dispatcher, replica: &Replica) {
+/// Requests the list of models of a replica, because the load reports contain only the names, and retries until the
+/// replica has listed its models. The future stays pending after that, so that the caller can race it against the
+/// stream of reports.
+async fn list_models_once(dispatcher: &Dispatcher, replica: &Replica) {
     loop {
         let answer = tokio::time::timeout(CONNECT_TIMEOUT, request_models(dispatcher, replica)).await;
         if let Ok(Ok((models, _))) = answer
             && !models.is_empty()
         {
-            replica.status().max_model_lens = max_model_lens(&models);
+            replica.status().listed_models = by_name(models);
             return std::future::pending().await;
         }
         tokio::time::sleep(MODELS_INTERVAL).await;
@@ -241,8 +241,8 @@ async fn poll_models(dispatcher: &Arc<Dispatcher>, replica: &Arc<Replica>) -> an
         let answer = tokio::time::timeout(CONNECT_TIMEOUT, request_models(dispatcher, replica)).await;
         let (models, store_id) = answer
             .with_context(|| format!("the replica did not list its models within {CONNECT_TIMEOUT:?}"))??;
-        replica.status().max_model_lens = max_model_lens(&models);
-        let names = models.into_iter().map(|model| model.id).collect();
+        let names = models.iter().map(|model| model.id.clone()).collect();
+        replica.status().listed_models = by_name(models);
         dispatcher.replicas.observe_models(replica, names, store_id);
         dispatcher.place_waiting_at(replica);
         tokio::time::sleep(MODELS_INTERVAL).await;

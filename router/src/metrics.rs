@@ -17,7 +17,7 @@ use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::Registry;
 
 use crate::endpoint::Endpoint;
-use crate::health::{Health, HealthState};
+use crate::health::HealthState;
 use crate::policy::Terms;
 use crate::replica::Replica;
 
@@ -29,7 +29,9 @@ pub(crate) struct GaugeSources<'a> {
     pub(crate) requests_queued: usize,
     pub(crate) requests_without_replica: usize,
     pub(crate) replicas: &'a [Arc<Replica>],
-    pub(crate) health: &'a Health,
+    /// The health of each of `replicas`. It is a copy, because requests wait for the lock of the health, which must not
+    /// be held while the text is written.
+    pub(crate) health_states: &'a [HealthState],
     pub(crate) report_ttl: Duration,
 }
 
@@ -330,16 +332,15 @@ impl ReplicaGauges {
         }
         self.report_age.clear();
         let now = Instant::now();
-        for replica in sources.replicas {
+        for (replica, &health_state) in sources.replicas.iter().zip(sources.health_states) {
             let labels = ReplicaLabels { replica: replica.discovered.name.clone() };
             let set = |family: &Family<ReplicaLabels, Gauge>, value: i64| {
                 family.get_or_create(&labels).set(value);
             };
             let snapshot = replica.ledger.snapshot(now, sources.report_ttl);
-            let state = sources.health.state(replica.identity, now);
             set(&self.in_flight, snapshot.booked.in_flight.into());
             set(&self.unreported, snapshot.booked.unreported.into());
-            set(&self.ejected, i64::from(state != HealthState::Trusted));
+            set(&self.ejected, i64::from(health_state != HealthState::Trusted));
             if let Some(reported) = snapshot.reported {
                 let empty = replica.status().load.blocks_free;
                 set(&self.sequences_running, reported.running.into());

@@ -46,8 +46,8 @@ pub enum LengthUnit {
 /// The properties of a request, apart from the prompt itself, that must be equal for prompts to share cached blocks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PromptContext<'a> {
-    /// The name of the model, which may be an adapter on the same replicas.
-    pub model: &'a str,
+    /// The name of the adapter, or empty for the base model of the replicas, all of whose names share cached blocks.
+    pub adapter: &'a str,
     /// The tenant of the request, or empty if the request has none.
     pub tenant: &'a [u8],
     /// The salt that the client has set. Only prompts with the same salt share cached blocks.
@@ -67,8 +67,8 @@ impl PromptContext<'_> {
     /// cannot construct prompts whose hashes collide.
     #[must_use]
     pub fn seed(&self, secret: u64) -> u64 {
-        let Self { model, tenant, cache_salt, tools, functions, instructions, documents } = *self;
-        [model.as_bytes(), tenant, cache_salt, tools, functions, instructions, documents]
+        let Self { adapter, tenant, cache_salt, tools, functions, instructions, documents } = *self;
+        [adapter.as_bytes(), tenant, cache_salt, tools, functions, instructions, documents]
             .into_iter()
             .fold(secret, |seed, part| xxh3_64_with_seed(part, seed))
     }

@@ -299,7 +299,7 @@ fn placement_request(
     let prefix_hashes = if app.settings().policy.uses_prefixes() {
         let tenant = tenant.map_or(&[][..], HeaderValue::as_bytes);
         let context = PromptContext {
-            model: &served_model.name,
+            adapter: if served_model.is_base_model() { "" } else { &served_model.name },
             tenant,
             cache_salt: fields.cache_salt,
             tools: fields.tools,
@@ -361,7 +361,46 @@ fn charge(
 
 #[cfg(test)]
 mod tests {
+    use clap::Parser as _;
+
     use super::*;
+    use crate::args::Args;
+    use crate::discovery::DiscoveredReplica;
+    use crate::replica::ListedModel;
+
+    #[test]
+    fn prompts_for_two_names_of_a_model_have_the_same_prefix_and_those_for_an_adapter_do_not() {
+        let app = App::new(Args::try_parse_from(["router"]).unwrap(), None);
+        let replicas = &app.dispatcher().replicas;
+        let discovered = DiscoveredReplica {
+            http: ([127, 0, 0, 1], 1).into(),
+            grpc: None,
+            name: "replica".to_owned(),
+            pod: None,
+        };
+        let replica = Arc::clone(&replicas.update(&[discovered]).added[0]);
+        let names = ["model", "alias", "adapter"].map(str::to_owned);
+        replicas.observe_models(&replica, names.to_vec(), 0);
+
+        let (parts, ()) = Request::new(()).into_parts();
+        let body = format!(r#"{{"prompt":"{}"}}"#, "x".repeat(1000));
+        let fields = fields::read(body.as_bytes(), Endpoint::Completions).unwrap();
+        let prompt = images::without_images(fields.prompt);
+        let hashes = |name: &str| {
+            let served_model = replicas.served_model(name).unwrap();
+            placement_request(&app, &served_model, &parts, &fields, &prompt).prefix_hashes
+        };
+        assert!(hashes("model").blocks() > 0);
+        assert_ne!(hashes("model"), hashes("alias"), "before the replica has listed its models");
+        replica.status().listed_models = names
+            .map(|name| {
+                let parent = (name == "adapter").then(|| "model".to_owned());
+                (name, ListedModel { parent, ..ListedModel::default() })
+            })
+            .into();
+        assert_eq!(hashes("model"), hashes("alias"));
+        assert_ne!(hashes("model"), hashes("adapter"));
+    }
 
     #[test]
     fn only_prompts_that_are_all_in_the_body_are_measured() {

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use http::HeaderValue;
 use proto::v1alpha1::{Load, State};
+use serde::Deserialize;
 use xxhash_rust::xxh3::xxh3_64;
 
 use crate::discovery::DiscoveredReplica;
@@ -68,8 +69,8 @@ const NEVER: u64 = u64::MAX;
 pub struct ReplicaStatus {
     /// The names of the models that it serves.
     pub models: Vec<String>,
-    /// The number of tokens that a prompt and its answer may have together, for each model that reports it.
-    pub max_model_lens: BTreeMap<String, u64>,
+    /// The properties of its models, by name, from its list of models. Empty until the replica has returned the list.
+    pub listed_models: BTreeMap<String, ListedModel>,
     /// The complete last load report.
     pub load: Load,
     /// Whether a stream of load reports is open or, for a replica that does not report its load, the last request for
@@ -77,6 +78,17 @@ pub struct ReplicaStatus {
     pub is_connected: bool,
     /// The reason why the replica is not connected, once an attempt has failed.
     pub problem: Option<String>,
+}
+
+/// The properties of a model in a replica's list of models. Load reports contain only the names.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+pub struct ListedModel {
+    /// The number of tokens that a prompt and its answer may have together.
+    pub max_model_len: Option<u64>,
+    /// The path of the model's files at the replica. `ovfleet-server` reports it only for adapters.
+    pub root: Option<String>,
+    /// The name of the base model, if the model is an adapter.
+    pub parent: Option<String>,
 }
 
 /// The changes that a load report has caused.

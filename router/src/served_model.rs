@@ -8,7 +8,7 @@ use arc_swap::ArcSwap;
 
 use crate::estimate::Estimates;
 use crate::prefix::BlockBytes;
-use crate::replica::Replica;
+use crate::replica::{ListedModel, Replica};
 use crate::waiting::WaitingList;
 
 /// The number of tokens per block that is assumed until a replica has reported one.
@@ -59,11 +59,23 @@ impl ServedModel {
         self.replicas().iter().any(|other| Arc::ptr_eq(other, replica))
     }
 
-    /// The number of tokens that a prompt and its answer may have together at every replica that reports this limit.
-    /// `None` if no replica reports it.
-    pub(crate) fn max_model_len(&self) -> Option<u64> {
+    /// The properties of the model, or `None` if no replica has listed them. Requests with at most `max_model_len`
+    /// tokens fit every replica that reports this limit; the other properties are those at the first replica.
+    pub(crate) fn listed(&self) -> Option<ListedModel> {
         let replicas = self.replicas();
-        replicas.iter().filter_map(|replica| replica.status().max_model_lens.get(&self.name).copied()).min()
+        let listed = |replica: &Arc<Replica>| replica.status().listed_models.get(&self.name).cloned();
+        replicas.iter().filter_map(listed).reduce(|first, other| {
+            let max_model_len = first.max_model_len.into_iter().chain(other.max_model_len).min();
+            ListedModel { max_model_len, ..first }
+        })
+    }
+
+    /// Whether the name is one of a base model, and not that of an adapter. `false` until a replica has listed it.
+    pub(crate) fn is_base_model(&self) -> bool {
+        let is_base = |replica: &Arc<Replica>| {
+            replica.status().listed_models.get(&self.name).map(|listed| listed.parent.is_none())
+        };
+        self.replicas().iter().find_map(is_base).unwrap_or(false)
     }
 
     pub(crate) fn set_replicas(&self, replicas: Vec<Arc<Replica>>) {

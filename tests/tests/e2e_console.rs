@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use serde_json::Value;
+use serde_json::{Value, json};
 use tests::browser::{Browser, Key, Page};
 use tests::http;
 use tests::router::{Router, replica};
@@ -208,6 +208,23 @@ async fn the_load_of_both_replicas_is_updated_without_reloading_the_page() {
     }
     assert!(sum >= account.requests.len() as u64, "{sum} of {}", account.requests.len());
     console.assert_well_behaved(&[]);
+}
+
+#[test]
+fn an_estimated_time_has_a_unit_and_other_scores_have_none() {
+    let scene = Scene::new(&SIM, &[]);
+    let console = scene.console();
+    // The score of a replica that does not report its load has no terms.
+    for (is_score_time, shown) in [(true, "500 ms versus 2 s"), (false, "0.5 versus 2")] {
+        let pick = json!({
+            "at": 0,
+            "model": "sim",
+            "prompt_tokens": 1,
+            "picked": {"replica": "a", "score": 0.5, "is_score_time": is_score_time, "cached_tokens": 0},
+            "others": [{"replica": "b", "score": 2, "is_score_time": is_score_time}],
+        });
+        assert_eq!(console.text(&format!("pickRow({pick}).lastElementChild.textContent")), shown);
+    }
 }
 
 /// Parses a whole number in the format of the page.

@@ -195,29 +195,29 @@ impl Tables<'_> {
         let routers = &self.args.routers;
         let ours = routers.iter().position(|&name| name == Name::Ovfleet).map(|index| figures[index]);
         let others = routers.iter().zip(figures).filter(|(name, _)| name.is_peer());
-        let better = others.map(|(_, &figure)| figure).fold(f64::NAN, f64::min);
-        let ratio = ours.map(|ours| ours / better).filter(|ratio| ratio.is_finite());
-        let (said, is_good) = match requirement {
-            Requirement::Ratio(most) => (format!("≤ {most:.2}"), ratio.is_none_or(|ratio| ratio <= most)),
-            Requirement::Most(most) => (format!("≤ {}", show(most)), ours.is_none_or(|ours| ours <= most)),
-            Requirement::Compared | Requirement::None => (String::new(), true),
+        // The best figure, or NaN if no other router has one.
+        let best = others.map(|(_, &figure)| figure).reduce(f64::min);
+        let ratio = ours.zip(best).map(|(ours, best)| ours / best);
+        // A requirement is not met if a figure was not measured, and not checked if there is no router to compare.
+        let (said, is_met) = match requirement {
+            Requirement::Ratio(most) => (format!("≤ {most:.2}"), ratio.map(|ratio| ratio <= most)),
+            Requirement::Most(most) => (format!("≤ {}", show(most)), ours.map(|ours| ours <= most)),
+            Requirement::Compared | Requirement::None => (String::new(), None),
         };
-        self.is_good &= is_good;
-        let mark = if said.is_empty() {
-            ""
-        } else if is_good {
-            " ✓"
-        } else {
-            " ✗"
+        self.is_good &= is_met != Some(false);
+        let mark = match is_met {
+            Some(true) => " ✓",
+            Some(false) => " ✗",
+            None => "",
         };
         let cell = |&figure: &f64| if figure.is_nan() { "failed".to_owned() } else { show(figure) };
         let cells: Vec<String> = figures.iter().map(cell).collect();
         // Show the ratio only for figures that are compared, all of which are better if they are lower. A rate has no
         // ratio, because the time from which the rate is computed has one.
         let ratio = match requirement {
-            Requirement::Ratio(_) | Requirement::Compared => {
-                ratio.map_or_else(String::new, |ratio| format!("**{ratio:.2}**"))
-            }
+            Requirement::Ratio(_) | Requirement::Compared => ratio
+                .filter(|ratio| ratio.is_finite())
+                .map_or_else(String::new, |ratio| format!("**{ratio:.2}**")),
             _ => String::new(),
         };
         let _ = writeln!(self.text, "| {title} | {} | {ratio} | {said}{mark} |", cells.join(" | "));
@@ -289,5 +289,26 @@ mod tests {
         results.samples.insert((case, Some(0)), [(1, sample(5.5)), (2, sample(3.5))].into());
         let tables = Tables { args: &args, results: &results, text: String::new(), is_good: true };
         assert_eq!(tables.added(case, p50), [0.5]);
+    }
+
+    #[test]
+    fn a_requirement_is_not_met_without_the_figures_that_it_compares() {
+        let row = |routers: &str, figures: &[f64]| {
+            let args = Args::parse_from(["bench-router", "--routers", routers]);
+            let results = Results::default();
+            let mut tables = Tables { args: &args, results: &results, text: String::new(), is_good: true };
+            tables.row("title", figures, Requirement::Ratio(0.5), whole);
+            (tables.is_good, tables.text)
+        };
+        let both = "ovfleet,vllm";
+        assert_eq!(row(both, &[1.0, 2.0]), (true, "| title | 1 | 2 | **0.50** | ≤ 0.50 ✓ |\n".to_owned()));
+        assert_eq!(row(both, &[2.0, 2.0]), (false, "| title | 2 | 2 | **1.00** | ≤ 0.50 ✗ |\n".to_owned()));
+        for figures in [[f64::NAN, 2.0], [1.0, f64::NAN]] {
+            let (is_good, text) = row(both, &figures);
+            assert!(!is_good && text.ends_with(" |  | ≤ 0.50 ✗ |\n"), "{text}");
+        }
+        // Another router that failed does not count if a third one has a figure.
+        assert!(row("ovfleet,vllm,sglang", &[1.0, f64::NAN, 2.0]).0);
+        assert_eq!(row("ovfleet", &[1.0]), (true, "| title | 1 |  | ≤ 0.50 |\n".to_owned()));
     }
 }

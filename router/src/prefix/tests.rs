@@ -20,7 +20,7 @@ fn equal_hashes_mean_equal_prefixes() {
 #[test]
 fn prompts_with_different_contexts_share_no_blocks() {
     let context = PromptContext {
-        model: "m",
+        adapter: "a",
         tenant: b"0a",
         cache_salt: b"\"a\"",
         tools: b"[{}]",
@@ -28,7 +28,8 @@ fn prompts_with_different_contexts_share_no_blocks() {
     };
     let contexts = [
         context,
-        PromptContext { model: "m-adapter", ..context },
+        PromptContext { adapter: "b", ..context },
+        PromptContext { adapter: "", ..context },
         PromptContext { tenant: b"0b", ..context },
         PromptContext { tenant: b"", ..context },
         PromptContext { cache_salt: b"\"b\"", ..context },
@@ -37,7 +38,7 @@ fn prompts_with_different_contexts_share_no_blocks() {
         PromptContext { instructions: b"\"Be brief.\"", ..context },
         PromptContext { instructions: b"\"Be precise.\"", ..context },
         // These contexts contain the same bytes, divided differently among the fields.
-        PromptContext { model: "m\"a\"", cache_salt: b"", ..context },
+        PromptContext { adapter: "a\"a\"", cache_salt: b"", ..context },
         PromptContext { tools: b"", functions: b"[{}]", ..context },
         PromptContext { tools: b"", documents: b"[{}]", ..context },
     ];

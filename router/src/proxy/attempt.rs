@@ -20,7 +20,7 @@ use crate::dispatch::Placement;
 /// the request if the replica fails. Streams are forwarded as they arrive.
 ///
 /// If exceeded: the response is forwarded as it arrives, and is aborted if the replica fails. The same applies to a
-/// response without `Content-Length`. A larger 429 or 5xx response counts as a broken connection.
+/// response without `Content-Length`. Of a larger 429 or 5xx response, the client does not receive the body.
 const WHOLE_BYTES_MAX: u64 = 1 << 20;
 
 /// An answer that has begun.
@@ -58,7 +58,15 @@ pub(super) async fn attempt(
     }
     let is_small = !is_events && connection.body_bytes().is_some_and(|size| size <= WHOLE_BYTES_MAX);
     if is_small || is_failure(status) {
-        let Ok(bytes) = monitor.wait(receive_whole(&mut connection)).await? else { return Err(broken) };
+        let Ok(received) = monitor.wait(receive_whole(&mut connection)).await? else { return Err(broken) };
+        let bytes = received.unwrap_or_else(|| {
+            // These headers describe the body, which is too large to buffer.
+            for name in [header::CONTENT_LENGTH, header::CONTENT_TYPE, header::CONTENT_ENCODING] {
+                parts.headers.remove(name);
+            }
+            Bytes::new()
+        });
+        // The pool drops a connection whose answer was not read to its end.
         worker.pool.put(placement.replica.discovered.http, connection);
         let response = Response::from_parts(parts, bytes);
         return match status {
@@ -124,19 +132,19 @@ async fn exchange(
     Ok((connection, parts))
 }
 
-/// Receives the rest of a body. Fails if more data arrives after more than [`WHOLE_BYTES_MAX`] bytes have been
+/// Receives the rest of a body. Returns `None` if more data arrives after more than [`WHOLE_BYTES_MAX`] bytes have been
 /// received.
-async fn receive_whole(connection: &mut ReplicaConnection) -> std::io::Result<Bytes> {
-    let Some(first) = connection.next().await.transpose()? else { return Ok(Bytes::new()) };
-    let Some(second) = connection.next().await.transpose()? else { return Ok(first) };
+async fn receive_whole(connection: &mut ReplicaConnection) -> std::io::Result<Option<Bytes>> {
+    let Some(first) = connection.next().await.transpose()? else { return Ok(Some(Bytes::new())) };
+    let Some(second) = connection.next().await.transpose()? else { return Ok(Some(first)) };
     let mut all = [first, second].concat();
     while let Some(bytes) = connection.next().await.transpose()? {
         if all.len() as u64 > WHOLE_BYTES_MAX {
-            return Err(std::io::Error::other(format!("the answer is larger than {WHOLE_BYTES_MAX} bytes")));
+            return Ok(None);
         }
         all.extend_from_slice(&bytes);
     }
-    Ok(all.into())
+    Ok(Some(all.into()))
 }
 
 /// Monitors a replica until the router can forward its answer: checks the deadline, and whether the replica still

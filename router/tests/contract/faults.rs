@@ -187,6 +187,21 @@ fn when_no_replica_has_room_the_client_receives_the_answer_of_the_replica() {
 }
 
 #[test]
+fn an_error_whose_body_is_too_large_to_buffer_counts_as_its_status() {
+    let full = || {
+        let answer = with_status("429 Too Many Requests", &"x".repeat(3 << 20));
+        Upstream::start("m", move |_, stream| send(stream, &answer))
+    };
+    let upstreams = [full(), full()];
+    let router = Router::start(&[&upstreams[0], &upstreams[1]], &[]);
+    let answer = router.post(CHAT, &chat("m", false));
+    assert_eq!((answer.status, answer.body.as_str(), answer.is_complete), (429, "", true), "{answer:?}");
+    assert_eq!((upstreams[0].seen().len(), upstreams[1].seen().len()), (1, 1));
+    let metrics = router.get("/metrics").body;
+    assert!(metrics.contains("retries_total{reason=\"busy\"}"), "{metrics}");
+}
+
+#[test]
 fn attempts_are_counted() {
     let bad = || Upstream::start("m", |_, _| false);
     let upstreams = [bad(), bad(), bad()];

@@ -65,6 +65,24 @@ fn the_smallest_max_model_len_of_the_replicas_of_a_model_is_reported() {
 }
 
 #[test]
+fn the_directory_and_the_base_model_of_an_adapter_are_listed() {
+    // The simulated replica inserts the name of its model between quotation marks, so this name adds a model to the
+    // list.
+    let replica = Upstream::start(
+        r#"base"},{"id":"adapter","root":"/adapters/a","parent":"base","object":"model"#,
+        |_, _| false,
+    );
+    let router = Router::start(&[&replica], &[]);
+    let list: Value = serde_json::from_str(&router.get("/v3/models").body).unwrap();
+    let (adapter, base) = (&list["data"][0], &list["data"][1]);
+    assert_eq!((&adapter["id"], &base["id"]), (&"adapter".into(), &"base".into()));
+    assert_eq!((&adapter["root"], &adapter["parent"]), (&"/adapters/a".into(), &"base".into()));
+    assert_eq!((base.get("root"), base.get("parent")), (None, None));
+    let one: Value = serde_json::from_str(&router.get("/v3/models/adapter").body).unwrap();
+    assert_eq!(&one, adapter);
+}
+
+#[test]
 fn a_request_without_a_model_uses_the_only_model() {
     let a = named("a");
     let router = Router::start(&[&a], &[]);
@@ -171,6 +189,7 @@ fn the_last_picks_and_the_replicas_are_explained() {
     assert_eq!(picks["policy"], "least-requests");
     let pick = &picks["picks"][0];
     assert_eq!((&pick["model"], &pick["candidates"]), (&"m".into(), &2.into()));
+    assert_eq!(pick["picked"]["is_score_time"], false, "the score is a number of requests");
     assert!(pick["picked"]["replica"].is_string() && pick["others"].as_array().unwrap().len() == 1);
     let known: Value = serde_json::from_str(&router.get("/debug/replicas").body).unwrap();
     assert_eq!(known["replicas"].as_array().unwrap().len(), 2);
