@@ -601,9 +601,6 @@ impl Core {
                 self.clear_cache();
                 self.runner.sleep(level);
                 self.speculator.sleep(level);
-                if let Some(encoder) = &mut self.encoder {
-                    encoder.sleep(level);
-                }
                 self.sleep_level = Some(level);
                 tracing::info!(?level, "the engine is asleep; the next request wakes it");
                 Ok(())
@@ -611,8 +608,15 @@ impl Core {
         };
         // Publish the load before the reply, so that the caller sees the new level.
         self.publish(shared);
-        // The caller may no longer wait for the reply.
-        let _ = reply.send(result);
+        match (&self.encoder, self.sleep_level) {
+            // The encoder's thread replies when it has released its memory, too. It may be encoding an image that no
+            // request needs anymore.
+            (Some(encoder), Some(level)) if result.is_ok() => encoder.sleep(level, reply),
+            _ => {
+                // The caller may no longer wait for the reply.
+                let _ = reply.send(result);
+            }
+        }
         Ok(())
     }
 
