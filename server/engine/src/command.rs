@@ -57,12 +57,15 @@ pub(crate) struct Submission {
     pub(crate) submitted: Duration,
 }
 
+/// The sender of the reply to a [`SleepCommand`].
+pub(crate) type SleepReply = oneshot::Sender<Result<(), SleepError>>;
+
 /// A request to change the sleep level.
 #[derive(Debug)]
 pub(crate) struct SleepCommand {
     /// `None` to wake.
     pub(crate) level: Option<SleepLevel>,
-    pub(crate) reply: oneshot::Sender<Result<(), SleepError>>,
+    pub(crate) reply: SleepReply,
     /// Limits the channel to one such command.
     pub(crate) _permit: OwnedSemaphorePermit,
 }

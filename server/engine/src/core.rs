@@ -411,32 +411,35 @@ impl Core {
     fn deliver(&mut self) {
         let Self { requests, scheduler, speculator, outputs, events, ended, report, .. } = self;
         ended.clear();
-        let mut send = |sequence, token: GeneratedToken, drafts| {
-            u32::from(requests.send_token(sequence, token.token, token.logprobs, drafts))
-        };
         for output in outputs.outputs.drain(..) {
-            match output {
+            let (sequence, accepted_drafts, token) = match output {
                 StepOutput::Tokens { sequence, accepted_drafts, token, is_last } => {
-                    report.accepted_tokens += accepted_drafts.len() as u32;
-                    let drafts = speculator.counts(sequence);
-                    for token in accepted_drafts.into_iter().chain([token]) {
-                        report.generated_tokens += send(sequence, token, drafts);
-                    }
                     if is_last {
                         ended.push(sequence);
                     }
+                    (sequence, accepted_drafts, Some(token))
                 }
                 StepOutput::End { sequence, accepted_drafts } => {
-                    report.accepted_tokens += accepted_drafts.len() as u32;
-                    let drafts = speculator.counts(sequence);
-                    for token in accepted_drafts {
-                        report.generated_tokens += send(sequence, token, drafts);
-                    }
                     ended.push(sequence);
+                    (sequence, accepted_drafts, None)
                 }
-                StepOutput::Suspended { .. } => report.sequence_suspensions += 1,
-                StepOutput::Beam { .. } => report.generated_tokens += 1,
-            }
+                StepOutput::Suspended { .. } => {
+                    report.sequence_suspensions += 1;
+                    continue;
+                }
+                StepOutput::Beam { .. } => {
+                    report.generated_tokens += 1;
+                    continue;
+                }
+            };
+            let drafts = speculator.counts(sequence);
+            // Returns 0 if the request has failed, because its tokens are not sent.
+            let mut send = |GeneratedToken { token, logprobs }: GeneratedToken| {
+                u32::from(requests.send_token(sequence, token, logprobs, drafts))
+            };
+            let accepted: u32 = accepted_drafts.into_iter().map(&mut send).sum();
+            report.accepted_tokens += accepted;
+            report.generated_tokens += accepted + token.map_or(0, send);
         }
         for event in &*events {
             if let &Event::Finished { sequence, reason } = event
@@ -598,9 +601,6 @@ impl Core {
                 self.clear_cache();
                 self.runner.sleep(level);
                 self.speculator.sleep(level);
-                if let Some(encoder) = &mut self.encoder {
-                    encoder.sleep(level);
-                }
                 self.sleep_level = Some(level);
                 tracing::info!(?level, "the engine is asleep; the next request wakes it");
                 Ok(())
@@ -608,8 +608,15 @@ impl Core {
         };
         // Publish the load before the reply, so that the caller sees the new level.
         self.publish(shared);
-        // The caller may no longer wait for the reply.
-        let _ = reply.send(result);
+        match (&self.encoder, self.sleep_level) {
+            // The encoder's thread replies when it has released its memory, too. It may be encoding an image that no
+            // request needs anymore.
+            (Some(encoder), Some(level)) if result.is_ok() => encoder.sleep(level, reply),
+            _ => {
+                // The caller may no longer wait for the reply.
+                let _ = reply.send(result);
+            }
+        }
         Ok(())
     }
 

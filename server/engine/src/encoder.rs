@@ -19,6 +19,7 @@ use server_scheduler::{
 };
 
 use crate::clock::Clock;
+use crate::command::SleepReply;
 use crate::images::{ImageFeatures, ImageInput, StepImages};
 use crate::requests::Requests;
 use crate::runner::RunError;
@@ -85,11 +86,9 @@ pub(crate) struct Encoder {
 
 enum EncoderCommand {
     /// If the reference is no longer valid, the request has ended and the image is not encoded.
-    Encode {
-        digest: ImageDigest,
-        image: Weak<ImageInput>,
-    },
-    Sleep(SleepLevel),
+    Encode { digest: ImageDigest, image: Weak<ImageInput> },
+    /// The thread replies when it has released the memory.
+    Sleep { level: SleepLevel, reply: SleepReply },
 }
 
 /// The outcomes of the images in a run of the encoder, or of an image that was not encoded because its request has
@@ -234,8 +233,9 @@ impl Encoder {
         Arc::clone(output.expect("invariant: the images of scheduled tokens are encoded"))
     }
 
-    pub(crate) fn sleep(&mut self, level: SleepLevel) {
-        self.send(EncoderCommand::Sleep(level));
+    /// Lets the thread release memory and then reply that the engine is asleep.
+    pub(crate) fn sleep(&self, level: SleepLevel, reply: SleepReply) {
+        self.send(EncoderCommand::Sleep { level, reply });
     }
 
     fn send(&self, command: EncoderCommand) {
@@ -274,8 +274,10 @@ impl EncoderThread {
         let mut next = None;
         while let Some(command) = next.take().or_else(|| self.commands.recv().ok()) {
             let result = match command {
-                EncoderCommand::Sleep(level) => {
+                EncoderCommand::Sleep { level, reply } => {
                     self.sleep(level);
+                    // The caller may no longer wait for the reply.
+                    let _ = reply.send(Ok(()));
                     Ok(())
                 }
                 EncoderCommand::Encode { digest, image } => match image.upgrade() {
@@ -307,7 +309,7 @@ impl EncoderThread {
                         break;
                     }
                 },
-                EncoderCommand::Sleep(_) => {
+                EncoderCommand::Sleep { .. } => {
                     *next = Some(command);
                     break;
                 }

@@ -211,8 +211,8 @@ impl EngineHandle {
         self.error()
     }
 
-    /// Puts the engine to sleep, and waits until it has released the memory that `level` specifies. The image encoder
-    /// may release its memory later. An engine that is already asleep releases the part that it has not released yet.
+    /// Puts the engine to sleep, and waits until it and its image encoder have released the memory that `level`
+    /// specifies. An engine that is already asleep releases the part that it has not released yet.
     ///
     /// # Errors
     /// [`SleepError`] if the engine is not idle, is draining or has ended.

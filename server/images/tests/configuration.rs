@@ -122,3 +122,28 @@ fn unsupported_configurations_are_named() {
         assert_eq!(message(gemma(), preprocessor), format!("preprocessor_config.json: {expected}"));
     }
 }
+
+#[test]
+fn errors_name_the_field_that_determines_the_size_of_a_tile() {
+    let config = |model_type: &str| json!({"model_type": model_type, "vision_config": {"patch_size": 14}});
+    for (field, preprocessor) in [
+        ("size", json!({"size": {"height": 8, "width": 8}})),
+        ("crop_size", json!({"size": {"height": 16, "width": 16}, "crop_size": 8})),
+    ] {
+        assert_eq!(
+            message(config("llava"), preprocessor),
+            format!(
+                "preprocessor_config.json: {field} is 8x8, which gives no image token with patches of 14 pixels"
+            )
+        );
+    }
+    for (field, preprocessor) in [
+        ("size", json!({"size": {"height": 56, "width": 28}})),
+        ("crop_size", json!({"size": 56, "crop_size": {"height": 56, "width": 28}})),
+    ] {
+        assert_eq!(
+            message(config("llava_next"), preprocessor),
+            format!("preprocessor_config.json: {field} is 28x56; a square is expected")
+        );
+    }
+}

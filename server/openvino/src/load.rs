@@ -167,7 +167,7 @@ impl ModelLoader {
         let kernel_options = KernelOptions::from(config);
         let device_options = DeviceOptions::read(&core, &config.device, &config.plugin_config);
         let cpu = CpuFeatures::detect();
-        if let TileSupport::Denied(reason) = tile_support() {
+        if let Some(reason) = denied_tiles(tile_support(), &source, &device_options) {
             tracing::warn!(reason, "AMX is not available, so the native kernels use at most AVX-512");
         }
         let projections = projection_kernels(&device_options, cpu);
@@ -410,6 +410,21 @@ impl LoadedModel {
     }
 }
 
+/// Returns the reason why the native kernels may not use AMX, if the operating system denies it. `None` if no part of
+/// the model runs on the CPU. The image encoder of a vision-language model runs on the CPU, regardless of the device of
+/// its language model.
+fn denied_tiles(
+    support: TileSupport,
+    source: &ModelSource,
+    device_options: &DeviceOptions,
+) -> Option<&'static str> {
+    let uses_cpu = device_options.is_cpu || matches!(source, ModelSource::Vision(_));
+    match support {
+        TileSupport::Denied(reason) if uses_cpu => Some(reason),
+        TileSupport::Denied(_) | TileSupport::Absent | TileSupport::Granted => None,
+    }
+}
+
 /// Returns the number of blocks of each cache. Together, the caches of the models have the configured or derived size.
 fn num_blocks(config: &Config, models: &[&LoadedModel]) -> Result<u32, Error> {
     let block_bytes: u64 = models.iter().map(|model| model.ports.block_bytes).sum();
@@ -436,4 +451,20 @@ fn num_blocks(config: &Config, models: &[&LoadedModel]) -> Result<u32, Error> {
         return Err(unusable(format!("does not fit into memory: {free} bytes are available")));
     }
     Ok(blocks)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn denied_amx_is_reported_only_if_the_model_runs_on_the_cpu() {
+        let source = ModelSource::Ir(PathBuf::from("openvino_model.xml"));
+        let reported = |support, is_cpu| {
+            denied_tiles(support, &source, &DeviceOptions { is_cpu, ..DeviceOptions::default() })
+        };
+        assert_eq!(reported(TileSupport::Denied("a reason"), true), Some("a reason"));
+        assert_eq!(reported(TileSupport::Denied("a reason"), false), None);
+        assert_eq!(reported(TileSupport::Granted, true), None);
+    }
 }

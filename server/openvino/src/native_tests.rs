@@ -8,6 +8,7 @@ mod ir;
 mod length_conditions;
 mod operations;
 mod projections;
+mod sliding_windows;
 mod symbols;
 mod weights;
 

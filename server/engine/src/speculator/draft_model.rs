@@ -285,12 +285,13 @@ impl DraftModel {
         drafting.retain_mut(|drafting| {
             let scheduled = scheduled.next().expect("invariant: each sequence is in the batch");
             drafting.cached_tokens += scheduled.tokens.len();
-            if scheduled.samples.is_empty() {
-                return false;
-            }
-            let logits = logits.next().expect("invariant: each sampled token has logits");
-            let Some(active) = requests.active.get(&drafting.sequence.request) else { return false };
+            let logits = (!scheduled.samples.is_empty())
+                .then(|| logits.next().expect("invariant: each sampled token has logits"));
             let Some(proposer) = proposer(drafters, drafting.sequence) else { return false };
+            // Any further tokens in the cache are drafts.
+            proposer.cached_tokens = drafting.cached_tokens.min(proposer.text.len());
+            let Some(logits) = logits else { return false };
+            let Some(active) = requests.active.get(&drafting.sequence.request) else { return false };
             let before = digests[scheduled.tokens.end as usize - 1];
             let logits = resize_logits(logits, *vocabulary, padded_logits);
             let Some(token) = sample_draft(drafting, active, proposer, logits, sampler) else { return false };

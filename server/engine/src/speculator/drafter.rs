@@ -57,7 +57,7 @@ pub(super) struct NgramProposer {
 pub(super) struct ModelProposer {
     pub(super) params: DraftModelParams,
     pub(super) text: Text,
-    /// Number of leading tokens of the text that were in the model's cache at the start of the last step that used the
+    /// Number of leading tokens of the text that were in the model's cache at the end of the last step that used the
     /// model.
     pub(super) cached_tokens: usize,
     /// The acceptance rate of this sequence's drafts. `None` before the first proposal.

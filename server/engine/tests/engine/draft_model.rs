@@ -295,6 +295,29 @@ async fn a_wrong_or_slow_draft_model_is_soon_not_used() {
 }
 
 #[tokio::test]
+async fn the_tokens_that_a_draft_model_has_read_are_not_part_of_its_cost() {
+    // The draft model reads 16 tokens of the text, which shows the cost of reading. At this cost, the drafts are worth
+    // reading the other 48 tokens, but they would not be worth reading all 64 tokens.
+    let differences = DraftDifferences { costs: costs(10, 3, 0), ..DraftDifferences::default() };
+    let request = Request { draft: rule(4), ..request(&prompt(1, 60), 28) };
+    let reports = steps(request, costs(100, 0, 0), differences).await;
+    assert!(sum(&reports, |report| report.accepted_tokens) > 0, "{reports:?}");
+}
+
+#[tokio::test]
+async fn drafts_of_a_failed_request_do_not_count_as_accepted() {
+    let mut setup = Setup::new(400);
+    // In this step, both sequences have drafts. The logits of the first sequence are invalid.
+    setup.sim.faults.push(SimFault { step: 8, kind: SimFaultKind::NotANumber(0) });
+    let (engine, reports) = start(setup, DraftDifferences::default());
+    let request = Request { num_sequences: 2, draft: rule(2), ..request(&prompt(1, 5), 60) };
+    assert!(outcome(engine.handle().submit(request).unwrap()).await.failure.is_some());
+    engine.shutdown().unwrap();
+    let report = reports.iter().find(|report| report.requests_failed == 1).unwrap();
+    assert_eq!((report.drafted_tokens, report.accepted_tokens, report.generated_tokens), (4, 0, 0));
+}
+
+#[tokio::test]
 async fn drafts_below_the_confidence_threshold_are_not_computed() {
     let drafted = async |confidence_threshold| {
         let draft = Some(DraftModelParams { num_draft_tokens: 9, confidence_threshold });

@@ -12,6 +12,7 @@ use server_engine::{
     SleepLevel, SpanAttention, SubmitError, TokenId, TokenStream,
 };
 
+use crate::sleep::poll_once;
 use crate::support::{Outcome, Setup, VOCABULARY, outcome, prompt, request, settled, tokens};
 
 /// The placeholder token at the positions of images.
@@ -525,6 +526,24 @@ async fn an_encoder_that_panics_in_sleep_encodes_the_next_image() {
     gate.pass(&[1]);
     assert_eq!(tokens(stream).await, expected(&with_image(1)));
     settled(&handle).await;
+}
+
+#[tokio::test]
+async fn sleep_waits_until_the_encoder_has_released_its_memory() {
+    let (engine, gate) = Gate::start(&SimEncoder::default());
+    let handle = engine.handle();
+    let dropped = handle.submit(with_image(1)).unwrap();
+    gate.expect(&[1]);
+    drop(dropped);
+    tokens(handle.submit(request(&prompt(5, 40), 20)).unwrap()).await;
+    settled(&handle).await;
+    let mut pending_sleep = Box::pin(handle.sleep(SleepLevel::Model));
+    assert!(poll_once(&mut pending_sleep).is_pending());
+    // The engine processes this command after the other one.
+    handle.wake().await.unwrap();
+    assert!(poll_once(&mut pending_sleep).is_pending(), "the encoder has not finished the image yet");
+    gate.go.send(()).unwrap();
+    pending_sleep.await.unwrap();
 }
 
 #[tokio::test]

@@ -53,7 +53,7 @@ impl ModelRunner for FailingWakeRunner {
     }
 }
 
-fn poll_once<F: Future + Unpin>(future: &mut F) -> Poll<F::Output> {
+pub(crate) fn poll_once<F: Future + Unpin>(future: &mut F) -> Poll<F::Output> {
     std::pin::Pin::new(future).poll(&mut Context::from_waker(Waker::noop()))
 }
 

@@ -17,6 +17,8 @@ use crate::{
 pub(super) struct Clip {
     resize: ClipResize,
     pub(super) crop: Size,
+    /// The field of the preprocessor's configuration that determines `crop`.
+    pub(super) crop_field: &'static str,
     pub(super) filter: Filter,
     pub(super) normalization: Normalization,
     /// The edge of a patch of the encoder, in pixels.
@@ -44,14 +46,16 @@ impl Clip {
             ClipResize::Exact(size) => size,
         };
         let is_cropped = preprocessor.optional_bool("do_center_crop")?;
-        let crop = match resize {
+        let (crop, crop_field) = match resize {
             // The processor of SigLIP does not crop.
-            ClipResize::Exact(size) if !is_cropped.unwrap_or(preprocessor.get("crop_size").is_some()) => size,
+            ClipResize::Exact(size) if !is_cropped.unwrap_or(preprocessor.get("crop_size").is_some()) => {
+                (size, "size")
+            }
             ClipResize::ShortestEdge(_) if is_cropped == Some(false) => {
                 let problem = "is false, but size has only the shortest edge";
                 return Err(preprocessor.fault("do_center_crop", problem));
             }
-            ClipResize::ShortestEdge(_) | ClipResize::Exact(_) => read_crop(preprocessor)?,
+            ClipResize::ShortestEdge(_) | ClipResize::Exact(_) => (read_crop(preprocessor)?, "crop_size"),
         };
         if crop.width > smallest.width || crop.height > smallest.height {
             let problem =
@@ -74,11 +78,12 @@ impl Clip {
         let num_tokens = (patches + u32::from(has_class_token)).saturating_sub(u32::from(drops_first));
         if num_tokens == 0 {
             let problem = format!("is {crop}, which gives no image token with patches of {patch} pixels");
-            return Err(preprocessor.fault("crop_size", problem));
+            return Err(preprocessor.fault(crop_field, problem));
         }
         Ok(Self {
             resize,
             crop,
+            crop_field,
             filter: read_filter(preprocessor, Filter::Bicubic)?,
             normalization: Normalization::read(preprocessor, ColorStatistics::CLIP)?,
             patch,

@@ -33,7 +33,8 @@ impl LlavaNext {
         let tile = clip.crop;
         let patches = (tile.width / clip.patch) * (tile.height / clip.patch);
         if tile.width != tile.height {
-            return Err(config.preprocessor.fault("crop_size", format!("is {tile}; a square is expected")));
+            let problem = format!("is {tile}; a square is expected");
+            return Err(config.preprocessor.fault(clip.crop_field, problem));
         }
         if clip.num_tokens != patches {
             let problem = format!(

@@ -1,4 +1,6 @@
 // Turns a stateful model into a paged one.
+#include <algorithm>
+#include <cstdint>
 #include <cstring>
 #include <vector>
 
@@ -18,6 +20,14 @@ namespace op = ov::op;
 constexpr const char* window_section = "ovfleet";
 constexpr const char* window_name = "sliding_window";
 
+// The largest sliding window of the paged attention, in tokens.
+constexpr int64_t window_max = INT32_MAX;
+
+void check_window(int64_t tokens) {
+    OPENVINO_ASSERT(tokens > 0 && tokens <= window_max, "the sliding window has ", tokens, " tokens; it must have from 1 to ",
+                    window_max);
+}
+
 // Returns the sliding window of a mask of the GGUF front end, in tokens including the current one, or 0 if the mask has
 // no window. The mask is Select(LogicalAnd(k <= q, k >= q - constant), 0, -inf), reshaped, sliced and converted.
 int32_t window_of(const ov::Output<ov::Node>& mask) {
@@ -29,7 +39,13 @@ int32_t window_of(const ov::Output<ov::Node>& mask) {
                 auto within = ov::as_type_ptr<op::v1::GreaterEqual>(side.get_node_shared_ptr());
                 auto first = within ? ov::as_type_ptr<op::v1::Subtract>(within->get_input_node_shared_ptr(1)) : nullptr;
                 auto past = first ? ov::as_type_ptr<op::v0::Constant>(first->get_input_node_shared_ptr(1)) : nullptr;
-                if (past && ov::shape_size(past->get_shape()) == 1) return past->cast_vector<int32_t>()[0] + 1;
+                if (past && ov::shape_size(past->get_shape()) == 1) {
+                    // No sequence is longer than the largest window, so a larger window has the same effect.
+                    const int64_t tokens = std::min(past->cast_vector<int64_t>()[0], window_max - 1) + 1;
+                    // A constant of -1 gives 0 tokens, which the paged attention reads as no window.
+                    if (tokens != 0) check_window(tokens);
+                    return int32_t(tokens);
+                }
             }
         }
         node = node->get_input_node_shared_ptr(0);
@@ -42,7 +58,10 @@ int32_t window_of(const ov::Output<ov::Node>& mask) {
 // before it.
 std::vector<int32_t> windows(const ov::Model& model) {
     int64_t common = 0;
-    if (model.has_rt_info(window_section, window_name)) common = model.get_rt_info<int64_t>(window_section, window_name);
+    if (model.has_rt_info(window_section, window_name)) {
+        common = model.get_rt_info<int64_t>(window_section, window_name);
+        check_window(common);
+    }
     std::vector<int32_t> all;
     for (const auto& node : model.get_ordered_ops())
         if (ov::is_type<op::v13::ScaledDotProductAttention>(node))
@@ -71,8 +90,7 @@ void restore_windows(const ov::Model& model, const std::vector<int32_t>& windows
 
 extern "C" int ovfleet_set_sliding_window(ov_model_t* model, uint32_t tokens) {
     return ovfleet::guarded([&] {
-        OPENVINO_ASSERT(tokens > 0 && tokens <= INT32_MAX, "the sliding window has ", tokens,
-                        " tokens; it must have from 1 to ", INT32_MAX);
+        check_window(tokens);
         model->object->set_rt_info(int64_t(tokens), window_section, window_name);
     });
 }

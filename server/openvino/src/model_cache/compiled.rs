@@ -1,10 +1,10 @@
 //! Compiled models in the model cache. With a cached compiled model, a start neither reads, rewrites nor compiles the
 //! graph.
 //!
-//! A file consists of the plugin's bytes, a hash of these bytes and of the file's name, and the [`GraphProperties`].
-//! The hash detects incomplete and renamed files, and damage to the plugin's bytes. A file is kept only if the model
-//! that is read back computes the same logits as the original, because the plugin does not write all attributes of some
-//! operations, and cannot read other operations back.
+//! A file consists of the plugin's bytes, a hash, and the [`GraphProperties`]. The hash covers the rest of the file and
+//! the file's name, so it detects incomplete, damaged and renamed files. A file is kept only if the model that is read
+//! back computes the same logits as the original, because the plugin does not write all attributes of some operations,
+//! and cannot read other operations back.
 //!
 //! A compiled model can name native operations, so a separate core ([`shim::import_core`]) reads it. No other core
 //! knows these operations, and the server uses this core only for files in the private directory (`directory.rs`).
@@ -149,28 +149,28 @@ impl CompiledCacheEntry {
 fn seal(path: &Path, name: &str, graph: GraphProperties) -> std::io::Result<usize> {
     let mut file = File::options().read(true).append(true).open(path)?;
     let bytes = file.metadata()?.len();
-    let hash = seal_hash(&mut file, bytes, name)?;
     let GraphProperties { native_projections, native_attention, experts } = graph;
+    let properties =
+        [u64::from(native_projections), u64::from(native_attention), experts as u64].map(u64::to_le_bytes);
+    let properties = properties.as_flattened();
+    let hash = seal_hash(&mut file, bytes, name, properties)?;
     file.write_all(&hash.to_le_bytes())?;
-    for property in [u64::from(native_projections), u64::from(native_attention), experts as u64] {
-        file.write_all(&property.to_le_bytes())?;
-    }
+    file.write_all(properties)?;
     file.sync_data()?;
     usize::try_from(bytes).map_err(std::io::Error::other)
 }
 
-/// Returns the number of the plugin's bytes and the properties of the graph. Fails if the plugin's bytes, their hash or
-/// the file's name have changed since [`seal`].
+/// Returns the number of the plugin's bytes and the properties of the graph. Fails if the content or the name of the
+/// file has changed since [`seal`].
 fn check(path: &Path, name: &str) -> std::io::Result<(usize, GraphProperties)> {
     let damaged = || std::io::Error::new(std::io::ErrorKind::InvalidData, "the file is damaged");
     let mut file = File::open(path)?;
     let bytes = file.metadata()?.len().checked_sub(TAIL_BYTES).ok_or_else(damaged)?;
-    let hash = seal_hash(&mut file, bytes, name)?;
     let mut tail = [0; TAIL_BYTES as usize];
     file.seek(SeekFrom::Start(bytes))?;
     file.read_exact(&mut tail)?;
     let (written, properties) = tail.split_at(16);
-    if written != hash.to_le_bytes() {
+    if written != seal_hash(&mut file, bytes, name, properties)?.to_le_bytes() {
         return Err(damaged());
     }
     let number = |at: usize| u64::from_le_bytes(std::array::from_fn(|byte| properties[at + byte]));
@@ -182,11 +182,12 @@ fn check(path: &Path, name: &str) -> std::io::Result<(usize, GraphProperties)> {
     Ok((usize::try_from(bytes).map_err(|_| damaged())?, graph))
 }
 
-/// The hash of the plugin's bytes and of the file's name, so that the file of one model is not accepted as that of
-/// another.
-fn seal_hash(file: &mut File, bytes: u64, name: &str) -> std::io::Result<u128> {
+/// The hash of the plugin's bytes, of the properties of the graph, and of the file's name, so that the file of one model
+/// is not accepted as that of another.
+fn seal_hash(file: &mut File, bytes: u64, name: &str, properties: &[u8]) -> std::io::Result<u128> {
     let mut hash = Xxh3Default::new();
     hash.update(&fingerprint::hash(file, bytes)?.to_le_bytes());
+    hash.update(properties);
     hash.update(name.as_bytes());
     Ok(hash.digest128())
 }
@@ -213,7 +214,8 @@ mod tests {
         assert_eq!(check(&path, NAME).unwrap(), (content.len(), graph));
         assert!(check(&path, "compiled-2").is_err(), "the file of another model");
         let whole = fs::read(&path).unwrap();
-        for position in [0, content.len() - 1, content.len() + 3] {
+        // The last position is that of `native_projections`.
+        for position in [0, content.len() - 1, content.len() + 3, content.len() + 16] {
             let mut damaged = whole.clone();
             damaged[position] ^= 1;
             fs::write(&path, damaged).unwrap();

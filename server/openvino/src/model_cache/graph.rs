@@ -11,9 +11,9 @@ use super::fingerprint;
 use crate::runtime::{Core, Model};
 use crate::{Error, shim};
 
-/// The version of graph rewriting and of the formats of native operations. Graphs, compiled models and KV cache blocks
-/// on disk that have another version are not read.
-pub(crate) const VERSION: u64 = 22;
+/// The version of graph rewriting and of the formats of native operations and of files with compiled models. Graphs,
+/// compiled models and KV cache blocks on disk that have another version are not read.
+pub(crate) const VERSION: u64 = 23;
 
 /// The inputs on which a rewritten graph depends besides the content of the model's files.
 #[derive(Clone, Copy, Debug)]

@@ -13,6 +13,7 @@ pub(super) struct Ir {
     inputs: Vec<usize>,
     /// The contents of the constants.
     constants: Vec<u8>,
+    metadata: String,
 }
 
 /// An operation of an IR. The attributes are written unchanged.
@@ -78,12 +79,17 @@ impl Ir {
         id
     }
 
+    /// Sets the metadata of the model to a section with one entry.
+    pub(super) fn set_metadata(&mut self, section: &str, name: &str, value: i64) {
+        self.metadata = format!("<rt_info><{section}><{name} value=\"{value}\"/></{section}></rt_info>\n");
+    }
+
     /// Writes the files of the IR to the directory of a model.
     pub(super) fn write(&self, directory: &Path) {
-        let Self { layers, edges, constants, .. } = self;
+        let Self { layers, edges, constants, metadata, .. } = self;
         let text = format!(
             "<?xml version=\"1.0\"?>\n<net name=\"model\" version=\"11\">\n<layers>\n{layers}</layers>\n\
-             <edges>\n{edges}</edges>\n</net>\n"
+             <edges>\n{edges}</edges>\n{metadata}</net>\n"
         );
         let path = directory.join("openvino_model.xml");
         std::fs::write(path.with_extension("bin"), constants).unwrap();

@@ -19,7 +19,7 @@ const ORIGINAL: u32 = 48;
 
 /// Number of tokens of a sequence that is shorter than `ORIGINAL`, and of one that is longer.
 const SHORT: usize = 8;
-const LONG: usize = 80;
+pub(super) const LONG: usize = 80;
 
 const VOCABULARY: usize = 16;
 const HIDDEN: usize = 64;
@@ -31,14 +31,15 @@ const BLOCK_TOKENS: usize = 32;
 const SEQUENCE_BLOCKS: usize = 4;
 
 /// The largest allowed difference between logits that should be equal. Their magnitude is about 1.
-const TOLERANCE: f32 = 1e-3;
+pub(super) const TOLERANCE: f32 = 1e-3;
 
-/// The smallest allowed difference between the logits with the short factors and those with the long factors.
-const DIFFERENCE_MIN: f32 = 1e-2;
+/// The smallest allowed difference between logits that should differ, such as those with the short factors and those
+/// with the long factors.
+pub(super) const DIFFERENCE_MIN: f32 = 1e-2;
 
 /// The factors that divide the rotary frequencies, with the attention factor.
 #[derive(Clone, Copy, Debug)]
-enum Factors {
+pub(super) enum Factors {
     Short,
     Long,
     /// The short or the long factors, according to a condition on the largest position.
@@ -47,7 +48,7 @@ enum Factors {
 
 /// A condition on the largest position. The rewrite supports those of [`Condition::KNOWN`].
 #[derive(Clone, Copy, Debug)]
-enum Condition {
+pub(super) enum Condition {
     /// `max(position_ids) + 1 > ORIGINAL`.
     Greater,
     /// `ORIGINAL < max(position_ids) + 1`.
@@ -259,8 +260,9 @@ impl Graph {
 
 const PRODUCT: &str = "transpose_a=\"false\" transpose_b=\"true\"";
 
-/// A language model with one layer. Models with different factors have the same weights.
-fn ir(factors: Factors) -> Ir {
+/// A language model with one layer. A position attends to itself and, with `past`, to at most this number of earlier
+/// positions. Models with different factors or masks have the same weights.
+pub(super) fn ir(factors: Factors, past: Option<i64>) -> Ir {
     let mut graph = Graph { ir: Ir::default(), random: Random(1) };
     let input_ids = graph.ir.input("input_ids", "i64", "?,?");
     let attention_mask = graph.ir.input("attention_mask", "i64", "?,?");
@@ -284,7 +286,13 @@ fn ir(factors: Factors) -> Ir {
     let range = Operation { name: "Range", opset: "opset4", attributes: "output_type=\"i64\"" };
     let all = graph.ir.operation(&range, &[first, total, step]);
     let new = graph.unsqueeze(position_ids, &[1, 3]);
-    let mask = graph.binary("LessEqual", all, new);
+    let mut mask = graph.binary("LessEqual", all, new);
+    if let Some(past) = past {
+        let past = graph.integer(past);
+        let first = graph.binary("Subtract", new, past);
+        let within = graph.binary("GreaterEqual", all, first);
+        mask = graph.binary("LogicalAnd", mask, within);
+    }
     let scale = graph.floats("", &[1.0 / (HEAD as f32).sqrt()]);
     let attention =
         Operation { name: "ScaledDotProductAttention", opset: "opset13", attributes: "causal=\"false\"" };
@@ -301,8 +309,13 @@ fn ir(factors: Factors) -> Ir {
 
 /// Loads a model with a context of `max_model_len` tokens.
 fn load_model(factors: Factors, max_model_len: Option<u32>) -> Result<OpenVinoRunner, Error> {
+    load_ir(&ir(factors, None), max_model_len)
+}
+
+/// Loads the model of an IR, with a context of `max_model_len` tokens.
+pub(super) fn load_ir(ir: &Ir, max_model_len: Option<u32>) -> Result<OpenVinoRunner, Error> {
     let directory = tempfile::tempdir().unwrap();
-    ir(factors).write(directory.path());
+    ir.write(directory.path());
     let properties = [("INFERENCE_PRECISION_HINT", "f32"), ("KV_CACHE_PRECISION", "f32")];
     let plugin_config = properties.map(|(key, value)| (key.to_owned(), value.to_owned())).into();
     let config = Config { plugin_config, max_model_len, ..config(directory.path()) };
@@ -344,11 +357,11 @@ fn run(runner: &mut OpenVinoRunner, chunks: &[Chunk]) -> Vec<Vec<f32>> {
 }
 
 /// Returns the logits of the last token of a sequence that is computed in one step.
-fn logits_alone(runner: &mut OpenVinoRunner, sequence: usize, length: usize) -> Vec<f32> {
+pub(super) fn logits_alone(runner: &mut OpenVinoRunner, sequence: usize, length: usize) -> Vec<f32> {
     run(runner, &[Chunk { sequence, positions: 0..length }]).remove(0)
 }
 
-fn difference(one: &[f32], other: &[f32]) -> f32 {
+pub(super) fn difference(one: &[f32], other: &[f32]) -> f32 {
     assert_eq!((one.len(), other.len()), (VOCABULARY, VOCABULARY));
     one.iter().zip(other).map(|(one, other)| (one - other).abs()).fold(0.0, f32::max)
 }
