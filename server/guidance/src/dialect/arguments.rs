@@ -14,6 +14,11 @@ use crate::limits::ELEMENTS_MAX;
 ///
 /// If exceeded: 400, `invalid_value`, if the tool is strict; otherwise the arguments of the tool are not constrained.
 const REFERENCES_MAX: usize = 16;
+/// Nesting depth of `anyOf` and `oneOf` in the schema of a tool, including those behind references, in Gemma's call
+/// format and in those with tags.
+///
+/// If exceeded: 400, `invalid_value`, if the tool is strict; otherwise the arguments of the tool are not constrained.
+const UNION_DEPTH_MAX: usize = 32;
 
 /// A regular expression for the names of members that the schema does not list.
 pub(super) const ANY_NAME: &str = "/[A-Za-z_][A-Za-z0-9_]{0,63}/";
@@ -172,12 +177,28 @@ impl<'a> Root<'a> {
         at: &str,
         alternatives: &mut Vec<(Value, String)>,
     ) -> Result<(), FormError> {
+        self.add_alternatives(schema, at, 0, alternatives)
+    }
+
+    fn add_alternatives(
+        &self,
+        schema: &'a Value,
+        at: &str,
+        depth: usize,
+        alternatives: &mut Vec<(Value, String)>,
+    ) -> Result<(), FormError> {
         let (schema, at) = self.resolve(schema, at.to_owned())?;
-        if alternatives.len() > ELEMENTS_MAX || at.len() > 4096 {
+        if depth > UNION_DEPTH_MAX {
             let problem = format!(
-                "is one of more than {ELEMENTS_MAX} alternatives of a value, or its path has more than 4096 bytes"
+                "is an alternative that is nested deeper than {UNION_DEPTH_MAX} levels, or refers to itself"
             );
             return Err(FormError::new(at, problem));
+        }
+        if alternatives.len() > ELEMENTS_MAX {
+            return Err(FormError::new(
+                at,
+                format!("is one of more than {ELEMENTS_MAX} alternatives of a value"),
+            ));
         }
         for keyword in ["anyOf", "oneOf"] {
             if let Some(Value::Array(schemas)) = schema.get(keyword) {
@@ -189,7 +210,7 @@ impl<'a> Root<'a> {
                 }
                 let mut each = schemas.iter().enumerate();
                 return each.try_for_each(|(index, one)| {
-                    self.alternatives(one, &format!("{at}.{keyword}[{index}]"), alternatives)
+                    self.add_alternatives(one, &format!("{at}.{keyword}[{index}]"), depth + 1, alternatives)
                 });
             }
         }

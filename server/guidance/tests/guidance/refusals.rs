@@ -169,6 +169,18 @@ fn arguments_that_a_notation_cannot_express_are_rejected_with_their_paths() {
 }
 
 #[test]
+fn alternatives_that_contain_themselves_are_rejected() {
+    let union = json!({"anyOf": [{"$ref": "#/$defs/x"}, {"type": "null"}]});
+    let schema = json!({"properties": {"a": {"$ref": "#/$defs/x"}}, "$defs": {"x": union}});
+    for dialect in [Dialect::Gemma, Dialect::Qwen, Dialect::MiniCpm] {
+        let (at, problem) =
+            rejection(&Form::Value { dialect, schema: schema.clone(), at: "parameters".to_owned() });
+        assert_eq!(at, "parameters.$defs.x", "{problem}");
+        assert!(problem.contains("refers to itself"), "{problem}");
+    }
+}
+
+#[test]
 fn random_forms_are_compiled_or_rejected_with_a_path() {
     let mut rng = StdRng::seed_from_u64(23);
     let sources = [
