@@ -9,6 +9,26 @@ fn arguments(dialect: Dialect, schema: Value) -> Form {
     Form::Value { dialect, schema, at: "parameters".to_owned() }
 }
 
+/// Checks values of the argument `a`, which is required and has this schema.
+fn check_value(dialect: Dialect, schema: &Value, fitting: &[&str], others: &[&str]) {
+    let parameters = json!({
+        "properties": {"a": schema},
+        "required": ["a"],
+        "$defs": {"count": {"type": "integer"}, "unit": {"enum": ["C", "F"]}},
+    });
+    let call = |value: &&str| match dialect {
+        Dialect::Python => format!("a={value}"),
+        Dialect::Gemma => format!("a:{value}"),
+        Dialect::Qwen => format!("<parameter=a>\n{value}\n</parameter>\n"),
+        Dialect::MiniCpm => format!("<param name=\"a\">{value}</param>"),
+    };
+    let fitting: Vec<String> = fitting.iter().map(call).collect();
+    let others: Vec<String> = others.iter().map(call).collect();
+    let fitting: Vec<&str> = fitting.iter().map(String::as_str).collect();
+    let others: Vec<&str> = others.iter().map(String::as_str).collect();
+    check(&arguments(dialect, parameters), &fitting, &others);
+}
+
 fn weather() -> Value {
     json!({
         "type": "object",
@@ -139,6 +159,43 @@ fn gemma_arguments_have_bare_keys_and_special_quotes() {
         ],
     );
     check(&arguments(Dialect::Gemma, json!(true)), &["a:1", "a:<|\"|>x<|\"|>,b_2:true"], &["a:x", "1:2"]);
+}
+
+#[test]
+fn a_schema_without_a_type_allows_the_types_that_its_keywords_constrain() {
+    let minimum = json!({"minimum": 5});
+    check_value(Dialect::Gemma, &minimum, &["5", "6.5"], &["4", "true", "<|\"|>x<|\"|>"]);
+    check_value(Dialect::Qwen, &minimum, &["5"], &["4", "x"]);
+    let length = json!({"minLength": 2, "maxLength": 3});
+    check_value(Dialect::Gemma, &length, &["<|\"|>ab<|\"|>"], &["<|\"|>a<|\"|>", "12"]);
+    check_value(Dialect::MiniCpm, &length, &["ab", "abc"], &["a", "abcd"]);
+    let list = json!({"items": {"type": "integer"}});
+    check_value(Dialect::Gemma, &list, &["[]", "[1,2]"], &["1", "[true]"]);
+    let object = json!({"properties": {"x": {"type": "integer"}}, "required": ["x"]});
+    check_value(Dialect::Gemma, &object, &["{x:1}"], &["1", "{}", "{x:true}"]);
+    let map = json!({"additionalProperties": {"type": "integer"}});
+    check_value(Dialect::Qwen, &map, &["{\"x\": 1}"], &["1", "x", "{\"x\": true}"]);
+    let any = json!({"description": "d"});
+    check_value(Dialect::Gemma, &any, &["1", "null", "<|\"|>x<|\"|>"], &["x"]);
+    check_value(Dialect::Qwen, &any, &["1", "x"], &[]);
+}
+
+#[test]
+fn keywords_beside_alternatives_and_references_constrain_values() {
+    let number = json!({"type": "integer", "anyOf": [{"minimum": 8}, {"maximum": 1}]});
+    check_value(Dialect::Gemma, &number, &["0", "8"], &["5", "8.5", "true"]);
+    check_value(Dialect::Qwen, &number, &["0", "8"], &["5", "8.5", "x"]);
+    let object = json!({"type": "object", "anyOf": [{"required": ["x"], "properties": {"x": {}}}, {}]});
+    check_value(Dialect::Gemma, &object, &["{x:1}", "{y:1}"], &["1"]);
+    let count = json!({"$ref": "#/$defs/count", "type": "number", "description": "d"});
+    check_value(Dialect::Gemma, &count, &["1"], &["1.5", "true"]);
+    // Some libraries write references with descriptions like this.
+    let unit = json!({"allOf": [{"$ref": "#/$defs/unit"}], "description": "d"});
+    check_value(Dialect::Gemma, &unit, &["<|\"|>C<|\"|>"], &["<|\"|>K<|\"|>", "1"]);
+    check_value(Dialect::Qwen, &unit, &["C"], &["K"]);
+    let listed = json!({"type": ["string", "null"], "enum": ["a", "abc", null, 1], "maxLength": 2});
+    check_value(Dialect::Gemma, &listed, &["<|\"|>a<|\"|>", "null"], &["<|\"|>abc<|\"|>", "1"]);
+    check_value(Dialect::MiniCpm, &listed, &["a", "null"], &["abc", "1"]);
 }
 
 #[test]
