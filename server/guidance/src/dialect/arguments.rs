@@ -69,16 +69,18 @@ pub(super) struct Member<'a> {
 }
 
 /// The schema to which the references of a schema lead.
-struct TargetSchema<'a> {
-    schema: &'a Value,
-    at: String,
+pub(super) struct TargetSchema<'a> {
+    pub(super) schema: &'a Value,
+    pub(super) at: String,
     /// The types that this schema and the schemas with the references allow.
-    types: TypeSet,
+    pub(super) types: TypeSet,
 }
 
 /// One of the alternatives of a value.
 pub(super) struct Alternative<'a> {
     pub(super) values: AllowedValues<'a>,
+    /// Whether the values of other alternatives are excluded (`oneOf`).
+    pub(super) is_exclusive: bool,
     /// The schema of the alternative, which has no `$ref`, `anyOf` or `oneOf`.
     pub(super) schema: &'a Value,
     pub(super) at: String,
@@ -121,7 +123,11 @@ const JSON_ONLY_KEYWORDS: [&str; 12] = [
 
 impl<'a> Root<'a> {
     /// Follows the references of a schema. An `allOf` that only refers to a single schema is a reference, too.
-    fn resolve(&self, mut schema: &'a Value, mut at: String) -> Result<TargetSchema<'a>, FormError> {
+    pub(super) fn resolve(
+        &self,
+        mut schema: &'a Value,
+        mut at: String,
+    ) -> Result<TargetSchema<'a>, FormError> {
         let mut types = TypeSet::declared(schema);
         let mut followed = 0;
         loop {
@@ -212,10 +218,14 @@ impl<'a> AlternativeSearch<'_, 'a> {
         for keyword in ["anyOf", "oneOf"] {
             if let Some(Value::Array(schemas)) = schema.get(keyword) {
                 reject_beside(schema, &at, keyword)?;
-                let mut each = schemas.iter().enumerate();
-                return each.try_for_each(|(index, one)| {
-                    self.add(one, format!("{at}.{keyword}[{index}]"), types, depth + 1)
-                });
+                let first = self.alternatives.len();
+                for (index, one) in schemas.iter().enumerate() {
+                    self.add(one, format!("{at}.{keyword}[{index}]"), types, depth + 1)?;
+                }
+                for one in &mut self.alternatives[first..] {
+                    one.is_exclusive |= keyword == "oneOf";
+                }
+                return Ok(());
             }
         }
         if let Some((keyword, mut values)) = listed_values(schema) {
@@ -223,7 +233,7 @@ impl<'a> AlternativeSearch<'_, 'a> {
             values
                 .retain(|value| types.contains(TypeSet::of_value(value)) && is_within_bounds(value, schema));
             if !values.is_empty() {
-                self.alternatives.push(Alternative { values: AllowedValues::Listed(values), schema, at });
+                self.push(AllowedValues::Listed(values), schema, at);
             }
             return Ok(());
         }
@@ -233,7 +243,7 @@ impl<'a> AlternativeSearch<'_, 'a> {
         let implied = TypeSet::implied(schema);
         let types = match types == TypeSet::ALL {
             true if implied.is_empty() => {
-                self.alternatives.push(Alternative { values: AllowedValues::Unconstrained, schema, at });
+                self.push(AllowedValues::Unconstrained, schema, at);
                 return Ok(());
             }
             // JSON Schema would also allow all values to which the keywords do not apply, but the author of a schema
@@ -242,10 +252,13 @@ impl<'a> AlternativeSearch<'_, 'a> {
             false => types,
         };
         for name in types.names() {
-            let values = AllowedValues::OfType(name);
-            self.alternatives.push(Alternative { values, schema, at: at.clone() });
+            self.push(AllowedValues::OfType(name), schema, at.clone());
         }
         Ok(())
+    }
+
+    fn push(&mut self, values: AllowedValues<'a>, schema: &'a Value, at: String) {
+        self.alternatives.push(Alternative { values, is_exclusive: false, schema, at });
     }
 }
 
@@ -372,6 +385,25 @@ pub(super) fn unsupported(at: &str, keyword: &str) -> FormError {
 pub(super) fn additional_members(writer: &mut Writer<'_>, one: &str, separator: &str) -> String {
     let one = writer.rule(one);
     if separator.is_empty() { format!("{one}+") } else { format!("{one} ({separator} {one})*") }
+}
+
+/// Returns an expression for as many items as the schema of an array allows, separated by `separator`.
+pub(super) fn items(schema: &Value, at: &str, item: &str, separator: &str) -> Result<String, FormError> {
+    let count = |keyword: &str| schema.get(keyword).and_then(Value::as_f64).map(|count| count as u32);
+    let (min, max) = (count("minItems").unwrap_or(0), count("maxItems"));
+    if max.is_some_and(|max| max < min) {
+        return Err(FormError::new(format!("{at}.maxItems"), "must not be less than minItems"));
+    }
+    let more = |min: u32, max: Option<u32>| match max {
+        None => format!("({separator} {item}){{{min},}}"),
+        Some(max) => format!("({separator} {item}){{{min},{max}}}"),
+    };
+    let some = match max {
+        Some(0) => String::new(),
+        Some(1) => item.to_owned(),
+        max => format!("{item} {}", more(min.saturating_sub(1), max.map(|max| max - 1))),
+    };
+    Ok(if min == 0 && !some.is_empty() { format!("({some})?") } else { some })
 }
 
 /// Returns an expression for items in order, separated by `separator`; items that are not required may be missing.

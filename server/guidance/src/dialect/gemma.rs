@@ -7,7 +7,8 @@ use serde_json::Value;
 
 use super::arguments::{
     ANY, ANY_NAME, AllowedValues, Alternative, LocatedSchema, Members, Root, WrittenMember,
-    additional_members, object_members, reject_json_only_keywords, separated, text_of_length, unsupported,
+    additional_members, items, object_members, reject_json_only_keywords, separated, text_of_length,
+    unsupported,
 };
 use crate::FormError;
 use crate::lark::{Writer, choice, join};
@@ -75,7 +76,7 @@ fn alternative(
     one: &Alternative<'_>,
     depth: usize,
 ) -> Result<String, FormError> {
-    let Alternative { values, schema, at } = one;
+    let Alternative { values, schema, at, .. } = one;
     let name = match values {
         AllowedValues::Listed(values) => {
             let all = values.iter().map(|value| writer.literal(&literal_value(value)));
@@ -134,25 +135,10 @@ fn array(
     depth: usize,
 ) -> Result<String, FormError> {
     let LocatedSchema { schema, at } = located;
-    let items = schema.get("items").unwrap_or(&ANY);
-    let items = LocatedSchema { schema: items, at: &format!("{at}.items") };
-    let item = value(writer, root, items, depth + 1)?;
-    let count = |keyword: &str| schema.get(keyword).and_then(Value::as_f64).map(|count| count as u32);
-    let (min, max) = (count("minItems").unwrap_or(0), count("maxItems"));
-    if max.is_some_and(|max| max < min) {
-        return Err(FormError::new(format!("{at}.maxItems"), "must not be less than minItems"));
-    }
-    let more = |min: u32, max: Option<u32>| match max {
-        None => format!("(\",\" {item}){{{min},}}"),
-        Some(max) => format!("(\",\" {item}){{{min},{max}}}"),
-    };
-    let some = match max {
-        Some(0) => String::new(),
-        Some(1) => item.clone(),
-        max => format!("{item} {}", more(min.saturating_sub(1), max.map(|max| max - 1))),
-    };
-    let body = if min == 0 && !some.is_empty() { format!("({some})?") } else { some };
-    Ok(join(["\"[\"".to_owned(), body, "\"]\"".to_owned()]))
+    let located = LocatedSchema { schema: schema.get("items").unwrap_or(&ANY), at: &format!("{at}.items") };
+    let item = value(writer, root, located, depth + 1)?;
+    let items = items(schema, at, &item, "\",\"")?;
+    Ok(join(["\"[\"".to_owned(), items, "\"]\"".to_owned()]))
 }
 
 /// Returns a key in the notation that the parser of tool calls reads: a JSON string if the key is empty, begins or ends

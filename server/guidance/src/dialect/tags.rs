@@ -85,7 +85,7 @@ fn alternative(
     one: &Alternative<'_>,
     end: &str,
 ) -> Result<String, FormError> {
-    let Alternative { values, schema, at } = one;
+    let Alternative { values, schema, at, .. } = one;
     match values {
         AllowedValues::Listed(values) => {
             let mut written = Vec::with_capacity(values.len());

@@ -70,9 +70,91 @@ fn python_arguments_have_names_and_literals() {
     );
     check(
         &arguments(Dialect::Python, json!({"type": "object"})),
-        &["x=1", "x=\"y\", z_1=[1, {\"a\":null}]"],
-        &["1", "x=", "x=1,y=2"],
+        &["x=1", "x=\"y\", z_1=[1, {\"a\":None}]"],
+        &["1", "x=", "x=1,y=2", "x=[null]"],
     );
+}
+
+#[test]
+fn python_values_have_python_literals_at_any_depth() {
+    let list = json!({"type": "array", "items": {"type": ["boolean", "null"]}, "maxItems": 2});
+    check_value(
+        Dialect::Python,
+        &list,
+        &["[]", "[True]", "[False, None]", "[True,None]"],
+        &["[true]", "[null]", "[True, True, True]", "True"],
+    );
+    let object = json!({
+        "type": "object",
+        "properties": {"on": {"type": "boolean"}, "at": {"anyOf": [{"type": "string"}, {"type": "null"}]}},
+        "required": ["on"],
+    });
+    check_value(
+        Dialect::Python,
+        &object,
+        &["{\"on\": True}", "{\"on\":False,\"at\":\"x\"}", "{\"on\": True, \"at\": None}"],
+        &["{\"on\": true}", "{\"on\": True, \"at\": null}", "{\"at\": None}", "{\"on\": True, \"b\": 1}"],
+    );
+    let map = json!({"type": "object", "additionalProperties": {"type": "boolean"}});
+    check_value(
+        Dialect::Python,
+        &map,
+        &["{}", "{\"a\": True, \"b\": False}"],
+        &["{\"a\": true}", "{\"a\": 1}", "{a: True}"],
+    );
+    let listed = json!({"enum": [true, null, 1, "x", [false, {"a": null}]]});
+    check_value(
+        Dialect::Python,
+        &listed,
+        &["True", "None", "1", "\"x\"", "[False, {\"a\": None}]"],
+        &["true", "null", "False", "[false, {\"a\": null}]"],
+    );
+    let units = json!({"type": "array", "items": {"$ref": "#/$defs/unit"}});
+    check_value(Dialect::Python, &units, &["[\"C\", \"F\"]"], &["[\"K\"]"]);
+    check_value(
+        Dialect::Python,
+        &json!({"description": "d"}),
+        &["None", "1", "\"x\"", "[[True], {\"a\": [None]}]"],
+        &["null", "[true]", "{\"a\": [null]}"],
+    );
+}
+
+#[test]
+fn python_values_may_contain_values_with_the_same_schema() {
+    let node = json!({
+        "type": "object",
+        "properties": {
+            "on": {"type": "boolean"},
+            "next": {"anyOf": [{"$ref": "#/$defs/node"}, {"type": "null"}]},
+        },
+        "required": ["on", "next"],
+    });
+    let schema = json!({
+        "properties": {"a": {"$ref": "#/$defs/node"}},
+        "required": ["a"],
+        "$defs": {"node": node},
+    });
+    check(
+        &arguments(Dialect::Python, schema),
+        &["a={\"on\": True, \"next\": {\"on\": False, \"next\": None}}"],
+        &["a={\"on\": True, \"next\": {\"on\": False, \"next\": null}}", "a={\"on\": True, \"next\": {}}"],
+    );
+}
+
+#[test]
+fn python_values_with_keywords_that_only_json_supports_are_written_as_in_json() {
+    let map = json!({"type": "object", "additionalProperties": {"type": "boolean"}, "minProperties": 1});
+    check_value(Dialect::Python, &map, &["{\"a\": true}"], &["{}", "{\"a\": True}"]);
+    let exclusive = json!({"oneOf": [{"type": "boolean"}, {"type": "integer"}]});
+    check_value(Dialect::Python, &exclusive, &["true", "1"], &["True", "1.5"]);
+    let count = json!({"$ref": "#/$defs/count", "maximum": 5});
+    check_value(Dialect::Python, &count, &["5"], &["6", "True"]);
+    let open = json!({
+        "type": "object",
+        "properties": {"a": {"type": "boolean"}},
+        "additionalProperties": {"type": "integer"},
+    });
+    check_value(Dialect::Python, &open, &["{\"a\": true, \"b\": 1}"], &["{\"a\": 1}", "{\"b\": true}"]);
 }
 
 #[test]
