@@ -35,8 +35,8 @@ pub(crate) enum Error {
          router"
     )]
     Unauthenticated,
-    /// The request can be parsed but violates a rule of HTTP/1.1, has a transfer coding other than `chunked`, or has a
-    /// path that is not UTF-8.
+    /// The request can be parsed but violates a rule of HTTP/1.1, has a transfer coding other than a single `chunked`,
+    /// or has a path that is not UTF-8.
     #[error("{0}")]
     MalformedHttp(&'static str),
     #[error("the path {0} does not exist")]
