@@ -35,8 +35,8 @@ pub(crate) enum Error {
          router"
     )]
     Unauthenticated,
-    /// The request can be parsed but violates a rule of HTTP/1.1, has a transfer coding other than `chunked`, or has a
-    /// path that is not UTF-8.
+    /// The request can be parsed but violates a rule of HTTP/1.1, has a transfer coding other than a single `chunked`,
+    /// or has a path that is not UTF-8.
     #[error("{0}")]
     MalformedHttp(&'static str),
     #[error("the path {0} does not exist")]
@@ -49,6 +49,9 @@ pub(crate) enum Error {
         "the request body has too many objects, arrays or elements: its values would take more than {0} bytes of memory"
     )]
     TooManyValues(usize),
+    /// The answer is larger than the buffer for answers that clients have not read, so it can never be sent.
+    #[error("the answer has {bytes} bytes, which exceeds the limit of {bytes_max} bytes")]
+    AnswerTooLarge { bytes: usize, bytes_max: usize },
     /// The body did not arrive completely: the connection broke, or the body took too long.
     #[error("failed to receive the request body: {0}")]
     BodyIncomplete(String),
@@ -190,6 +193,7 @@ impl Error {
                 (StatusCode::PAYLOAD_TOO_LARGE, REQUEST, Some("request_too_large"), None)
             }
             Self::TooManyValues(_) => (StatusCode::BAD_REQUEST, REQUEST, Some("too_many_values"), None),
+            Self::AnswerTooLarge { .. } => (StatusCode::BAD_REQUEST, REQUEST, Some("answer_too_large"), None),
             Self::BodyIncomplete(_) => {
                 (StatusCode::REQUEST_TIMEOUT, REQUEST, Some("request_incomplete"), None)
             }
@@ -247,6 +251,7 @@ impl Error {
             Self::MethodNotAllowed { .. } => "method",
             Self::BodyTooLarge(_) => "body_too_large",
             Self::TooManyValues(_) => "too_many_values",
+            Self::AnswerTooLarge { .. } => "answer_too_large",
             Self::BodyIncomplete(_) => "body_incomplete",
             Self::TooManyRequests { .. } => "too_many_requests",
             Self::QueueFull { .. } => "queue_full",

@@ -93,5 +93,6 @@ pub(crate) const STORED_OBJECT_REQUESTS_MAX: usize = 64;
 /// Total size of the answers that clients have not read yet, from the endpoints for tokenizing, detokenizing, stored
 /// responses and conversations; answers of up to 64 KiB do not count.
 ///
-/// If exceeded: 429, `answer_buffer_full`, with `Retry-After`.
+/// If exceeded: 429, `answer_buffer_full`, with `Retry-After`; a single answer that is larger is rejected with 400,
+/// `answer_too_large`.
 pub(crate) const UNREAD_ANSWER_BYTES_MAX: usize = 64 << 20;

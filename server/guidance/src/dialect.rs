@@ -4,6 +4,7 @@ mod arguments;
 mod gemma;
 mod python;
 mod tags;
+mod type_set;
 
 use serde_json::Value;
 
@@ -22,7 +23,7 @@ pub(crate) fn arguments(
     // Prepare the schema only to report an invalid one with the same messages as for JSON.
     schema::prepare(schema, at, JsonWhitespace::Compact)?;
     let root = Root { schema, at };
-    let members = root.members(schema, at)?;
+    let members = root.members()?;
     match dialect {
         Dialect::Python => python::members(writer, &root, &members),
         Dialect::Gemma => gemma::members(writer, &root, &members),

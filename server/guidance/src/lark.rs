@@ -9,7 +9,7 @@
 use llguidance::api::{GrammarWithLexer, TopLevelGrammar};
 use serde_json::Value;
 
-use crate::limits::{ELEMENTS_MAX, FORM_BYTES_MAX, REGEX_BYTES_MAX, REPEAT_MAX};
+use crate::limits::{ELEMENTS_MAX, FORM_BYTES_MAX, REGEX_BYTES_MAX};
 use crate::schema::{self, JsonWhitespace};
 use crate::{FormError, Vocabulary};
 
@@ -89,7 +89,7 @@ impl<'a> Writer<'a> {
         self.count_elements(limits.excludes.len())?;
         let text = match limits.chars_max {
             None => ANY_TEXT.to_owned(),
-            Some(chars_max) => format!("/(?s:.{{0,{}}})/", chars_max.min(REPEAT_MAX)),
+            Some(chars_max) => format!("/(?s:.{{0,{chars_max}}})/"),
         };
         let excluded = limits.excludes.iter().filter(|text| !text.is_empty());
         let excluded: Vec<String> = excluded.map(|text| escape_regex(text)).collect();

@@ -59,7 +59,7 @@ pub const FORM_DEPTH_MAX: usize = 64;
 ///
 /// If exceeded: 400, `invalid_value`.
 pub const FORM_BYTES_MAX: usize = 4 << 20;
-/// Maximum count of a repetition in an EBNF grammar or a structural tag.
+/// Maximum count of a repetition in an EBNF grammar or a structural tag, and maximum `max_chars` of a structural tag.
 ///
 /// If exceeded: 400, `invalid_value`.
 pub const REPEAT_MAX: u32 = 1 << 16;

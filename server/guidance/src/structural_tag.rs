@@ -4,7 +4,7 @@
 
 use serde_json::{Map, Value};
 
-use crate::limits::{ELEMENTS_MAX, FORM_DEPTH_MAX};
+use crate::limits::{ELEMENTS_MAX, FORM_DEPTH_MAX, REPEAT_MAX};
 use crate::{Dialect, Form, FormError, Tag, TriggeredTags};
 
 /// The types of formats, and of a structural tag itself.
@@ -136,7 +136,11 @@ fn json_schema(part: &Part<'_>) -> Result<Form, FormError> {
 fn any_text(part: &Part<'_>) -> Result<Form, FormError> {
     part.reject("max_tokens", &[])?;
     let excludes = if part.map.contains_key("excludes") { part.texts("excludes")? } else { Vec::new() };
-    Ok(Form::Text { excludes, chars_max: part.count("max_chars")? })
+    let chars_max = part.count("max_chars")?;
+    if chars_max.is_some_and(|max| max > REPEAT_MAX) {
+        return Err(FormError::new(part.path("max_chars"), format!("must be at most {REPEAT_MAX}")));
+    }
+    Ok(Form::Text { excludes, chars_max })
 }
 
 /// Converts a tag: a format between a begin and one of its ends. The begin and each end may be a token, identified by

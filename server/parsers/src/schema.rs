@@ -123,13 +123,23 @@ fn add_untyped(types: &mut Types, schema: &Value, root: &Value, left: &mut usize
     }
     let values = schema.get("enum").and_then(Value::as_array).into_iter().flatten();
     values.chain(schema.get("const")).for_each(|value| types.add_value(value));
-    if types.is_unknown() && schema.get("properties").is_some() {
-        types.object = true;
-    }
-    if types.is_unknown() && schema.get("items").is_some() {
-        types.array = true;
+    let has_any = |keywords: &[&str]| keywords.iter().any(|keyword| schema.get(*keyword).is_some());
+    if types.is_unknown() || !has_any(&["$ref", "anyOf", "oneOf", "allOf", "enum", "const"]) {
+        for (name, keywords) in KEYWORDS {
+            if has_any(keywords) {
+                types.add_name(name);
+            }
+        }
     }
 }
+
+/// The types that a schema implies by keywords that constrain only values of this type.
+const KEYWORDS: [(&str, &[&str]); 4] = [
+    ("object", &["properties", "patternProperties", "additionalProperties", "required"]),
+    ("array", &["items", "prefixItems", "minItems", "maxItems"]),
+    ("number", &["minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"]),
+    ("string", &["minLength", "maxLength", "pattern", "format"]),
+];
 
 #[cfg(test)]
 mod tests;

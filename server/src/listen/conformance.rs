@@ -34,8 +34,9 @@ fn check(version: Version, headers: &HeaderMap) -> Result<(), &'static str> {
     }
     let codings = headers.get_all(header::TRANSFER_ENCODING).iter();
     let mut codings = codings.flat_map(|value| value.as_bytes().split(|byte| *byte == b','));
-    if codings.any(|coding| !coding.trim_ascii().eq_ignore_ascii_case(b"chunked")) {
-        return Err("chunked is the only supported transfer coding");
+    let is_chunked = codings.next().is_none_or(|coding| coding.trim_ascii().eq_ignore_ascii_case(b"chunked"));
+    if !is_chunked || codings.next().is_some() {
+        return Err("the only supported transfer coding is chunked, which must be applied only once");
     }
     Ok(())
 }
@@ -65,9 +66,12 @@ mod tests {
         assert!(
             checked(Version::HTTP_10, &[("host", "a"), ("host", "a")]).unwrap_err().contains("more than one")
         );
-        for coding in ["gzip, chunked", "gzip", "identity", "chunked, gzip"] {
+        for coding in ["gzip, chunked", "gzip", "identity", "chunked, gzip", "chunked, chunked", "chunked,"] {
             let refused = checked(Version::HTTP_11, &[("host", "a"), ("transfer-encoding", coding)]);
             assert!(refused.unwrap_err().contains("chunked"), "{coding}");
         }
+        let coding = ("transfer-encoding", "chunked");
+        let refused = checked(Version::HTTP_11, &[("host", "a"), coding, coding]);
+        assert!(refused.unwrap_err().contains("only once"));
     }
 }

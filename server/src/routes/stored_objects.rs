@@ -10,8 +10,7 @@ use serde::Serialize;
 use super::{counted, unread};
 use crate::app::App;
 use crate::dispatches::Dispatch;
-use crate::error::{Error, Resource};
-use crate::limits::BudgetExhausted;
+use crate::error::Error;
 use crate::tenant::Tenant;
 
 /// Answers a request that has no body or whose body has been read. A large answer counts toward the limit until it has
@@ -26,8 +25,7 @@ pub(super) async fn answered(
     let answer = async {
         let tenant = Tenant::of(headers)?;
         let admitted = app.stored_objects().admit()?;
-        let answer = unread::reserve_until_sent(work(tenant).await?, admitted, app.unread_answer_bytes());
-        answer.map_err(|BudgetExhausted| app.overloaded(Resource::UnreadAnswers))
+        unread::reserve_until_sent(app, work(tenant).await?, admitted)
     };
     let answer = answer.await;
     counted::answered(app, endpoint, dispatch, answer)

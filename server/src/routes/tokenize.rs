@@ -10,8 +10,7 @@ use serde_json::Value;
 
 use super::{body, counted, preparation, unread};
 use crate::app::{App, ServedModel};
-use crate::error::{Error, Resource};
-use crate::limits::BudgetExhausted;
+use crate::error::Error;
 use crate::prepare::{self, Endpoint, Target};
 use crate::tenant::Tenant;
 
@@ -45,6 +44,5 @@ async fn answer<T: Serialize + 'static>(
         // Serialize the answer here too, because serializing a large answer takes a long time.
         Ok(Json(answer).into_response())
     });
-    let response = unread::reserve_until_sent(response.await?, admitted, app.unread_answer_bytes());
-    response.map_err(|BudgetExhausted| app.overloaded(Resource::UnreadAnswers))
+    unread::reserve_until_sent(app, response.await?, admitted)
 }

@@ -9,6 +9,8 @@ use axum::body::{Body, Bytes, HttpBody};
 use axum::response::Response;
 use hyper::body::{Frame, SizeHint};
 
+use crate::app::App;
+use crate::error::{Error, Resource};
 use crate::limits::{BudgetExhausted, ByteBudget};
 
 /// Maximum size in bytes of an answer that does not count while it is sent, because it fits into the buffers of the
@@ -27,17 +29,46 @@ pub(super) fn hold_until_sent(response: Response, guard: impl Send + Unpin + 'st
     response.map(|body| Body::new(GuardedBody { body, rest: Bytes::new(), _guard: guard }))
 }
 
-/// Like [`hold_until_sent`], but a large response also reserves its size in `budget` until it has been sent.
+/// Like [`hold_until_sent`], but a large response also reserves its size in the budget for unread answers until it has
+/// been sent.
 ///
 /// # Errors
-/// The budget is exhausted.
+/// The response is larger than the budget, or the budget is exhausted.
 pub(super) fn reserve_until_sent(
+    app: &App,
+    response: Response,
+    guard: impl Send + Unpin + 'static,
+) -> Result<Response, Error> {
+    reserve(response, guard, app.unread_answer_bytes()).map_err(|refusal| match refusal {
+        Refusal::TooLarge { bytes, bytes_max } => Error::AnswerTooLarge { bytes, bytes_max },
+        Refusal::Exhausted => app.overloaded(Resource::UnreadAnswers),
+    })
+}
+
+/// The reason why a large response cannot be sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Refusal {
+    TooLarge { bytes: usize, bytes_max: usize },
+    Exhausted,
+}
+
+impl From<BudgetExhausted> for Refusal {
+    fn from(_: BudgetExhausted) -> Self {
+        Self::Exhausted
+    }
+}
+
+fn reserve(
     response: Response,
     guard: impl Send + Unpin + 'static,
     budget: &Arc<ByteBudget>,
-) -> Result<Response, BudgetExhausted> {
+) -> Result<Response, Refusal> {
+    let (bytes, bytes_max) = (large_bytes(&response), budget.large_bytes_max());
+    if bytes > bytes_max {
+        return Err(Refusal::TooLarge { bytes, bytes_max });
+    }
     let mut reservation = budget.empty_reservation();
-    reservation.grow_to(large_bytes(&response))?;
+    reservation.grow_to(bytes)?;
     Ok(hold_until_sent(response, (guard, reservation)))
 }
 
@@ -112,7 +143,7 @@ mod tests {
 
     /// Returns an admitted answer of this size.
     fn answer(bytes: usize, admission: &Admission, budget: &Arc<ByteBudget>) -> Response {
-        reserve_until_sent("x".repeat(bytes).into_response(), admission.admit().unwrap(), budget).unwrap()
+        reserve("x".repeat(bytes).into_response(), admission.admit().unwrap(), budget).unwrap()
     }
 
     #[test]
@@ -122,12 +153,25 @@ mod tests {
         let (large, small) = (answer(BYTES, &admission, &budget), answer(1, &admission, &budget));
         assert_eq!(admission.requests(), 1);
         assert_eq!(large.body().size_hint().exact(), Some(BYTES as u64));
-        let second =
-            reserve_until_sent("x".repeat(BYTES).into_response(), admission.admit().unwrap(), &budget);
-        assert_eq!(second.unwrap_err(), BudgetExhausted);
+        let second = reserve("x".repeat(BYTES).into_response(), admission.admit().unwrap(), &budget);
+        assert_eq!(second.unwrap_err(), Refusal::Exhausted);
         drop((large, small));
         assert_eq!(admission.requests(), 0);
         answer(BYTES, &admission, &budget);
+    }
+
+    #[test]
+    fn an_answer_that_never_fits_is_rejected_for_its_size() {
+        const BYTES_MAX: usize = 2 * UNCOUNTED_BYTES_MAX as usize;
+        let budget = ByteBudget::new(BYTES_MAX, BYTES_MAX);
+        let whole = reserve("x".repeat(BYTES_MAX).into_response(), (), &budget).unwrap();
+        let larger = reserve("x".repeat(BYTES_MAX + 1).into_response(), (), &budget);
+        let refusal = Refusal::TooLarge { bytes: BYTES_MAX + 1, bytes_max: BYTES_MAX };
+        assert_eq!(larger.unwrap_err(), refusal);
+        drop(whole);
+        let error = Error::AnswerTooLarge { bytes: BYTES_MAX + 1, bytes_max: BYTES_MAX }.into_response();
+        assert_eq!(error.status(), 400);
+        assert!(!error.headers().contains_key("retry-after"));
     }
 
     #[tokio::test]

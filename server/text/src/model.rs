@@ -1,7 +1,7 @@
 //! Loads the tokenizer, the templates and the defaults of a model from a GGUF file or a directory.
 
 use std::{
-    fs,
+    fs, io,
     path::{Path, PathBuf},
     sync::Arc,
 };
@@ -215,11 +215,17 @@ fn directory_template(
     chat_template(sources, bos, eos).map_err(|problem| file.fault(FIELD, &problem))
 }
 
-/// Returns the templates in the files `{name}.jinja` of `directory`, or none if the directory cannot be read.
+/// Returns the templates in the files `{name}.jinja` of `directory`, or none if the directory does not exist.
 fn additional_templates(directory: &Path) -> Result<Vec<(String, String)>, LoadError> {
-    let Ok(entries) = fs::read_dir(directory) else { return Ok(Vec::new()) };
+    let failed = |source| LoadError::Read { path: directory.to_owned(), source };
+    let entries = match fs::read_dir(directory) {
+        Ok(entries) => entries,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(error) => return Err(failed(error)),
+    };
     let mut sources = Vec::new();
-    for path in entries.flatten().map(|entry| entry.path()) {
+    for entry in entries {
+        let path = entry.map_err(failed)?.path();
         if path.extension().is_some_and(|extension| extension == "jinja")
             && let Some(source) = json_file::read_text(&path)?
         {

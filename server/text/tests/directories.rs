@@ -204,6 +204,14 @@ fn templates_come_from_their_own_file_before_the_configuration() {
 }
 
 #[test]
+fn additional_templates_that_cannot_be_listed_are_refused() {
+    let directory = Directory::new();
+    directory.write_text("chat_template.jinja", "t");
+    directory.write_text("additional_chat_templates", "not a directory");
+    directory.refused(&["failed to read", "additional_chat_templates"]);
+}
+
+#[test]
 fn faulty_directories_are_refused_with_file_and_field() {
     let directory = Directory::new();
     directory.write_text("config.json", "{");

@@ -6,12 +6,12 @@ use std::borrow::Cow;
 use serde_json::Value;
 
 use super::arguments::{
-    ANY_NAME, LocatedSchema, Members, Root, WrittenMember, additional_members, separated, text_of_length,
+    ANY, ANY_NAME, AllowedValues, Alternative, LocatedSchema, Members, Root, WrittenMember,
+    additional_members, items, object_members, reject_json_only_keywords, separated, text_of_length,
     unsupported,
 };
 use crate::FormError;
 use crate::lark::{Writer, choice, join};
-use crate::schema;
 
 /// The delimiter before and after a string.
 const QUOTE: &str = "<|\"|>";
@@ -61,11 +61,10 @@ fn value(
         let problem = format!("is nested deeper than {DEPTH_MAX} levels, or refers to itself");
         return Err(FormError::new(located.at, problem));
     }
-    let mut alternatives = Vec::new();
-    root.alternatives(located.schema, located.at, &mut alternatives)?;
+    let alternatives = root.alternatives(located.schema, located.at)?;
     let mut all = Vec::with_capacity(alternatives.len());
-    for (schema, at) in &alternatives {
-        all.push(alternative(writer, root, LocatedSchema { schema, at }, depth)?);
+    for one in &alternatives {
+        all.push(alternative(writer, root, one, depth)?);
     }
     let body = choice(&all);
     Ok(writer.rule(&body))
@@ -74,33 +73,34 @@ fn value(
 fn alternative(
     writer: &mut Writer<'_>,
     root: &Root<'_>,
-    located: LocatedSchema<'_>,
+    one: &Alternative<'_>,
     depth: usize,
 ) -> Result<String, FormError> {
-    let LocatedSchema { schema, at } = located;
-    if let Some(value) = schema.get("const") {
-        return writer.literal(&literal_value(value));
-    }
-    if let Some(Value::Array(values)) = schema.get("enum") {
-        let all = values.iter().map(|value| writer.literal(&literal_value(value)));
-        return Ok(choice(&all.collect::<Result<Vec<_>, _>>()?));
-    }
-    root.reject_json_only_keywords(schema, at)?;
-    match schema.get("type").and_then(Value::as_str) {
+    let Alternative { values, schema, at, .. } = one;
+    let name = match values {
+        AllowedValues::Listed(values) => {
+            let all = values.iter().map(|value| writer.literal(&literal_value(value)));
+            return Ok(choice(&all.collect::<Result<Vec<_>, _>>()?));
+        }
+        AllowedValues::OfType(name) => Some(*name),
+        AllowedValues::Unconstrained => None,
+    };
+    reject_json_only_keywords(schema, at)?;
+    match name {
         Some("string") => string(writer, schema, at),
-        Some("array") => array(writer, root, located, depth),
+        Some("array") => array(writer, root, LocatedSchema { schema, at }, depth),
         Some("object") => {
-            let members = Root { schema, at }.members(schema, at)?;
+            let members = object_members(schema, at)?;
             let members = members_at_depth(writer, root, &members, depth + 1)?;
             Ok(join(["\"{\"".to_owned(), members, "\"}\"".to_owned()]))
         }
         // Numbers, booleans and `null` are written as in JSON.
-        Some(_) => writer.json(&schema::with_definitions(schema, root.schema), at),
+        Some(name) => writer.json(&one.scalar_schema(name), at),
         None => any(writer),
     }
 }
 
-/// Returns an expression for a value whose schema has no `type`: a string, a number, a boolean or `null`.
+/// Returns an expression for a value whose schema has no constraints: a string, a number, a boolean or `null`.
 fn any(writer: &mut Writer<'_>) -> Result<String, FormError> {
     let string = quoted(writer, "/(?s:.*)/")?;
     let word = writer.json(&serde_json::json!({"type": ["number", "boolean", "null"]}), "")?;
@@ -135,26 +135,10 @@ fn array(
     depth: usize,
 ) -> Result<String, FormError> {
     let LocatedSchema { schema, at } = located;
-    const ANY: &Value = &Value::Bool(true);
-    let items = schema.get("items").unwrap_or(ANY);
-    let items = LocatedSchema { schema: items, at: &format!("{at}.items") };
-    let item = value(writer, root, items, depth + 1)?;
-    let count = |keyword: &str| schema.get(keyword).and_then(Value::as_f64).map(|count| count as u32);
-    let (min, max) = (count("minItems").unwrap_or(0), count("maxItems"));
-    if max.is_some_and(|max| max < min) {
-        return Err(FormError::new(format!("{at}.maxItems"), "must not be less than minItems"));
-    }
-    let more = |min: u32, max: Option<u32>| match max {
-        None => format!("(\",\" {item}){{{min},}}"),
-        Some(max) => format!("(\",\" {item}){{{min},{max}}}"),
-    };
-    let some = match max {
-        Some(0) => String::new(),
-        Some(1) => item.clone(),
-        max => format!("{item} {}", more(min.saturating_sub(1), max.map(|max| max - 1))),
-    };
-    let body = if min == 0 && !some.is_empty() { format!("({some})?") } else { some };
-    Ok(join(["\"[\"".to_owned(), body, "\"]\"".to_owned()]))
+    let located = LocatedSchema { schema: schema.get("items").unwrap_or(&ANY), at: &format!("{at}.items") };
+    let item = value(writer, root, located, depth + 1)?;
+    let items = items(schema, at, &item, "\",\"")?;
+    Ok(join(["\"[\"".to_owned(), items, "\"]\"".to_owned()]))
 }
 
 /// Returns a key in the notation that the parser of tool calls reads: a JSON string if the key is empty, begins or ends

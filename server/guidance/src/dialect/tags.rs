@@ -2,7 +2,10 @@
 
 use serde_json::Value;
 
-use super::arguments::{ANY_NAME, LocatedSchema, Member, Members, Root, additional_members, text_of_length};
+use super::arguments::{
+    ANY_NAME, AllowedValues, Alternative, Member, Members, Root, additional_members,
+    reject_json_only_combining_keywords, text_of_length,
+};
 use crate::lark::{Writer, choice, escape_regex, join, quote, quote_regex};
 use crate::schema;
 use crate::{Dialect, FormError};
@@ -61,18 +64,17 @@ fn value(
     member: &Member<'_>,
     end: &str,
 ) -> Result<String, FormError> {
-    if member.schema.is_boolean() {
-        return writer.until(end);
+    let alternatives = root.alternatives(member.schema, &member.at)?;
+    for Alternative { schema, at, .. } in alternatives.iter().filter(|one| is_text(one)) {
+        reject_json_only_combining_keywords(schema, at)?;
     }
-    let mut alternatives = Vec::new();
-    root.alternatives(member.schema, &member.at, &mut alternatives)?;
     // The alternative that allows any text includes all other alternatives.
-    if alternatives.iter().any(|(schema, _)| is_any_text(schema)) {
+    if alternatives.iter().any(is_any_text) {
         return writer.until(end);
     }
     let mut written = Vec::with_capacity(alternatives.len());
-    for (schema, at) in &alternatives {
-        written.push(alternative(writer, root, LocatedSchema { schema, at }, end)?);
+    for one in &alternatives {
+        written.push(alternative(writer, root, one, end)?);
     }
     Ok(choice(&written))
 }
@@ -80,40 +82,40 @@ fn value(
 fn alternative(
     writer: &mut Writer<'_>,
     root: &Root<'_>,
-    located: LocatedSchema<'_>,
+    one: &Alternative<'_>,
     end: &str,
 ) -> Result<String, FormError> {
-    let LocatedSchema { schema, at } = located;
-    let values = match (schema.get("const"), schema.get("enum")) {
-        (Some(value), _) => Some(std::slice::from_ref(value)),
-        (None, Some(Value::Array(values))) => Some(&values[..]),
-        _ => None,
-    };
-    if let Some(values) = values {
-        let mut written = Vec::with_capacity(values.len());
-        for value in values {
-            let text = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
-            written.push(writer.literal(&format!("{text}{end}"))?);
+    let Alternative { values, schema, at, .. } = one;
+    match values {
+        AllowedValues::Listed(values) => {
+            let mut written = Vec::with_capacity(values.len());
+            for value in values {
+                let text = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
+                written.push(writer.literal(&format!("{text}{end}"))?);
+            }
+            Ok(choice(&written))
         }
-        return Ok(choice(&written));
+        AllowedValues::Unconstrained | AllowedValues::OfType("string") => bounded_text(writer, schema, end),
+        AllowedValues::OfType(name) => {
+            let mut typed = schema.as_object().cloned().unwrap_or_default();
+            typed.insert("type".to_owned(), Value::from(*name));
+            let typed = schema::with_definitions(&Value::Object(typed), root.schema);
+            let value = writer.json(&typed, at)?;
+            let end = writer.literal(end)?;
+            Ok(join([value, end]))
+        }
     }
-    if schema.get("type").is_some_and(|kind| kind == "string") {
-        return bounded_text(writer, schema, end);
-    }
-    let value = writer.json(&schema::with_definitions(schema, root.schema), at)?;
-    let end = writer.literal(end)?;
-    Ok(join([value, end]))
 }
 
-/// Whether the schema allows any text. The keyword `format` is ignored, because it is not enforced in this notation.
-fn is_any_text(schema: &Value) -> bool {
-    let kind = schema.get("type").and_then(Value::as_str);
-    let constraints = ["enum", "const", "pattern", "minLength", "maxLength"];
-    let is_text = match kind {
-        Some(kind) => kind == "string",
-        None => !["properties", "items", "additionalProperties"].iter().any(|key| schema.get(key).is_some()),
-    };
-    is_text && constraints.iter().all(|keyword| schema.get(keyword).is_none())
+/// Whether the values of an alternative are texts.
+fn is_text(one: &Alternative<'_>) -> bool {
+    matches!(one.values, AllowedValues::Unconstrained | AllowedValues::OfType("string"))
+}
+
+/// Whether an alternative allows any text. The keyword `format` is ignored, because it is not enforced in this notation.
+fn is_any_text(one: &Alternative<'_>) -> bool {
+    let constraints = ["pattern", "minLength", "maxLength"];
+    is_text(one) && constraints.iter().all(|keyword| one.schema.get(keyword).is_none())
 }
 
 /// Returns an expression for a text that satisfies the length limits and the pattern of `schema`, followed by its end

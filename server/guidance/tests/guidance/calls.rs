@@ -9,6 +9,26 @@ fn arguments(dialect: Dialect, schema: Value) -> Form {
     Form::Value { dialect, schema, at: "parameters".to_owned() }
 }
 
+/// Checks values of the argument `a`, which is required and has this schema.
+fn check_value(dialect: Dialect, schema: &Value, fitting: &[&str], others: &[&str]) {
+    let parameters = json!({
+        "properties": {"a": schema},
+        "required": ["a"],
+        "$defs": {"count": {"type": "integer"}, "unit": {"enum": ["C", "F"]}},
+    });
+    let call = |value: &&str| match dialect {
+        Dialect::Python => format!("a={value}"),
+        Dialect::Gemma => format!("a:{value}"),
+        Dialect::Qwen => format!("<parameter=a>\n{value}\n</parameter>\n"),
+        Dialect::MiniCpm => format!("<param name=\"a\">{value}</param>"),
+    };
+    let fitting: Vec<String> = fitting.iter().map(call).collect();
+    let others: Vec<String> = others.iter().map(call).collect();
+    let fitting: Vec<&str> = fitting.iter().map(String::as_str).collect();
+    let others: Vec<&str> = others.iter().map(String::as_str).collect();
+    check(&arguments(dialect, parameters), &fitting, &others);
+}
+
 fn weather() -> Value {
     json!({
         "type": "object",
@@ -50,9 +70,91 @@ fn python_arguments_have_names_and_literals() {
     );
     check(
         &arguments(Dialect::Python, json!({"type": "object"})),
-        &["x=1", "x=\"y\", z_1=[1, {\"a\":null}]"],
-        &["1", "x=", "x=1,y=2"],
+        &["x=1", "x=\"y\", z_1=[1, {\"a\":None}]"],
+        &["1", "x=", "x=1,y=2", "x=[null]"],
     );
+}
+
+#[test]
+fn python_values_have_python_literals_at_any_depth() {
+    let list = json!({"type": "array", "items": {"type": ["boolean", "null"]}, "maxItems": 2});
+    check_value(
+        Dialect::Python,
+        &list,
+        &["[]", "[True]", "[False, None]", "[True,None]"],
+        &["[true]", "[null]", "[True, True, True]", "True"],
+    );
+    let object = json!({
+        "type": "object",
+        "properties": {"on": {"type": "boolean"}, "at": {"anyOf": [{"type": "string"}, {"type": "null"}]}},
+        "required": ["on"],
+    });
+    check_value(
+        Dialect::Python,
+        &object,
+        &["{\"on\": True}", "{\"on\":False,\"at\":\"x\"}", "{\"on\": True, \"at\": None}"],
+        &["{\"on\": true}", "{\"on\": True, \"at\": null}", "{\"at\": None}", "{\"on\": True, \"b\": 1}"],
+    );
+    let map = json!({"type": "object", "additionalProperties": {"type": "boolean"}});
+    check_value(
+        Dialect::Python,
+        &map,
+        &["{}", "{\"a\": True, \"b\": False}"],
+        &["{\"a\": true}", "{\"a\": 1}", "{a: True}"],
+    );
+    let listed = json!({"enum": [true, null, 1, "x", [false, {"a": null}]]});
+    check_value(
+        Dialect::Python,
+        &listed,
+        &["True", "None", "1", "\"x\"", "[False, {\"a\": None}]"],
+        &["true", "null", "False", "[false, {\"a\": null}]"],
+    );
+    let units = json!({"type": "array", "items": {"$ref": "#/$defs/unit"}});
+    check_value(Dialect::Python, &units, &["[\"C\", \"F\"]"], &["[\"K\"]"]);
+    check_value(
+        Dialect::Python,
+        &json!({"description": "d"}),
+        &["None", "1", "\"x\"", "[[True], {\"a\": [None]}]"],
+        &["null", "[true]", "{\"a\": [null]}"],
+    );
+}
+
+#[test]
+fn python_values_may_contain_values_with_the_same_schema() {
+    let node = json!({
+        "type": "object",
+        "properties": {
+            "on": {"type": "boolean"},
+            "next": {"anyOf": [{"$ref": "#/$defs/node"}, {"type": "null"}]},
+        },
+        "required": ["on", "next"],
+    });
+    let schema = json!({
+        "properties": {"a": {"$ref": "#/$defs/node"}},
+        "required": ["a"],
+        "$defs": {"node": node},
+    });
+    check(
+        &arguments(Dialect::Python, schema),
+        &["a={\"on\": True, \"next\": {\"on\": False, \"next\": None}}"],
+        &["a={\"on\": True, \"next\": {\"on\": False, \"next\": null}}", "a={\"on\": True, \"next\": {}}"],
+    );
+}
+
+#[test]
+fn python_values_with_keywords_that_only_json_supports_are_written_as_in_json() {
+    let map = json!({"type": "object", "additionalProperties": {"type": "boolean"}, "minProperties": 1});
+    check_value(Dialect::Python, &map, &["{\"a\": true}"], &["{}", "{\"a\": True}"]);
+    let exclusive = json!({"oneOf": [{"type": "boolean"}, {"type": "integer"}]});
+    check_value(Dialect::Python, &exclusive, &["true", "1"], &["True", "1.5"]);
+    let count = json!({"$ref": "#/$defs/count", "maximum": 5});
+    check_value(Dialect::Python, &count, &["5"], &["6", "True"]);
+    let open = json!({
+        "type": "object",
+        "properties": {"a": {"type": "boolean"}},
+        "additionalProperties": {"type": "integer"},
+    });
+    check_value(Dialect::Python, &open, &["{\"a\": true, \"b\": 1}"], &["{\"a\": 1}", "{\"b\": true}"]);
 }
 
 #[test]
@@ -139,6 +241,43 @@ fn gemma_arguments_have_bare_keys_and_special_quotes() {
         ],
     );
     check(&arguments(Dialect::Gemma, json!(true)), &["a:1", "a:<|\"|>x<|\"|>,b_2:true"], &["a:x", "1:2"]);
+}
+
+#[test]
+fn a_schema_without_a_type_allows_the_types_that_its_keywords_constrain() {
+    let minimum = json!({"minimum": 5});
+    check_value(Dialect::Gemma, &minimum, &["5", "6.5"], &["4", "true", "<|\"|>x<|\"|>"]);
+    check_value(Dialect::Qwen, &minimum, &["5"], &["4", "x"]);
+    let length = json!({"minLength": 2, "maxLength": 3});
+    check_value(Dialect::Gemma, &length, &["<|\"|>ab<|\"|>"], &["<|\"|>a<|\"|>", "12"]);
+    check_value(Dialect::MiniCpm, &length, &["ab", "abc"], &["a", "abcd"]);
+    let list = json!({"items": {"type": "integer"}});
+    check_value(Dialect::Gemma, &list, &["[]", "[1,2]"], &["1", "[true]"]);
+    let object = json!({"properties": {"x": {"type": "integer"}}, "required": ["x"]});
+    check_value(Dialect::Gemma, &object, &["{x:1}"], &["1", "{}", "{x:true}"]);
+    let map = json!({"additionalProperties": {"type": "integer"}});
+    check_value(Dialect::Qwen, &map, &["{\"x\": 1}"], &["1", "x", "{\"x\": true}"]);
+    let any = json!({"description": "d"});
+    check_value(Dialect::Gemma, &any, &["1", "null", "<|\"|>x<|\"|>"], &["x"]);
+    check_value(Dialect::Qwen, &any, &["1", "x"], &[]);
+}
+
+#[test]
+fn keywords_beside_alternatives_and_references_constrain_values() {
+    let number = json!({"type": "integer", "anyOf": [{"minimum": 8}, {"maximum": 1}]});
+    check_value(Dialect::Gemma, &number, &["0", "8"], &["5", "8.5", "true"]);
+    check_value(Dialect::Qwen, &number, &["0", "8"], &["5", "8.5", "x"]);
+    let object = json!({"type": "object", "anyOf": [{"required": ["x"], "properties": {"x": {}}}, {}]});
+    check_value(Dialect::Gemma, &object, &["{x:1}", "{y:1}"], &["1"]);
+    let count = json!({"$ref": "#/$defs/count", "type": "number", "description": "d"});
+    check_value(Dialect::Gemma, &count, &["1"], &["1.5", "true"]);
+    // Some libraries write references with descriptions like this.
+    let unit = json!({"allOf": [{"$ref": "#/$defs/unit"}], "description": "d"});
+    check_value(Dialect::Gemma, &unit, &["<|\"|>C<|\"|>"], &["<|\"|>K<|\"|>", "1"]);
+    check_value(Dialect::Qwen, &unit, &["C"], &["K"]);
+    let listed = json!({"type": ["string", "null"], "enum": ["a", "abc", null, 1], "maxLength": 2});
+    check_value(Dialect::Gemma, &listed, &["<|\"|>a<|\"|>", "null"], &["<|\"|>abc<|\"|>", "1"]);
+    check_value(Dialect::MiniCpm, &listed, &["a", "null"], &["abc", "1"]);
 }
 
 #[test]

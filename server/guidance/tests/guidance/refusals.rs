@@ -161,10 +161,55 @@ fn arguments_that_a_notation_cannot_express_are_rejected_with_their_paths() {
         (Dialect::Python, json!({"properties": {"a": {"uniqueItems": true, "type": "array"}}}), "p"),
         (Dialect::Qwen, json!({"properties": {"a": {"type": "zahl"}}}), "p.properties.a.type"),
         (Dialect::Qwen, json!({"properties": {"a": {"$ref": "#/$defs/x"}}}), "p.properties.a.$ref"),
+        (
+            Dialect::Python,
+            json!({"$ref": "#/$defs/x", "required": ["b"], "$defs": {"x": {"properties": {"b": {}}}}}),
+            "p.$ref",
+        ),
+        (
+            Dialect::Gemma,
+            json!({"properties": {"a": {"$ref": "#/$defs/x", "maximum": 5}}, "$defs": {"x": {"type": "integer"}}}),
+            "p.properties.a.$ref",
+        ),
+        (
+            Dialect::Qwen,
+            json!({"properties": {"a": {"$ref": "#/$defs/x", "maxLength": 5}}, "$defs": {"x": {"type": "string"}}}),
+            "p.properties.a.$ref",
+        ),
+        (
+            Dialect::Qwen,
+            json!({"properties": {"a": {"type": "string", "allOf": [{"minLength": 1}, {"maxLength": 2}]}}}),
+            "p.properties.a.allOf",
+        ),
+        (Dialect::MiniCpm, json!({"properties": {"a": {"not": {"const": "x"}}}}), "p.properties.a.not"),
+        (
+            Dialect::Gemma,
+            json!({"properties": {"a": {"enum": ["x", "y"], "pattern": "x"}}}),
+            "p.properties.a.enum",
+        ),
+        (
+            Dialect::Gemma,
+            json!({"properties": {"a": {"type": "array", "items": [{"type": "integer"}]}}}),
+            "p.properties.a.items",
+        ),
+        (Dialect::Qwen, json!({"properties": {"a": {"type": "integer", "enum": ["x"]}}}), "p.properties.a"),
+        (Dialect::Gemma, json!({"properties": {"a": false}}), "p.properties.a"),
     ] {
         let form = Form::Value { dialect, schema: schema.clone(), at: "p".to_owned() };
         let (at, problem) = rejection(&form);
         assert_eq!(at, place, "{problem}: {schema}");
+    }
+}
+
+#[test]
+fn alternatives_that_contain_themselves_are_rejected() {
+    let union = json!({"anyOf": [{"$ref": "#/$defs/x"}, {"type": "null"}]});
+    let schema = json!({"properties": {"a": {"$ref": "#/$defs/x"}}, "$defs": {"x": union}});
+    for dialect in [Dialect::Gemma, Dialect::Qwen, Dialect::MiniCpm] {
+        let (at, problem) =
+            rejection(&Form::Value { dialect, schema: schema.clone(), at: "parameters".to_owned() });
+        assert_eq!(at, "parameters.$defs.x", "{problem}");
+        assert!(problem.contains("refers to itself"), "{problem}");
     }
 }
 

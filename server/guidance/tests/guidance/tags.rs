@@ -1,7 +1,7 @@
 //! Tests structural tags in the format of requests.
 
 use serde_json::{Value, json};
-use server_guidance::structural_tag;
+use server_guidance::{limits, structural_tag};
 
 use crate::support::check;
 
@@ -102,6 +102,7 @@ fn an_invalid_tag_is_rejected_with_the_path_of_the_problem() {
         (json!({"type": "or", "elements": {}}), "r.elements"),
         (json!({"type": "tag", "begin": 1, "content": {"type": "any_text"}, "end": ""}), "r.begin"),
         (json!({"type": "any_text", "max_tokens": 5}), "r.max_tokens"),
+        (json!({"type": "any_text", "max_chars": limits::REPEAT_MAX + 1}), "r.max_chars"),
         (json!({"type": "json_schema", "json_schema": {}, "style": "glm_xml"}), "r.style"),
         (json!({"type": "repeat", "min": -1, "max": 2, "content": {"type": "any_text"}}), "r.min"),
         (json!({"type": "triggered_tags", "triggers": ["a"], "tags": [3]}), "r.tags[0]"),

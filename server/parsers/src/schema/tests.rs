@@ -31,6 +31,10 @@ fn types_are_found_in_unions_references_and_values() {
     assert_eq!(types(&json!({"const": true})), ["boolean"]);
     assert_eq!(types(&json!({"items": {}})), ["array"]);
     assert_eq!(types(&json!({"properties": {}})), ["object"]);
+    assert_eq!(types(&json!({"minimum": 1})), ["number"]);
+    assert_eq!(types(&json!({"maxLength": 1})), ["string"]);
+    assert_eq!(types(&json!({"additionalProperties": {"type": "integer"}})), ["object"]);
+    assert_eq!(types(&json!({"anyOf": [{"type": "null"}, {"properties": {}}]})), ["null", "object"]);
 }
 
 #[test]
