@@ -90,8 +90,7 @@ impl<'a> Root<'a> {
         while let Some(reference) = schema.get("$ref").and_then(Value::as_str) {
             if followed == REFERENCES_MAX {
                 let problem = format!(
-                    "is a reference that is reached through {REFERENCES_MAX} references (limit: {REFERENCES_MAX} \
-                     consecutive references)"
+                    "is a reference that exceeds the limit of {REFERENCES_MAX} consecutive references"
                 );
                 return Err(FormError::new(at, problem));
             }
@@ -148,8 +147,8 @@ impl<'a> Root<'a> {
             Some(schema @ (Value::Object(_) | Value::Bool(true))) => {
                 Some((schema, format!("{at}.additionalProperties")))
             }
-            // By default, a schema allows other members. A model rarely writes them on purpose, so allow them only if
-            // the schema lists no members.
+            // By default, a schema allows additional members. A model rarely writes them on purpose, so allow them only
+            // if the schema lists no members.
             _ if named.is_empty() => Some((ANY, at)),
             _ => None,
         };
