@@ -22,11 +22,11 @@ help: ## List the targets.
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## (.*)/\1\t\2/' | expand -t 16
 
 .PHONY: fetch
-fetch: ## Download the OpenVINO runtime and the sample model into .deps/ and verify their SHA-256. Later runs do nothing unless the pinned versions have changed.
+fetch: ## Download the OpenVINO runtime and the sample model into .deps/ and verify their SHA-256 checksums. Later runs do nothing unless the pinned versions have changed.
 	@scripts/fetch
 
 .PHONY: tools
-tools: ## Build pinned versions of Kubernetes, Helm and other programs for the tests into .deps/tools/. Requires Go. The first run takes minutes.
+tools: ## Build pinned versions of Kubernetes, Helm and other programs for the tests into .deps/tools/. Requires Go. The first run takes several minutes.
 	@scripts/tools node
 
 .PHONY: build
@@ -60,7 +60,7 @@ fuzz: fetch ## Fuzz the parsers of untrusted input and the native operations for
 
 # This is a separate target because it runs for a fixed time. It reuses the build of `make test`.
 .PHONY: schema
-schema: fetch ## Check responses to generated requests against /openapi.json with schemathesis, for SECONDS_EACH (default: 120) seconds with the seed SEED (default: 1).
+schema: fetch ## Use schemathesis to check that responses to generated requests conform to /openapi.json. SECONDS_EACH (default: 120) is the duration in seconds, and SEED (default: 1) is the random seed.
 	@scripts/need cargo g++
 	@scripts/schema
 	@$(CARGO) test --workspace --locked --no-run --quiet
@@ -100,7 +100,7 @@ hostile: fetch ## Attack a router and a server, each limited to 2 GiB of memory,
 	@$(CARGO) test --workspace --locked --features tests/hostile --test hostile -- $(ARGS)
 
 .PHONY: lint
-lint: fetch ## Check formatting, clippy lints, C++ code, shell scripts, API documentation and, if cargo-deny is installed, dependencies, without changing files.
+lint: fetch ## Check formatting, clippy lints, C++ code, shell scripts and API documentation without changing files. Also checks dependencies if cargo-deny is installed.
 	@scripts/need cargo g++
 	@$(CARGO) fmt --all --check
 	@$(CARGO) clippy --workspace --all-targets --locked --features $(EXTRA_TESTS) -- -D warnings
@@ -123,7 +123,7 @@ doc: fetch ## Build the API documentation of the crates; broken links are errors
 	  --locked --document-private-items
 
 .PHONY: docs
-docs: docs-site fetch ## Build the documentation site, check its links, and run the commands of its pages.
+docs: docs-site fetch ## Build the documentation site, check its links, and run the commands on its pages.
 	@scripts/need cargo g++ openssl
 	@scripts/clients
 	@scripts/tools control-plane charts
@@ -132,14 +132,14 @@ docs: docs-site fetch ## Build the documentation site, check its links, and run 
 
 # Building mdBook without optimization takes a third of the time, and the result still builds the site in seconds.
 .PHONY: docs-site
-docs-site: ## Build the documentation site in target/docs/html and check its links. Installs mdBook into .deps/ the first time, which takes a minute.
+docs-site: ## Build the documentation site in target/docs/html and check its links. The first run installs mdBook into .deps/, which takes a minute.
 	@scripts/need cargo python3
 	@[[ -x .deps/bin/mdbook && "$$(.deps/bin/mdbook --version)" == "mdbook v$(MDBOOK_VERSION)" ]] || \
 	  $(CARGO) install --locked --force --quiet --debug --no-default-features --features search --version $(MDBOOK_VERSION) --root .deps mdbook
 	@scripts/docs.py .deps/bin/mdbook
 
 .PHONY: deny
-deny: ## Check the licenses and sources of all dependencies, and whether any of them is banned. Installs cargo-deny into .deps/ the first time, which takes minutes.
+deny: ## Check the licenses and sources of all dependencies, and whether any of them is banned. The first run installs cargo-deny into .deps/, which takes several minutes.
 	@scripts/need cargo
 	@[[ -x .deps/bin/cargo-deny ]] || $(CARGO) install --locked --version $(CARGO_DENY_VERSION) --root .deps cargo-deny
 	@.deps/bin/cargo-deny --all-features --locked check bans licenses sources
@@ -198,7 +198,7 @@ bench-guided: fetch build ## Measure the cost of structured outputs. ARGS is pas
 	@.deps/venv-peer/bin/python tests/bench/bench_guided.py $(ARGS)
 
 .PHONY: bench-lookup
-bench-lookup: fetch build ## Measure the effect of n-gram speculative decoding (prompt lookup) on the speed. ARGS is passed to the benchmark.
+bench-lookup: fetch build ## Measure the effect of n-gram speculative decoding (prompt lookup) on throughput. ARGS is passed to the benchmark.
 	@tests/bench/setup.sh peer
 	@.deps/venv-peer/bin/python tests/bench/bench_lookup.py $(ARGS)
 
@@ -235,14 +235,14 @@ bench-router: ## Compare the router with vllm-router and sglang-router. ARGS=--u
 	@target/release/examples/bench-router $(ARGS)
 
 .PHONY: bench-operator
-bench-operator: ## Measure the operator's cost of managing 300 LLMDeployments with a real API server. ARGS=--update updates the table in docs/performance/results.md.
+bench-operator: ## Run the operator against a real API server and measure the cost of managing 300 LLMDeployments. ARGS=--update updates the table in docs/performance/results.md.
 	@scripts/need cargo
 	@scripts/tools control-plane
 	@$(CARGO) build --release --locked --quiet --package operator --bin ovfleet-operator --example bench-operator
 	@target/release/examples/bench-operator $(ARGS)
 
 .PHONY: conformance
-conformance: engine-bench build ## Check the results of the engine and the server against openvino_genai and the dequantized model. ARGS is passed to the test.
+conformance: engine-bench build ## Compare the results of the engine and the server with those of openvino_genai and of a reference implementation with dequantized weights. ARGS is passed to the test.
 	@.deps/venv-peer/bin/python tests/conformance/conformance.py $(ARGS)
 
 .PHONY: clean

@@ -59,7 +59,7 @@ def listed_pages() -> set[pathlib.Path]:
 
 
 def staged(path: pathlib.Path, pages: set[pathlib.Path]) -> pathlib.Path:
-    """Returns the path of a file of the repository within the source directory of the site."""
+    """Returns the path that a repository file has in the source directory of the site."""
     if path.is_relative_to(DOCS):
         return path.relative_to(DOCS)
     relative = OUTSIDE / path.relative_to(ROOT)
@@ -125,7 +125,7 @@ class Page(html.parser.HTMLParser):
 
 
 def check(site: pathlib.Path) -> list[str]:
-    """Returns the links of a site to files or anchors that do not exist."""
+    """Returns a message for each link in the site whose target file or anchor does not exist."""
     pages = {path: Page(path.read_text()) for path in sorted(site.rglob("*.html"))}
     problems = []
     for path, page in pages.items():

@@ -63,7 +63,7 @@ def messages(source):
     for match in STRING.finditer(source):
         if READ_BY_PEOPLE.search(source[max(0, match.start() - 80):match.start()]):
             text = re.sub(r"\\\n\s*", "", match.group(1)).replace('\\"', '"').replace("\\n", " ")
-            # Files that tests write, markup, JSON and URLs are not prose.
+            # Markup, JSON, URLs and the content of files that tests write are not prose.
             words = re.findall(r"[A-Za-z]{2,}", re.sub(r"\{[^}]*\}", "", text))
             if len(words) > 2 and not re.search(r"\n|\\r|\{\{|://|\w+=\w|<\w|[{\"]\w+\": |^\|| \| ", text):
                 yield "message", source.count("\n", 0, match.start()) + 1, text

@@ -67,7 +67,7 @@ pub struct RunArgs {
     #[arg(long, value_name = "IMAGE", default_value = "ovfleet/router:dev", help_heading = "Images")]
     pub router_image: String,
 
-    /// Image pull policy: Always, IfNotPresent or Never. Default: the default of Kubernetes.
+    /// Image pull policy: Always, IfNotPresent or Never. Default: Kubernetes selects the policy.
     #[arg(
         long,
         value_name = "POLICY",
@@ -122,8 +122,8 @@ pub struct RunArgs {
     /// Pods are replaced if the new version has different default images or renders pods differently. The limit does
     /// not apply to resources that serve no requests.
     ///
-    /// If exceeded: the other resources wait. A resource counts until its new pods are ready, so with a limit of 1, a
-    /// failed upgrade of one resource blocks the upgrades of the others.
+    /// If exceeded: the other resources wait. A resource counts toward the limit until its new pods are ready, so with
+    /// a limit of 1, a failed upgrade of one resource blocks the upgrades of the others.
     #[arg(
         long,
         value_name = "COUNT",

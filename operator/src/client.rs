@@ -33,7 +33,7 @@ async fn send(client: Client, request: Request<Body>) -> kube::Result<Response<B
     let mut parameters = request.uri().query().unwrap_or_default().split('&');
     let is_watch = parameters.any(|parameter| parameter == "watch=true");
     let response = client.send(request).await?;
-    // A watcher itself detects that its stream has been silent for too long.
+    // The stream of a watch needs no time limit: the watcher itself detects a stream that has been silent for too long.
     if is_watch && response.status().is_success() {
         return Ok(response);
     }

@@ -139,7 +139,7 @@ pub async fn run(
         .graceful_shutdown_on(stop.cancelled_owned())
         .run(reconcile_measured, retry_later, Arc::clone(&context));
     let all = outcomes.for_each(async |outcome| match outcome {
-        // An object of a deleted resource has changed.
+        // A reconcile was requested for a deleted resource, for example because one of its objects has changed.
         Err(controller::Error::ObjectNotFound(_)) => context.retain(&reader),
         Err(error) => tracing::debug!(%error, "a reconcile failed"),
         Ok(_) => {}

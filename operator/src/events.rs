@@ -19,8 +19,8 @@ pub fn transitions(previous: Option<&LlmDeploymentStatus>, next: &LlmDeploymentS
         let name = condition.type_.as_str();
         let holds = condition.status == "True";
         let is_bad = holds == (name == conditions::DEGRADED);
-        // Except for `Accepted`, a condition that is false from the beginning has not changed. Changes of `Progressing`
-        // cause no event, because the events of other conditions report the result.
+        // A condition that is false when it is first reported causes no event, except for `Accepted`. Changes of
+        // `Progressing` cause no events, because the events of other conditions report the result.
         let is_initially_false = before.is_none() && !holds && name != conditions::ACCEPTED;
         if is_same || is_initially_false || name == conditions::PROGRESSING {
             continue;

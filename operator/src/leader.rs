@@ -176,7 +176,7 @@ impl Election {
 
     fn renewed(&self, before: &LeaseSpec, is_own: bool) -> LeaseSpec {
         let now = MicroTime(Timestamp::now());
-        // The Lease must not expire before the deadline of the leader, which is not rounded.
+        // Round up: the Lease must not expire before the leader's renew deadline, which is not rounded to seconds.
         let seconds = self.config.duration.as_millis().div_ceil(1000);
         let transitions = before.lease_transitions.unwrap_or(0);
         LeaseSpec {
@@ -215,7 +215,8 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_conflict_does_not_end_the_leader_and_another_holder_does() {
-        // The API server rejects the first renewal because of a conflict. The fifth request shows another holder.
+        // The API server rejects the first renewal because of a conflict. The response to the fifth request names
+        // another holder.
         let requests = Arc::new(AtomicUsize::new(0));
         let counter = requests.clone();
         let respond = move |request: Request<kube::client::Body>| {
@@ -236,7 +237,8 @@ mod tests {
         let mut election = Election::new(&client, config(Duration::from_secs(15)));
         let ended = timeout(LIMIT, election.hold()).await.expect("the lease is lost");
         assert_eq!(ended.unwrap_err().to_string(), "another operator has acquired the lease");
-        // Two attempts to renew the Lease send two requests each, and one more request shows the other holder.
+        // Two attempts to renew the Lease send two requests each. The response to one more request names the other
+        // holder.
         assert_eq!(requests.load(Ordering::Relaxed), 5);
     }
 
@@ -279,7 +281,7 @@ mod tests {
         let client = Client::new(tower::service_fn(respond), "models");
         let mut election = Election::new(&client, config(Duration::from_secs(15)));
         timeout(LIMIT, election.acquire()).await.expect("the second attempt succeeds");
-        // The requests are the unanswered one, one that reads the Lease, and one that creates it.
+        // The first request is not answered, the second one reads the Lease, and the third one creates it.
         assert_eq!(requests.load(Ordering::Relaxed), 3);
     }
 }

@@ -100,7 +100,7 @@ pub(crate) async fn run(args: LocalArgs) -> anyhow::Result<()> {
 /// the resource omits get values with which the replicas share the processors and the memory, and store compiled models
 /// in the cache directory.
 fn adapt(server: &mut ServerSettings, cache: &Path) {
-    // The address of the server is read from its log.
+    // The address of the server is read from its log, which contains the address at the level `info`.
     server.log = at_least_info(server.log);
     let engine = &mut server.engine;
     engine.kv_cache_size.get_or_insert(KV_CACHE_SIZE);

@@ -220,8 +220,8 @@ fn sources(pods: &[PodState], sampling: CacheSampling) -> BTreeSet<ReportSource>
             }
         }
     }
-    // One pod that fetches the model is enough for the progress, because the others fetch the same model, and one ready
-    // router is enough for the cache usage, because each reports on all replicas.
+    // The progress of one pod that fetches the model is enough, because the other pods fetch the same model. The cache
+    // usage from one ready router is enough, because each router reports on all replicas.
     let mut seen = HashSet::new();
     sources.retain(|source| source.report == ReportKind::Admission || seen.insert(source.report));
     sources

@@ -126,7 +126,7 @@ async fn run(args: RunArgs) -> anyhow::Result<()> {
             bail!("the operator did not finish its work and release the lease within {SHUTDOWN_TIMEOUT:?}")
         }
     };
-    // Flushing blocks its thread until this runtime has sent the spans, so it runs on another thread.
+    // Flushing blocks the calling thread until this runtime has sent the spans, so it runs on another thread.
     let flush = move || tracer.iter().for_each(Tracer::flush);
     tokio::task::spawn_blocking(flush).await.context("failed to send spans")?;
     outcome
@@ -296,8 +296,8 @@ fn scopes(namespaces: &[String]) -> Vec<Option<String>> {
 /// Every error is retried, because the API server may be unavailable when this process starts. If the process exited
 /// instead, Kubernetes would restart it with growing pauses of up to five minutes.
 async fn await_definition(client: &Client, namespace: Option<&String>) {
-    // Listing resources requires no permission to read definitions, which an operator that is limited to namespaces
-    // cannot have.
+    // List the resources instead of reading their definition: definitions are cluster-scoped, so an operator that is
+    // limited to namespaces cannot have the permission to read them.
     let kind = ApiResource::erase::<LlmDeployment>(&());
     let resources = objects_api(client, namespace.map(String::as_str), &kind);
     while let Err(error) = resources.list_metadata(&ListParams::default().limit(1)).await {

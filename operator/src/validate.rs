@@ -150,7 +150,7 @@ fn server(spec: &LlmDeploymentSpec, defaults: &Defaults) -> Result<ServerSetting
     }
     let mut resources = spec.resources.clone();
     if spec.placement.cpu_pinning {
-        // The static CPU manager assigns exclusive CPUs only to pods whose requests equal their limits.
+        // The static CPU manager policy assigns exclusive CPUs only to pods whose requests equal their limits.
         resources.requests.clone_from(&resources.limits);
     }
     let placement = &spec.placement;

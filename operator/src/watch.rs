@@ -234,7 +234,7 @@ impl Follower {
         }
         let kind = Kind::ServiceMonitor;
         let api = objects_api(&client, self.namespace.as_deref(), &kind.api_resource());
-        // The readiness of the operator does not depend on this watch, so nothing receives its count.
+        // The readiness of the operator does not depend on this watch, so this channel has no receiver.
         let ready = Arc::new(watch::channel(0).0);
         Self { ready, ..self }.objects(kind, api).await
     }

@@ -51,8 +51,9 @@ impl ConnectionSlots {
         if let Ok(permit) = Arc::clone(&self.free).try_acquire_owned() {
             return permit;
         }
-        // Postpone the next notification only if some slots were free for a while. If connections replace each other, a
-        // slot is free only for a moment, and the next notification must not wait for another interval each time.
+        // Postpone the next notification only if some slots were free for a while. If each connection that ends is
+        // immediately replaced by another, the notification would otherwise be postponed each time and might never be
+        // sent.
         let now = Instant::now();
         if self.last_full.is_none_or(|last| now.duration_since(last) > PRESSURE_INTERVAL) {
             self.notifies_at = now + PRESSURE_INTERVAL;

@@ -31,9 +31,9 @@ pub struct Args {
     #[arg(long, value_name = "PATH")]
     pub config: Option<PathBuf>,
 
-    /// The address of a replica: HOST:PORT/GRPC_PORT, with the ports of its API and of its load reports. Repeatable.
-    /// Without GRPC_PORT, the load of the replica is unknown, and the router counts only the requests that it has sent
-    /// to the replica.
+    /// The address of a replica: HOST:PORT/GRPC_PORT, where PORT serves the API and GRPC_PORT serves the load reports.
+    /// Repeatable. Without GRPC_PORT, the load of the replica is unknown, and the router counts only the requests that
+    /// it has sent to the replica.
     #[arg(long = "replica", value_name = "ADDRESS", value_delimiter = ',', help_heading = "Replicas")]
     pub replicas: Vec<FixedReplica>,
 
@@ -63,8 +63,7 @@ pub struct Args {
     #[arg(long, value_name = "TIME", default_value = "5s", value_parser = interval, help_heading = "Replicas")]
     pub dns_interval: Duration,
 
-    /// A file with the replica token, with which the router authenticates to replicas. Pass the same file to the
-    /// replicas.
+    /// A file with the replica token, which authenticates the router to replicas. Pass the same file to the replicas.
     ///
     /// The file contains one token per line, each with 16 to 256 characters: letters, digits and -._~+/=. The router
     /// sends all tokens with each request, and reloads the file when it changes. Default: no token is sent.
@@ -112,8 +111,8 @@ pub struct Args {
     /// that fail to connect do not count. A request that may change stored objects is not retried if a replica may have
     /// processed it, unless its HTTP method is idempotent, such as DELETE.
     ///
-    /// If exceeded: the client receives the error of the last attempt, which is the response of the replica, or 502,
-    /// `replicas_failed`, or 504, `replicas_timed_out`.
+    /// If exceeded: the client receives the error of the last attempt, which is the response of the replica, 502
+    /// (`replicas_failed`) or 504 (`replicas_timed_out`).
     #[arg(
         long,
         value_name = "COUNT",
@@ -123,9 +122,9 @@ pub struct Args {
     )]
     pub attempts: u32,
 
-    /// Maximum number of retries as a percentage of the requests, so that retries do not multiply the load during a
-    /// failure. Unused retries are saved for later failures. Retries after a failure to connect, after a rejected
-    /// replica token, or after the status 429 or 503 do not count. 0 disables all other retries.
+    /// Maximum number of retries as a percentage of the requests. This limit prevents retries from multiplying the load
+    /// during a failure. Unused retries are saved for later failures. Retries after a failure to connect, after a
+    /// rejected replica token, or after the status 429 or 503 do not count. 0 disables all other retries.
     ///
     /// If exceeded: the client receives the error of the last attempt, as with `--attempts`.
     #[arg(
@@ -139,10 +138,10 @@ pub struct Args {
 
     /// Time within which a replica must accept a connection.
     ///
-    /// If exceeded: the router tries another replica or, if there is none, the same one again. After
-    /// `--replica-wait-timeout` without a connection, the client receives 502, `replicas_failed`, or 503, `no_replica`;
-    /// once the time in the `x-ovfleet-timeout` header of the request has passed, the client receives 504,
-    /// `replicas_timed_out`, or 503, `no_replica`.
+    /// If exceeded: the router tries another replica or, if there is no other, the same one again. If no replica
+    /// accepts a connection within `--replica-wait-timeout`, the client receives 502 (`replicas_failed`) or 503
+    /// (`no_replica`). If the time in the `x-ovfleet-timeout` header of the request passes first, the client receives
+    /// 504 (`replicas_timed_out`) or 503 (`no_replica`).
     #[arg(long, value_name = "TIME", default_value = "1s", value_parser = duration, help_heading = "Routing")]
     pub connect_timeout: Duration,
 
@@ -188,9 +187,9 @@ pub struct Args {
     /// not apply to a replica that is draining or that discovery no longer lists, because such a replica finishes its
     /// requests.
     ///
-    /// If exceeded: while another replica still reports, requests whose response has not begun are retried as if
-    /// `--first-token-timeout` were exceeded; a response that has begun ends with an error once no data has arrived for
-    /// this time.
+    /// If exceeded: requests whose response has not begun are retried as if `--first-token-timeout` were exceeded,
+    /// provided that another replica still reports. A response that has begun ends with an error once no data has
+    /// arrived for the time given by `--hang-timeout`.
     #[arg(
         long,
         value_name = "TIME",
@@ -240,14 +239,15 @@ pub struct Args {
 
     /// Maximum time that a request waits for a replica of its model to become available.
     ///
-    /// If exceeded: the request is rejected with 503, `no_replica`, and `Retry-After`, or with 404, `model_not_found`,
-    /// if only some replicas have reported their models and none of them serves the requested model.
+    /// If exceeded: the request is rejected with 503, `no_replica`, and `Retry-After`. If only some replicas have
+    /// reported their models, and none of these replicas serves the requested model, the request is rejected with 404,
+    /// `model_not_found`, instead.
     #[arg(long, value_name = "TIME", default_value = "10s", value_parser = duration, help_heading = "Queue")]
     pub replica_wait_timeout: Duration,
 
-    /// A file with the API keys that the router accepts, one per line, each optionally followed by a space and a name
-    /// for the logs and for `--key-isolation name`. A # begins a comment. The file is reloaded when it changes. If the
-    /// file contains no key, all API requests are rejected. Default: no key is required.
+    /// A file with the API keys that the router accepts, one per line. A key can be followed by a space and a name,
+    /// which is used in the logs and by `--key-isolation name`. A # begins a comment. The file is reloaded when it
+    /// changes. If the file contains no key, all API requests are rejected. Default: no key is required.
     #[arg(long, value_name = "PATH", help_heading = "Access")]
     pub api_keys: Option<PathBuf>,
 
@@ -287,7 +287,7 @@ pub struct Args {
 
     /// Maximum size of the headers of a request. With HTTP/1.1, values below 8KiB have the same effect as 8KiB.
     ///
-    /// If exceeded: the request is rejected with 431 without a body.
+    /// If exceeded: the request is rejected with 431, and the response has no body.
     #[arg(long, value_name = "SIZE", default_value = "16KiB", help_heading = "Limits")]
     pub max_header_bytes: ByteSize,
 
@@ -316,7 +316,7 @@ pub struct Args {
     )]
     pub max_concurrent_requests: u32,
 
-    /// Time within which a client must send the headers of a request, and the same time again for the body. Idle
+    /// Time within which a client must send the headers of a request and, counted separately, the body. Idle
     /// connections are closed after the same time.
     ///
     /// If exceeded: the connection is closed; if only the body is late, the client first receives 408,
@@ -324,9 +324,9 @@ pub struct Args {
     #[arg(long, value_name = "TIME", default_value = "30s", value_parser = duration, help_heading = "Limits")]
     pub read_timeout: Duration,
 
-    /// Maximum time for which a client may leave available data of a response unread.
+    /// Maximum time for which a client may stop reading a response while data is available.
     ///
-    /// If exceeded: the response is aborted, and the request is canceled at its replica.
+    /// If exceeded: the response is aborted, and the router cancels the request at the replica.
     #[arg(long, value_name = "TIME", default_value = "60s", value_parser = duration, help_heading = "Limits")]
     pub write_timeout: Duration,
 
@@ -354,7 +354,7 @@ pub struct Args {
     #[arg(long, value_name = "URL", help_heading = "Logs and traces")]
     pub otlp_endpoint: Option<String>,
 
-    /// The fraction of requests for which the router starts a trace, among the requests without a trace header.
+    /// Among the requests without a trace header, the fraction for which the router starts a trace.
     #[arg(
         long,
         value_name = "RATIO",

@@ -119,8 +119,8 @@ fn publish(
 ) {
     let mut union: Vec<DiscoveredReplica> =
         running.values().flat_map(|(_, replicas)| replicas.clone()).collect();
-    // Two sources can list the same address, which is still a single replica. Keep the entry that has the address of
-    // the load reports, or else the one that has the pod.
+    // Two sources can list the same address, which still belongs to a single replica. Prefer an entry with an address
+    // for load reports, and then an entry with a pod.
     union.sort_by_key(|replica| (replica.http, replica.grpc.is_none(), replica.pod.is_none()));
     union.dedup_by_key(|replica| replica.http);
     discovered.send_if_modified(|present| {

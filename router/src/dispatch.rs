@@ -65,7 +65,8 @@ impl Dispatcher {
         if let Some(replica) = request.required_replica.clone() {
             return self.place_at(served_model, &replica, &request).await;
         }
-        // A new request queues behind those that wait. A retried request, which has had its turn already, does not.
+        // A new request queues behind the waiting requests. A retried request does not, because it has already had its
+        // turn.
         if served_model.waiters() == 0 || !request.failed_replicas.is_empty() {
             match self.picker.book(Search::everywhere(served_model, &request), Instant::now()) {
                 SearchResult::Booked(assignment) => {

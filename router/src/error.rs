@@ -1,6 +1,7 @@
-//! The errors with which the router itself answers a request. One exhaustive match maps them to status and code, and
-//! another to the label in metrics. If the last attempt ends with an error response of a replica, the router forwards
-//! this response, except for the rejection of its replica token and for a body that is too large to buffer.
+//! The errors with which the router itself answers a request. One exhaustive match maps each error to its status and
+//! code, and another maps it to its label in metrics. If the last attempt ends with an error response of a replica, the
+//! router forwards this response, unless the replica rejected the replica token of the router or the body is too large
+//! to buffer.
 
 use std::time::Duration;
 
@@ -54,8 +55,8 @@ pub(crate) enum Error {
     #[error("too many concurrent requests (limit: {0})")]
     TooManyRequests(u32),
     #[error(
-        "the queue has no room for the request: too many requests or prompt tokens, in total or of this tenant, are \
-         waiting for a replica"
+        "the queue has no room for the request: too many requests or prompt tokens are waiting for a replica, either \
+         in total or from this tenant"
     )]
     QueueFull { retry_after: Duration },
     #[error("timed out in the queue: no replica had room for the request")]
@@ -64,7 +65,8 @@ pub(crate) enum Error {
     NoReplica,
     #[error("no replica {} became available within x-ovfleet-timeout", awaited(.0))]
     ClientTimeout(WaitTarget),
-    /// The limit of attempts or the budget of retries is exhausted.
+    /// No further attempt is permitted, for example because the number of attempts has reached its limit or the retry
+    /// budget is exhausted.
     #[error("all attempts to answer the request failed (attempts: {attempts}, last failure: {last})")]
     AllFailed { attempts: u32, last: &'static str },
     /// The request itself may have caused the failures.

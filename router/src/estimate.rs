@@ -1,5 +1,5 @@
-//! Estimates quantities that a request does not contain: the number of bytes per token, of tokens per generated
-//! sequence, and of tokens per event of a stream. The estimates are updated from the usage that answers report.
+//! Estimates quantities that a request does not contain: bytes per token, tokens per generated sequence, and tokens per
+//! event of a stream. The estimates are updated from the usage that answers report.
 
 /// The estimates for one model: moving averages that start at typical values.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -19,7 +19,8 @@ impl Default for Estimates {
 }
 
 impl Estimates {
-    /// Updates the bytes per token with a prompt of `bytes` bytes and `tokens` tokens. An empty prompt is ignored.
+    /// Updates the estimate of bytes per token from a prompt of `bytes` bytes and `tokens` tokens. An empty prompt is
+    /// ignored.
     pub fn observe_prompt(&mut self, bytes: usize, tokens: u32) {
         if bytes > 0 && tokens > 0 {
             let ratio = (bytes as f64 / f64::from(tokens)).clamp(0.5, 16.0);
@@ -27,13 +28,13 @@ impl Estimates {
         }
     }
 
-    /// Updates the tokens per sequence with a generated sequence of `tokens` tokens.
+    /// Updates the estimate of tokens per sequence from a generated sequence of `tokens` tokens.
     pub fn observe_output(&mut self, tokens: u32) {
         self.output_tokens += WEIGHT * (f64::from(tokens) - self.output_tokens);
     }
 
-    /// Updates the tokens per event with a stream of `events` events and `tokens` tokens. With speculative decoding, an
-    /// event can have several tokens.
+    /// Updates the estimate of tokens per event from a stream of `events` events and `tokens` tokens. With speculative
+    /// decoding, an event can contain several tokens.
     pub fn observe_events(&mut self, events: u32, tokens: u32) {
         if events > 0 && tokens > 0 {
             let ratio = (f64::from(tokens) / f64::from(events)).clamp(0.5, 64.0);
@@ -53,14 +54,14 @@ impl Estimates {
         self.bytes_per_token
     }
 
-    /// The estimated number of tokens of a text of this size in bytes, at least 1.
+    /// The estimated number of tokens in a text of `bytes` bytes, at least 1.
     #[must_use]
     pub fn prompt_tokens(&self, bytes: usize) -> u32 {
         (bytes as f64 / self.bytes_per_token).ceil().clamp(1.0, f64::from(u32::MAX)) as u32
     }
 
-    /// The expected number of tokens of a generated sequence whose length the client limits to `tokens_max`, if it sets
-    /// a limit.
+    /// The expected number of tokens in a generated sequence. It is at most `tokens_max`, if the client has set this
+    /// limit.
     #[must_use]
     pub fn output_tokens(&self, tokens_max: Option<u32>) -> u32 {
         (self.output_tokens.round().clamp(1.0, f64::from(u32::MAX)) as u32)

@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 pub struct HealthConfig {
     /// The number of consecutive failures that ejects a replica.
     pub consecutive_failures: u32,
-    /// The fraction of its recent requests that must fail for a replica to be ejected.
+    /// The fraction of a replica's recent requests that must fail for the replica to be ejected.
     pub failure_share: f32,
     /// The smallest number of recent requests for which the fraction of failed requests is considered.
     pub requests_min: u32,
@@ -27,8 +27,9 @@ pub struct HealthConfig {
     /// The fraction of a model's replicas that can be ejected at the same time. If a model has several replicas, one of
     /// them can always be ejected.
     pub ejected_share_max: f32,
-    /// The fraction of available replicas of a model below which all replicas are used, ejected or not, because the
-    /// available replicas could not handle the load of the others.
+    /// The fraction of a model's replicas that must be available for ejections to take effect. If fewer replicas are
+    /// available, all replicas are used, ejected or not, because the available ones could not handle the load of the
+    /// others.
     pub panic_threshold: f32,
     /// The number of requests that probe a replica after its ejection, and must succeed before the replica is trusted
     /// again.
@@ -110,8 +111,8 @@ enum Breaker {
     },
 }
 
-/// The number of counted requests at which this number and the number of failures are halved, so that older requests
-/// count less.
+/// The value at which the number of counted requests is halved, together with the number of failures, so that older
+/// requests count less.
 const REQUESTS_WINDOW: u32 = 200;
 /// The number of recent requests without a failure after which the number of ejections is reset.
 const FORGIVEN_AFTER: u32 = 50;
@@ -216,10 +217,10 @@ impl Health {
         }
     }
 
-    /// Records that the request failed: no connection, a broken connection (unless the replica may only have closed an
-    /// idle connection), no answer in time, a rejected replica token, or a 5xx status other than 503. Returns whether
-    /// the failure ejected the replica. `model_replicas` lists all replicas of the request's model; their number limits
-    /// how many can be ejected.
+    /// Records that the request failed. Failures are: no connection, a broken connection, no answer in time, a rejected
+    /// replica token, and a 5xx status other than 503. A broken connection is not a failure if the replica may merely
+    /// have closed it because it was idle. Returns whether the failure ejected the replica. `model_replicas` lists all
+    /// replicas of the request's model; their number limits how many can be ejected.
     pub fn failed(
         &mut self,
         replica: u64,
@@ -297,7 +298,7 @@ impl Record {
     }
 }
 
-/// Limits the retries to a percentage of the requests, so that retries do not multiply the load of a failing fleet.
+/// Limits the retries to a percentage of the requests, so that retries do not multiply the load on a failing fleet.
 #[derive(Clone, Copy, Debug)]
 pub struct RetryBudget {
     retries_per_request: f64,
@@ -316,8 +317,8 @@ impl RetryBudget {
         budget
     }
 
-    /// Changes the number of retries per 100 requests. The saved retries remain, but are not permitted while the number
-    /// is 0.
+    /// Changes the number of retries per 100 requests. Saved retries remain, but no retry is permitted while
+    /// `retry_budget_percent` is 0.
     pub fn configure(&mut self, retry_budget_percent: u32) {
         self.retries_per_request = f64::from(retry_budget_percent) / 100.0;
     }

@@ -1,5 +1,4 @@
-//! Combines the dispatches of this router to one replica and the load reports of the replica into one consistent
-//! snapshot.
+//! Combines this router's dispatches to one replica and the load reports of that replica into one consistent snapshot.
 //!
 //! A dispatch is booked when its replica is picked, before anything is sent, so that the next pick sees it. Once the
 //! figures of a load report include the dispatch (a report lists the numbers of the dispatches that it includes), the
@@ -7,7 +6,8 @@
 //! The booking is an RAII guard: however a request ends, its booking ends with it.
 //!
 //! Reports and bookings share one lock, which each call holds only briefly. A snapshot therefore never counts a
-//! dispatch as unreported if its report includes the dispatch. The module reads no clock; time is a parameter.
+//! dispatch as unreported if the report in the same snapshot includes it. The module reads no clock; time is a
+//! parameter.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -41,7 +41,7 @@ pub struct Cost {
     pub tenant: u64,
 }
 
-/// The load of the current dispatches of one tenant to a replica, as estimated when the replica was picked.
+/// The load that the current dispatches of one tenant put on a replica, as estimated when the replica was picked.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TenantLoad {
     /// The number of sequences.
@@ -50,7 +50,7 @@ pub struct TenantLoad {
     pub blocks: u64,
 }
 
-/// The load of the dispatches of this router to a replica.
+/// The load that the dispatches of this router put on a replica.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct BookedLoad {
     /// The number of requests whose booking has not ended.
@@ -178,7 +178,7 @@ struct Entry {
     at: Instant,
     /// Whether no report includes the dispatch.
     is_unreported: bool,
-    /// Whether the prompt is not known to have been computed.
+    /// Whether the first token has not arrived yet.
     is_without_token: bool,
 }
 
@@ -203,8 +203,8 @@ impl Ledger {
         BookingGuard { ledger: Arc::clone(self), number }
     }
 
-    /// Books a dispatch unless another one was booked since the snapshot with this `version`. This prevents two threads
-    /// that pick at the same time from both choosing the same idle replica.
+    /// Books a dispatch unless another one has been booked since the snapshot with this `version`. This prevents two
+    /// threads that pick at the same time from both choosing the same idle replica.
     pub fn book_if(self: &Arc<Self>, version: u64, cost: Cost, now: Instant) -> Option<BookingGuard> {
         let mut inner = self.lock();
         if inner.version != version {
@@ -220,8 +220,8 @@ impl Ledger {
         self.lock().observe(self.router, load, now)
     }
 
-    /// The snapshot of the replica at `now`. A report older than `ttl` is ignored. The uncomputed tokens exclude those
-    /// of the prompts that this router sent and whose first token has arrived since the report.
+    /// The snapshot of the replica at `now`. A report older than `ttl` is ignored. The number of uncomputed tokens
+    /// excludes the tokens of this router's prompts whose first output token has arrived since the report.
     #[must_use]
     pub fn snapshot(&self, now: Instant, ttl: Duration) -> LoadSnapshot {
         let inner = self.lock();
@@ -241,13 +241,13 @@ impl Ledger {
         }
     }
 
-    /// The load of the current dispatches of a tenant to the replica.
+    /// The load that the current dispatches of a tenant put on the replica.
     #[must_use]
     pub fn tenant_load(&self, tenant: u64) -> TenantLoad {
         self.lock().tenants.get(&tenant).copied().unwrap_or_default()
     }
 
-    /// Stops counting as load the dispatches that no report has included within [`UNREPORTED_MAX`], and returns their
+    /// Excludes the dispatches that no report has included within [`UNREPORTED_MAX`] from the load, and returns their
     /// number. The caller must call this method periodically.
     pub fn expire(&self, now: Instant) -> u32 {
         let mut inner = self.lock();
@@ -280,7 +280,8 @@ impl BookingGuard {
         format!("{:016x}/{}", self.ledger.router, self.number)
     }
 
-    /// Records that the first token has arrived, so the prompt is computed. Repeated calls have no effect.
+    /// Records that the first token has arrived, which shows that the replica has computed the prompt. Repeated calls
+    /// have no effect.
     pub fn record_first_token(&self) {
         let mut inner = self.ledger.lock();
         let Inner { entries, booked, .. } = &mut *inner;

@@ -91,7 +91,8 @@ impl TermHistograms {
             ),
             decode_interference: metrics.request_seconds(
                 "pick_decode_interference",
-                "Part of the score: delay caused by sequences that decode in the same steps",
+                "Part of the score: delay that decoding sequences cause while the request's prompt and the prompts \
+                 ahead of it are computed",
             ),
             sequence_wait: metrics.request_seconds(
                 "pick_sequence_wait",
@@ -157,18 +158,18 @@ impl Default for Metrics {
         let inner = Inner {
             requests: metrics.zero("requests", "Finished requests, by endpoint, outcome and status class"),
             retries: metrics
-                .zero("retries", "Retries, by the reason for the failure of the previous attempt"),
+                .zero("retries", "Retries, by the reason why the previous attempt failed"),
             prompt_tokens: metrics
                 .zero("prompt_tokens", "Estimated prompt tokens of all requests for known models"),
             cached_prompt_tokens: metrics.zero(
                 "cached_prompt_tokens",
-                "Prompt tokens that the router expected in the prefix cache of the picked replica",
+                "Prompt tokens that the router expected to be in the prefix cache of the picked replica",
             ),
             ejections: metrics
-                .zero("ejections", "Number of times that a replica was ejected because its requests failed"),
+                .zero("ejections", "Number of times that a replica was ejected because requests to it failed"),
             expired_dispatches: metrics.zero(
                 "expired_dispatches",
-                "Requests that were sent to a replica but appeared in none of its load reports for 30 s",
+                "Requests that no load report of the replica included within 30 s after they were sent to it",
             ),
             score: metrics.request_seconds(
                 "pick_score",
@@ -200,7 +201,7 @@ impl Default for Metrics {
             requests_without_replica: metrics.zero(
                 "requests_without_replica",
                 "Requests that are waiting for a replica to become available, or to report its models or its \
-                 store of responses",
+                 response store",
             ),
             ready: metrics.zero("ready", "1 if the router accepts requests and a replica is available"),
             replicas: ReplicaGauges::new(&mut metrics),

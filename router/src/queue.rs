@@ -254,7 +254,7 @@ impl DrainRate {
         if was_waiting {
             let decay = (-passed / DRAIN_WINDOW).exp();
             self.seconds = self.seconds * decay + passed;
-            // A rate that is known remains known: the amounts do not become 0.
+            // Do not let a positive amount decay to 0, because 0 means that the rate is unknown.
             let decayed =
                 |amount: f64| if amount > 0.0 { (amount * decay).max(f64::MIN_POSITIVE) } else { 0.0 };
             (self.requests, self.tokens) = (decayed(self.requests), decayed(self.tokens));
@@ -276,7 +276,7 @@ impl DrainRate {
         if seconds.is_nan() {
             return RETRY_AFTER_MIN;
         }
-        // If nothing has been served for long, the time can exceed the largest duration.
+        // If nothing has been served for a long time, the expected time can exceed the largest `Duration`.
         Duration::try_from_secs_f64(seconds).unwrap_or(RETRY_AFTER_MAX)
     }
 }

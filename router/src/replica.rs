@@ -218,7 +218,7 @@ impl Replica {
             if load.blocks_total > 0 {
                 prefixes.set_capacity(load.blocks_total as usize);
             }
-            // Requests that wait at the replica have no blocks yet, but will have some.
+            // Requests without a first token may not have their blocks yet, so add the blocks that they need.
             let expected = self.ledger.snapshot(now, Duration::MAX).booked.blocks_without_token;
             prefixes.trim(blocks.saturating_add(usize::try_from(expected).unwrap_or(usize::MAX)));
         }

@@ -40,7 +40,7 @@ impl CommandLine {
             args = self.with_file(&path, text)?;
         }
         logs::start(&args.log, args.log_format)?;
-        // Other threads serve requests. This thread accepts their connections and runs the background tasks.
+        // This thread accepts connections and runs the background tasks. Other threads serve the requests.
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .build()
@@ -110,13 +110,14 @@ async fn run(mut files: Files, args: Args) -> anyhow::Result<()> {
     }
     app.stop();
     stop.cancel();
-    // The servers of the other ports continue to run until the process ends, so that probes are still answered.
+    // The servers on the admin and gRPC ports continue to run until the process ends, so that probes are still
+    // answered.
     let outcome = tokio::select! {
         outcome = drain(&app, &mut threads, drain_timeout, &mut signals) => outcome,
         () = &mut side_servers => Ok(()),
     };
     threads.abort();
-    // Flush on another thread: flushing blocks, and the runtime of this thread sends the spans.
+    // Flush on another thread: `flush` blocks its thread while the runtime of this thread sends the spans.
     tokio::task::spawn_blocking(move || app.tracer().map(Tracer::flush))
         .await
         .context("failed to send the last spans")?;

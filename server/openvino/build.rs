@@ -94,7 +94,7 @@ fn main() {
     compile(libraries_of_shim, &shared_directory(&libraries));
     println!("cargo:rustc-link-search=native={}", libraries.display());
     println!("cargo:rustc-link-lib=dylib=openvino");
-    // The thread library of the plugin. The native kernels run on the plugin's threads.
+    // Link TBB, the threading library of the plugin, because the native kernels run on the plugin's threads.
     println!("cargo:rustc-link-lib=dylib:+verbatim=libtbb.so.12");
     println!("cargo:rustc-link-lib=dylib=openvino_gguf_frontend");
     // This argument is for the tests and examples of this crate. The build scripts of dependents set it for their
@@ -192,7 +192,7 @@ fn compile_to(libraries: &mut [(String, cc::Build)], directory: &Path) {
     let next = AtomicUsize::new(0);
     for (name, library) in libraries.iter_mut() {
         // Each library has its own directory, so that object files of the same source file do not overwrite each other.
-        // `compile` prints the metadata for Cargo, because the threads would print it in an arbitrary order.
+        // The caller prints the metadata for Cargo, because the threads would print it in an arbitrary order.
         library.out_dir(directory.join(name)).cargo_metadata(false);
         // Generate only line tables, as for the Rust code: with full debug information, compiling takes 1.5 times as
         // long.
@@ -261,7 +261,7 @@ fn kernels() -> Vec<(String, cc::Build)> {
             .define("OVFLEET_KERNELS", format!("kernels_{name}").as_str())
             // Cleanup code for exceptions would define external symbols, which `src/native_tests/symbols.rs` rejects.
             .flag("-fno-exceptions")
-            // The compiler's headers for vector instructions cause these warnings.
+            // The compiler's intrinsics headers cause these warnings.
             .flag_if_supported("-Wno-uninitialized")
             .flag_if_supported("-Wno-maybe-uninitialized")
             // Servers have AVX2, so optimizing the portable kernels further is not worth a third of the compile time.

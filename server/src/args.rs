@@ -48,7 +48,7 @@ pub struct Args {
     /// openvino_model.xml or openvino_language_model.xml.
     ///
     /// Required with `--backend openvino`. `--backend sim` loads no weights: it uses only the tokenizer, the chat
-    /// template, the default parameters and the context length of the model or, without --model, a byte tokenizer.
+    /// template, the default parameters and the context length of the model. Without --model, it uses a byte tokenizer.
     #[arg(long, value_name = "PATH")]
     pub model: Option<PathBuf>,
 
@@ -92,8 +92,8 @@ pub struct Args {
     #[arg(long, default_value_t = 8000, help_heading = "Network")]
     pub port: u16,
 
-    /// The port of the gRPC services, which report the load of the server to routers, report its health
-    /// (grpc.health.v1), and drain it. 0 selects a free port.
+    /// The port of the gRPC services for load reports to routers, for health checks (grpc.health.v1) and for draining
+    /// the server. 0 selects a free port.
     #[arg(long, default_value_t = 50051, help_heading = "Network")]
     pub grpc_port: u16,
 
@@ -133,7 +133,7 @@ pub struct Args {
     #[arg(long, value_name = "NUMBER", help_heading = "Engine")]
     pub numa_node: Option<u32>,
 
-    /// Number of thread groups among which the weights and the KV heads are divided, at most 64. Set it to the number
+    /// Number of thread groups, at most 64, among which the weights and the KV heads are divided. Set it to the number
     /// of NUMA nodes, so that each group runs on one node and reads its part of the weights and of the KV cache from
     /// the memory of that node.
     ///
@@ -210,7 +210,7 @@ pub struct Args {
     pub max_num_seqs: u32,
 
     /// Maximum number of tokens processed in one step. An image whose tokens attend to each other is processed in one
-    /// step even if it has more tokens.
+    /// step even if it has more tokens than this limit.
     ///
     /// If exceeded: the rest of the prompt is processed in the following steps.
     #[arg(
@@ -225,12 +225,12 @@ pub struct Args {
 
     /// Maximum number of tokens processed in a step that both generates tokens and processes prompts. A lower value
     /// shortens the pauses between streamed tokens; a higher value processes long prompts faster. Regardless of the
-    /// number of generating sequences, prompts may use at least a quarter of this number, except that the later chunks
-    /// of a long prompt are smaller, so that all of its chunks take about equally long. The limit is a multiple of this
-    /// number if several prompts wait for each generating sequence, if at least 8 prompts wait, or if at least 2
-    /// prompts wait and at least 16 sequences generate tokens. While several tenants have requests, or had some
-    /// recently, the limit is at most this number, and also applies to steps that only process prompts; prompts may
-    /// then use less than a quarter of it.
+    /// number of generating sequences, prompts may use at least a quarter of this number. The later chunks of a long
+    /// prompt may be even smaller, so that all of its chunks take about equally long. The limit is a multiple of this
+    /// number if there are several waiting prompts per generating sequence, if at least 8 prompts wait, or if at least
+    /// 2 prompts wait and at least 16 sequences generate tokens. While several tenants have requests, or had some
+    /// recently, the limit is at most this number, and also applies to steps that only process prompts. In that case,
+    /// prompts may use less than a quarter of this number.
     ///
     /// If exceeded: the rest of the prompts is processed in the following steps.
     #[arg(
@@ -243,31 +243,32 @@ pub struct Args {
     pub max_chunk_tokens: u32,
 
     /// Target, such as `100ms`, for the inter-token latency of generating sequences while prompts are processed in the
-    /// same steps. Each step processes as many prompt tokens as are predicted to fit into this time, based on the
-    /// durations of earlier steps, but at least 16. Until step times can be predicted, steps are limited to a quarter
-    /// of --max-chunk-tokens. After that, --max-chunk-tokens limits steps only while several tenants have requests, or
-    /// had some recently. With a target, generation does not pause while images are encoded. Default: no target
+    /// same steps. Each step processes as many prompt tokens as are predicted to fit into this time, but at least 16.
+    /// The prediction is based on the durations of earlier steps. Until step times can be predicted, steps are limited
+    /// to a quarter of --max-chunk-tokens. After that, --max-chunk-tokens limits steps only while several tenants have
+    /// requests, or had some recently. With a target, generation does not pause while images are encoded. Default: no
+    /// target
     #[arg(long, value_name = "DURATION", value_parser = duration, help_heading = "Engine")]
     pub max_itl: Option<Duration>,
 
-    /// Fraction of the attention weight, such as 0.95, that is computed for prompts of more than 1,920 tokens. Each
-    /// group of up to 128 prompt tokens attends to itself, to the first 128 tokens, and to those other groups of 128
-    /// earlier tokens that are needed to reach this fraction, as estimated from a sample of the group. Long prompts are
-    /// processed faster, but the results are approximate. Generated tokens attend to all tokens, except in steps that
-    /// verify draft tokens or recompute a preempted sequence. Requires the native attention kernels. Default: the
-    /// attention is exact
+    /// Fraction of the attention weight, such as 0.95, that sparse attention must cover in prompts of more than 1,920
+    /// tokens. Each group of up to 128 prompt tokens attends to itself, to the first 128 tokens, and to those other
+    /// groups of 128 earlier tokens that are needed to reach this fraction, as estimated from a sample of the group.
+    /// Long prompts are processed faster, but the results are approximate. Generated tokens attend to all tokens,
+    /// except in steps that verify draft tokens or recompute a preempted sequence. Requires the native attention
+    /// kernels. Default: the attention is exact
     #[arg(long, value_name = "SHARE", value_parser = proper_fraction, help_heading = "Engine")]
     pub sparse_attention: Option<f32>,
 
     /// Maximum number of tokens of a generating sequence that stay in the KV cache, rounded down to whole blocks. The
     /// minimum is four blocks. Eviction makes long sequences faster and frees memory for other sequences, but the
-    /// output of long sequences is approximate, and later prompts can reuse the blocks of these sequences only with
+    /// output of long sequences is approximate. Later prompts can reuse the blocks of these sequences only with
     /// --kv-spill-dir. Eviction requires the native attention kernels, does not apply to beam search, and cannot be
     /// combined with --draft-model. Default: no tokens are evicted.
     ///
     /// If exceeded: the blocks that have received the least attention from the generated tokens are evicted, except for
-    /// the first block, the most recent blocks, and blocks that are shared with other sequences or followed by other
-    /// cached blocks.
+    /// the first block, the most recent blocks, and blocks that also belong to other sequences or other cached
+    /// prefixes.
     #[arg(long, value_name = "COUNT", value_parser = value_parser!(u32).range(1..), help_heading = "Engine")]
     pub kv_eviction_tokens: Option<u32>,
 
@@ -312,8 +313,8 @@ pub struct Args {
     pub ovms_compat: bool,
 
     /// The log level: error, warn, info, debug or trace, optionally with separate levels for modules, such as
-    /// info,server=debug. At the debug level, the server logs a line for each request that generates tokens; successful
-    /// requests to other endpoints are not logged. Prompts and answers are never logged.
+    /// info,server=debug. At the debug level, the server logs a line for each request that generates tokens; other
+    /// successful requests are not logged. Prompts and answers are never logged.
     #[arg(long, value_name = "FILTER", default_value = "info", help_heading = "Logs")]
     pub log: String,
 
@@ -393,7 +394,7 @@ impl Backend {
 pub enum ActivationPrecision {
     /// A precision whose rounding errors do not exceed those of bf16 inference.
     Auto,
-    /// Faster but less accurate: activations except for outliers are quantized to 8 bits in groups of 32. With some
+    /// Faster but less accurate: all activations except outliers are quantized to 8 bits in groups of 32. With some
     /// models, the rounding errors exceed those of bf16 inference.
     Int8,
 }

@@ -15,7 +15,7 @@ use tokio::time::{Instant, sleep_until, timeout_at};
 /// Mark a running server as not ready and wait until it has finished its requests.
 #[derive(Clone, Debug, ClapArgs)]
 pub struct DrainArgs {
-    /// The address of the server's gRPC services: the server's `--host`.
+    /// The address of the server's gRPC services, as given by the server's `--host`.
     #[arg(long, default_value_t = IpAddr::V4(Ipv4Addr::LOCALHOST))]
     pub host: IpAddr,
 
@@ -27,15 +27,15 @@ pub struct DrainArgs {
     #[arg(long, env = "OVFLEET_REPLICA_TOKEN_FILE", value_name = "PATH")]
     pub replica_token_file: Option<PathBuf>,
 
-    /// Time that `ovfleet-server drain` waits for requests to finish.
+    /// Maximum time that `ovfleet-server drain` waits for requests to finish.
     ///
-    /// If exceeded: the command exits with code 0 even if requests are still running, but fails if the server has not
-    /// answered.
+    /// If exceeded: the command exits with code 0 even if requests are still running, but it fails if the server has
+    /// not accepted the drain request.
     #[arg(long, value_name = "TIME", default_value = "30s", value_parser = process::units::duration)]
     pub timeout: Duration,
 
-    /// Minimum time that the command waits, but at most --timeout, so that routers can detect that the server is not
-    /// ready.
+    /// Minimum time that the command waits before it exits. During this time, routers can detect that the server is not
+    /// ready. The time is limited to --timeout.
     #[arg(long, value_name = "TIME", default_value = "1s", value_parser = process::units::duration)]
     pub settle: Duration,
 }

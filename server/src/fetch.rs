@@ -42,8 +42,8 @@ impl FetchArgs {
         let progress = Arc::new(Progress::default());
         let outcome = tokio::select! {
             outcome = self.work(&progress) => outcome,
-            // Handle signals explicitly, because the kernel ignores signals without a handler for the first process of
-            // a container.
+            // Handle signals explicitly: in a container, this process may be PID 1, and the kernel ignores signals for
+            // which PID 1 has no handler.
             interrupted = interrupted() => Err(interrupted),
         };
         self.report(&outcome, &progress).await?;
@@ -77,8 +77,8 @@ impl FetchArgs {
             progress.add(finished.bytes());
             return Ok(finished);
         }
-        // A failure to lock the directory is not an error before this line, because a directory that this process
-        // cannot write to may contain a complete model.
+        // If locking the directory failed, return the error only now, because a directory that this process cannot
+        // write to may contain a complete model.
         let _lock = lock?;
         let credentials = SourceCredentials::load(self.credentials.as_deref())?;
         let client = source::client(Duration::from_secs(self.idle_timeout))?;

@@ -1,5 +1,5 @@
-//! The reader of images for a vision-language model: its image processor, and the forms of message content that its
-//! chat template renders.
+//! The image reader of a vision-language model: the model's image processor, and the forms of message content that the
+//! model's chat template renders.
 
 use std::any::Any;
 use std::sync::Arc;
@@ -12,14 +12,14 @@ use server_text::{ModelText, RenderInput};
 
 use crate::limits::{ByteBudget, WaitingBudget, preparation_slots};
 
-/// Number of pixels of the images that are decoded and preprocessed at the same time: this number for each request that
-/// can be prepared at the same time, but at least 50,000,000 pixels in total, so that an image of the largest size
-/// always fits. Decoding takes up to 11 bytes of memory for each pixel.
+/// Number of image pixels that are decoded and preprocessed at the same time, for each request that can be prepared at
+/// the same time (in total at least 50,000,000 pixels, so that an image of the largest size always fits). Decoding
+/// takes up to 11 bytes of memory for each pixel.
 ///
 /// If exceeded: further images wait.
 const DECODING_PIXELS_PER_SLOT: usize = 12_500_000;
 
-/// Converts the inputs of an image to the type that the encoder of the backend reads.
+/// Converts the encoder inputs of an image to the type that the backend's image encoder expects.
 pub(crate) type EncoderContent = fn(EncoderInputs, Option<Vec<FeatureRow>>) -> Arc<dyn Any + Send + Sync>;
 
 /// Reads images for a model.
@@ -30,7 +30,7 @@ pub(crate) struct ImageReader {
     pub(crate) image_token: TokenId,
     pub(crate) content: EncoderContent,
     pub(crate) template: TemplateContent,
-    /// The budget for the memory of images after preprocessing, which all requests share.
+    /// The budget, shared by all requests, for the memory of preprocessed images.
     pub(crate) memory: Arc<ByteBudget>,
     /// The budget for the pixels of images that are being decoded.
     pub(crate) decoding: WaitingBudget,
@@ -41,7 +41,7 @@ pub(crate) struct ImageReader {
 pub(crate) enum TemplateContent {
     /// The template renders only text. The text of a message contains a tag for each image.
     Text,
-    /// The template renders lists of parts, and text for messages without images.
+    /// The template renders both lists of parts and text. Messages without images are rendered as text.
     PartsAndText,
     /// The template renders only lists of parts.
     Parts,

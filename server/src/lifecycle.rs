@@ -40,7 +40,7 @@ impl Lifecycle {
         *self.phase.borrow()
     }
 
-    /// Advances to `phase`. An earlier phase has no effect.
+    /// Advances to `phase`. Has no effect if the process has already reached this phase or a later one.
     pub fn advance(&self, phase: Phase) {
         if phase >= Phase::Draining {
             self.drains_since.get_or_init(Instant::now);

@@ -1,8 +1,8 @@
 //! The limits of the server, and the means of enforcing them: admission, budgets and slots.
 //!
-//! Every queue and buffer has a limit, which is defined here, next to the code that it protects or in the engine's
-//! configuration. The documentation of a limit says what happens if it is exceeded, for example whether a request is
-//! rejected or waits. This file lists limits of the values in requests and answers.
+//! Every queue and buffer has a limit, which is defined in this module, next to the code that it protects, or in the
+//! engine's configuration. The documentation of a limit says what happens if it is exceeded, for example whether a
+//! request is rejected or waits. Most limits in this file apply to values in requests and answers.
 
 mod admission;
 mod budget;
@@ -33,8 +33,8 @@ pub(crate) const TOKENIZER_MEMORY_DEFAULT: usize = 512 << 20;
 /// If exceeded: 400, `integer_above_max_value`; if the request has more prompts than this, 400,
 /// `array_above_max_length`.
 pub(crate) const CHOICES_MAX: u32 = 128;
-/// Number of log probabilities in a response, counted separately for the prompts and for the generated text: the number
-/// of tokens of all choices, multiplied by the number of alternatives plus one.
+/// Number of log probabilities in a response, for the prompts and for the generated text separately: each token of each
+/// choice counts as one plus the number of alternatives.
 ///
 /// If exceeded: 400, `integer_above_max_value`; if the request does not limit the length of the output, the choices end
 /// with the finish reason `length` before they exceed the limit.
@@ -75,7 +75,7 @@ pub(crate) const NAME_BYTES_MAX: usize = 512;
 ///
 /// If exceeded: 400, `array_above_max_length`.
 pub(crate) const TEXTS_MAX: usize = 1024;
-/// Smallest `repetition_penalty`, so that logits that are divided or multiplied by it stay finite.
+/// Minimum `repetition_penalty`. With smaller values, logits that are divided by the penalty could become infinite.
 pub(crate) const REPETITION_PENALTY_MIN: f64 = 0.001;
 /// Maximum `repetition_penalty`.
 ///
@@ -90,8 +90,8 @@ pub(crate) const TOP_LOGPROBS_MAX: u32 = 20;
 ///
 /// If exceeded: 429, `too_many_requests`, with `Retry-After`.
 pub(crate) const STORED_OBJECT_REQUESTS_MAX: usize = 64;
-/// Total size of the answers that clients have not read yet, from the endpoints for tokenizing, detokenizing, stored
-/// responses and conversations; answers of up to 64 KiB do not count.
+/// Total size of unread answers from the endpoints for tokenizing, detokenizing, stored responses and conversations;
+/// answers of up to 64 KiB do not count.
 ///
 /// If exceeded: 429, `answer_buffer_full`, with `Retry-After`; a single answer that is larger is rejected with 400,
 /// `answer_too_large`.

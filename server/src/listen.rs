@@ -35,7 +35,7 @@ use crate::limits::HttpLimits;
 pub(crate) use conformance::conforming;
 pub(crate) use grpc::{GRPC_REQUEST_BYTES_MAX, serve_grpc};
 
-/// Binds `port` of `host`.
+/// Binds a listener to `port` on `host`.
 ///
 /// # Errors
 /// The address is not available, the port is in use, or the process lacks the permission to bind it.

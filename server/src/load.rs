@@ -156,7 +156,7 @@ impl Replica for ReplicaService {
         // The stream begins with the current report, if there is one.
         let reports = WatchStream::new(self.reports.clone()).filter_map(move |_| {
             let _open = (&permit, &subscription);
-            // Send the latest report, which may be newer than the one that woke this stream, with its dispatches.
+            // Send the latest report and its dispatches. The report may be newer than the one that woke this stream.
             let load = app
                 .dispatches()
                 .with_included(router, |dispatches| Load { dispatches, ..latest.borrow().clone() });
@@ -170,7 +170,7 @@ impl Replica for ReplicaService {
         tracing::info!("draining: the server is no longer ready");
         self.app.lifecycle().advance(Phase::Draining);
         let state = (self.app.clone(), self.reports.clone(), None, permit);
-        // A report is sent at least once per second, which is often enough to show the progress.
+        // The progress is checked whenever a report is sent, which happens at least once per second.
         let progress = stream::unfold(state, |(app, mut reports, sent, permit)| async move {
             if sent == Some(0) {
                 return None;

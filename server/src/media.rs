@@ -146,7 +146,7 @@ impl MediaFetcher {
         };
         let redirects =
             if media_url_allow_redirects { RedirectPolicy::Follow } else { RedirectPolicy::Refuse };
-        // Without allowed domains, the server does not need certificates.
+        // Creating the client requires the system's certificates, which a server without allowed domains may lack.
         let web = if domains.is_empty() {
             None
         } else {

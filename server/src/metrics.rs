@@ -116,7 +116,7 @@ impl Metrics {
                 .zero("cached_prompt_tokens", "Prompt tokens found in the prefix cache"),
             generated_tokens: metrics.zero("generated_tokens", "Generated tokens"),
             drafted_tokens: metrics
-                .zero("drafted_tokens", "Draft tokens that the model was given to verify"),
+                .zero("drafted_tokens", "Draft tokens that were sent to the model for verification"),
             accepted_tokens: metrics.zero("accepted_tokens", "Draft tokens that the model accepted"),
             preemptions: metrics.zero(
                 "preemptions",
@@ -135,7 +135,7 @@ impl Metrics {
             image_tokens: metrics.zero("image_tokens", "Prompt tokens of the images in accepted requests"),
             image_encoder_runs: metrics.zero(
                 "image_encoder_runs",
-                "Number of times that the image encoder encoded an image, or several images together",
+                "Runs of the image encoder, each of which encodes one or more images",
             ),
             encoded_images: metrics.zero("encoded_images", "Images that the encoder has encoded"),
             image_encode_time: metrics.request_seconds(
@@ -164,7 +164,7 @@ impl Metrics {
             ),
             queue_time: metrics.request_seconds(
                 "queue_time",
-                "Time between the submission of a request to the engine and its first step",
+                "Time between the submission of a request to the engine and the start of the request's first step",
             ),
             step_time: metrics.seconds("step_time", "Duration of an engine step", short()),
             model_time: metrics.seconds(

@@ -133,8 +133,7 @@ impl Model {
     fn detect_formats(&self, tool: Option<ToolFormat>, reasoning: Option<ReasoningFormat>) -> Formats {
         let template = self.text.chat_template.as_ref().map(ChatTemplate::source);
         let of_template = template.as_deref().map_or(Formats::default(), Formats::detect);
-        // Harmony frames the whole text, so if it is given for tool calls or reasoning, the other format defaults to
-        // it.
+        // Harmony frames the whole text, so if either of the given formats is Harmony, the other defaults to Harmony.
         let is_harmony = tool == Some(ToolFormat::Gptoss) || reasoning == Some(ReasoningFormat::Gptoss);
         let fits = |format: Formats| is_harmony || format.check().is_ok();
         let detected = match (of_template.tool, of_template.reasoning) {

@@ -28,7 +28,7 @@ def write(directory: pathlib.Path, rank: int, seed: int) -> pathlib.Path:
         for module, (rows, columns) in MODULES.items():
             for half, shape in (("lora_A", (rank, columns)), ("lora_B", (rows, rank))):
                 count = shape[0] * shape[1]
-                # Repeat 997 random numbers, because drawing all numbers would take longer than the benchmark.
+                # Repeat 997 random numbers, because drawing one for each weight would take seconds per adapter.
                 row = [rng.uniform(-0.02, 0.02) for _ in range(997)]
                 values = (row * (count // 997 + 1))[:count]
                 parts.append(struct.pack(f"<{count}f", *values))

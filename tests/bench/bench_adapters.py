@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """`make bench-adapters`: measures the cost of LoRA adapters, relative to the same work without adapters (medians of the rounds).
 
-In *not used*, the adapters are loaded, but no request uses an adapter. In *used*, requests with each adapter and requests
-without an adapter alternate.
+In the variants *not used*, the adapters are loaded, but no request uses an adapter. In the variants *used*, successive
+requests use each adapter in turn, and then no adapter.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 """`make bench-engine`: compares the engine with openvino_genai in alternating runs (medians of the rounds).
 
-Both engines run without HTTP, and get the same prompts in the same arrival pattern with the same precisions, threads
-and cache size. With `ir`, both engines run the same IR. With `gguf`, our engine runs the file, and the peer runs the IR
-to which it converts the file (with rounded zero points). `gguf-int8` differs from `gguf` only in the precision of our
-engine's activations. The floor is the throughput of the compiled model alone, executed on the batches of the same case
-without sampling or sending tokens.
+Both engines run without HTTP and with the same precisions, number of threads and cache size. They receive the same
+prompts in the same arrival pattern. With `ir`, both engines run the same IR. With `gguf`, our engine runs the GGUF
+file, and openvino_genai runs the IR to which it converts this file (with rounded zero points). `gguf-int8` differs from
+`gguf` only in the precision of our engine's activations. The floor is the throughput of the compiled model alone,
+executed on the batches of the same case without sampling or sending tokens.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ TITLES = {
     "gguf": "ovfleet on the GGUF file, openvino_genai on the IR to which it converts the file",
     "gguf-int8": "The same with `--activation-precision int8`, which is not the default",
 }
-# The titles of the same combinations in the picture.
+# Short titles of the same combinations, for the picture.
 SHORT_TITLES = {"ir": "same IR", "gguf": "GGUF file, default", "gguf-int8": "GGUF file, --activation-precision int8"}
 # The target ratio with `--activation-precision int8` in the cases with a fixed number of concurrent requests.
 INT8_WANTED = 1.8
 DOCUMENT = engines.ROOT / "docs" / "performance" / "results.md"
-# The directory of the raw results of the document's tables, and of their pictures.
+# The directory that contains the raw results for the tables in the document, and the pictures of these results.
 RECORDS = engines.ROOT / "docs" / "benchmarks"
 
 

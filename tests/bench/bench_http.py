@@ -88,8 +88,8 @@ class Server:
         self.log = directory / "server.log"
 
     def command(self) -> list[str]:
-        """Chooses free ports, and returns the command of the server with those settings that it has in common with the
-        engine."""
+        """Chooses free ports, and returns the server's command line, with the settings that the server and the engine
+        have in common."""
         self.port, grpc_port = free_ports(2)
         setup = self.setup
         return [

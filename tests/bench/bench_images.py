@@ -204,7 +204,7 @@ def measure(case: Case, work: Scenario, result: dict) -> dict:
         "gap_p99": quantile(gaps, 0.99),
         "cpu_seconds": result["cpu_seconds"],
         "memory_peak_bytes": result["memory_peak_bytes"],
-        # Only our server reports the time of its encoder.
+        # Only our server reports how long its image encoder takes.
         "encode_seconds": result.get("encode_seconds", 0.0),
         "tokens": [row["tokens"] for row in rows],
     }

@@ -135,7 +135,7 @@ def beside(doc: str, version: str, *peers: Contender) -> None:
 def main() -> None:
     beside(
         __doc__,
-        # llama.sh writes the requirement with its hash to this file.
+        # llama.sh writes the name, version and hash of the Python package to this file.
         (engines.DEPS / "llama" / ".stamp").read_text().split()[0].replace("==", " "),
         Contender("llama.cpp", lambda case, setup: (with_slots(case), setup)),
         Contender("llama.cpp Q4_0", lambda case, setup: (with_slots(case), setup.with_model(in_q4_0(setup.model)))),

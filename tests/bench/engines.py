@@ -19,7 +19,7 @@ WORK = DEPS / "work"
 SAMPLE = DEPS / "models" / "SmolLM2-135M-Instruct.Q4_1.gguf"
 PEER = pathlib.Path(__file__).with_name("peer.py")
 ENGINE = ROOT / "target" / "release" / "examples" / "engine-bench"
-# A run that takes longer is considered stuck.
+# A run that takes longer than this is considered stuck.
 RUN_SECONDS_MAX = 1800
 # A run is stopped when fewer bytes of memory than this are available, before the kernel kills arbitrary processes.
 MEMORY_FREE_MIN = 1 << 30
@@ -43,8 +43,7 @@ class Setup:
     prefix_caching: bool = False
     # Tokens that end a sequence.
     stop_tokens: tuple[int, ...] = ()
-    # Only for our engine: the maximum number of tokens of a step with prompts and decodes (None: the
-    # default).
+    # Only for our engine: the maximum number of tokens in a step with both prompts and decodes (None: the default).
     max_chunk_tokens: int | None = None
     max_itl_ms: int | None = None
     # Only for our engine: the precision in which native projections multiply activations.
@@ -55,11 +54,12 @@ class Setup:
     peer_properties: tuple[str, ...] = ()
     # Only for our engine: the directory of the model cache.
     cache_dir: pathlib.Path | None = None
-    # Only for our engine: directories of adapters, and the numbers (from 1; 0: none) of those that requests use in
-    # turn.
+    # Only for our engine: the directories of the adapters.
     adapters: tuple[pathlib.Path, ...] = ()
+    # Only for our engine: the adapters that the requests use in turn, as numbers from 1 (0: no adapter).
     adapter_turns: tuple[int, ...] = ()
-    # Only for our engine: the attention mass for sparse attention of long prompts (None: full attention).
+    # Only for our engine: the fraction of the attention mass that sparse attention must cover in long prompts (None:
+    # full attention).
     sparse_attention: float | None = None
 
     def with_model(self, model: pathlib.Path, **changes) -> Setup:
@@ -220,8 +220,8 @@ def served_precision() -> str:
 
 @functools.cache
 def versions() -> str:
-    """Returns the versions of both runtimes and our commit. They are read only at the first call, because recorded
-    results change the work tree."""
+    """Returns our commit and the versions of both runtimes. They are read only at the first call, because recording
+    results makes the work tree dirty."""
     import importlib.metadata
 
     command = ["git", "-C", ROOT, "describe", "--always", "--dirty", "--abbrev=9"]

@@ -1,7 +1,7 @@
 """A lightweight HTTP client for streamed completions, with one connection per request and minimal parsing.
 
-Reading an event takes a few microseconds, so on a machine with two cores the client takes about one percent of the
-processor from the server. `python http_load.py` measures only the client, with a minimal server.
+Reading an event takes a few microseconds, so on a machine with two cores, the client uses only about one percent of the
+processor time. `python http_load.py` measures only the client, with a minimal server.
 """
 
 from __future__ import annotations
@@ -10,8 +10,7 @@ import asyncio
 import json
 import time
 
-# The number of bytes at the end of a stream that are retained: the last chunks, which contain the
-# usage.
+# The number of bytes that are retained from the end of a stream. They include the last chunks, which contain the usage.
 TAIL_BYTES = 4096
 END = b"data: [DONE]"
 
@@ -56,7 +55,8 @@ class Stream(asyncio.Protocol):
 
 
 def message(port: int, model: str, request: dict) -> bytes:
-    """Encodes a request of a scenario as an HTTP message, with the additional parameters in `more`."""
+    """Encodes a request of a scenario as an HTTP message. The field `more` of the request (optional) contains
+    additional parameters."""
     body = json.dumps({
         "model": model,
         "prompt": request["prompt"],
@@ -86,7 +86,7 @@ async def send(port: int, message: bytes) -> Stream:
 
 
 async def load(port: int, model: str, requests: list[dict]) -> dict:
-    """Sends all requests at the start or, if any of them has an `arrival`, one after another."""
+    """Sends all requests at once or, if any of them has an `arrival`, one after another."""
     messages = [message(port, model, request) for request in requests]
     start = time.perf_counter()
     if any(request.get("arrival") for request in requests):

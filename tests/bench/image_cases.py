@@ -1,4 +1,4 @@
-"""The cases of bench_images.py: requests with images as chat messages, and the images."""
+"""The cases of bench_images.py: images, and requests about them in the form of chat messages."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ CASES = (
 
 @dataclasses.dataclass(frozen=True)
 class Message:
-    """A message of a conversation. `image` is an index into the images of the scenario; only messages of the user can
-    have an image."""
+    """A message of a conversation. `image` is an index into the images of the scenario; only user messages can have an
+    image."""
 
     role: str
     text: str
@@ -51,7 +51,7 @@ class Request:
     """A request of a scenario."""
 
     messages: tuple[Message, ...]
-    # The index of the earlier request after whose end this request is sent; None for the start of the scenario.
+    # This request is sent when the request with this index has ended (None: at the start of the scenario).
     after: int | None = None
     # The turn of the conversation, from 0.
     turn: int = 0

@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
 """Writes a GGUF file of a model with random weights, and prints its path: `make_model.py 1b|8b|30b-a3b`.
 
-Each model has the shape of a real one (30b-a3b with fewer layers) and the tokenizer of the sample model. Its output is
-meaningless, but its cost is that of a real model of this size, so that optimizations are not tuned to the sample model
-alone. Tensors are written one at a time, so the largest one determines how much memory this program needs.
+Each model has the shape of a real one (30b-a3b with fewer layers) and the tokenizer of the sample model. The output of
+such a model is meaningless, but takes as long to compute as that of a real model of the same size. Benchmarks use these
+models so that optimizations are not tuned to the sample model alone. Tensors are written one at a time, so the largest
+one determines how much memory this program needs.
 """
 
 from __future__ import annotations
@@ -47,8 +48,8 @@ class Shape:
         return engines.WORK / self.file
 
     def bits_of(self, layer: int) -> Type:
-        """Returns the type, in this layer, of tensors that Q4_K_M stores with more bits (Q6_K) in half of the
-        layers."""
+        """Returns the type of the value and down projections in this layer. In half of the layers, Q4_K_M stores them
+        with more bits (Q6_K) than in the others."""
         more = layer < self.layers // 8 or layer >= 7 * self.layers // 8 or (layer - self.layers // 8) % 3 == 2
         return (Type.Q6_K if more else Type.Q4_K) if self.is_q4_k_m else Type.Q4_0
 
@@ -59,7 +60,7 @@ class Shape:
 
 
 SHAPES = {
-    # Llama 3.2 1B. Q4_0 has integer zero points, so the IR of the peer is the same model.
+    # Llama 3.2 1B. Q4_0 has integer zero points, so the peer's conversion to IR does not change the model.
     "1b": Shape("random-1b.Q4_0.gguf", "llama", 16, 2048, 8192, 32, 8, 64, None, is_q4_k_m=False, has_output=False),
     # Llama 3.1 8B.
     "8b": Shape("random-8b.Q4_K_M.gguf", "llama", 32, 4096, 14336, 32, 8, 128, 128_256),
@@ -72,7 +73,8 @@ SHAPES = {
 
 
 class Blocks:
-    """Generates random quantized matrices whose products with a normalized vector have values of about one."""
+    """Generates random quantized matrices. The values of their products with a normalized vector have a standard
+    deviation of about 1."""
 
     # The number of blocks for which random scales are drawn; the other blocks of a matrix repeat these scales.
     POOL = 1 << 16
@@ -94,25 +96,25 @@ class Blocks:
         return np.frombuffer(np.float16(value).tobytes(), dtype=np.uint8)
 
     def repeated(self, pool: np.ndarray, count: int) -> np.ndarray:
-        """Returns `count` rows of a pool, repeated in their order from a random position."""
+        """Returns `count` consecutive rows of a pool, starting at a random position and wrapping around at the end."""
         return np.resize(np.roll(pool, int(self.random.integers(len(pool))), axis=0), (count, pool.shape[1]))
 
     def q4_0(self, blocks: np.ndarray, deviation: float) -> None:
-        """Sets the scales: values s q, in which q is uniform from -8 to 7, have the standard deviation 4.6 s."""
+        """Sets the scales. If q is uniform from -8 to 7, the values s q have a standard deviation of 4.6 s."""
         blocks[:, :2] = self.half(deviation / 4.6)
 
     def q4_k(self, blocks: np.ndarray, deviation: float) -> None:
-        """Sets the scales and minima: values s q - 7.5 m, in which q is uniform from 0 to 15, and s and m from 32 to
-        63, have a standard deviation of about 240."""
+        """Sets the scales and minima. If q is uniform from 0 to 15, and s and m from 32 to 63, the values s q - 7.5 m
+        have a standard deviation of about 240."""
         blocks[:, :2], blocks[:, 2:4] = self.half(deviation / 238), self.half(7.5 * deviation / 238)
-        # The format of the scales and minima is that of `unpack_scales_and_minima` in server-gguf.
+        # The scales and minima are packed in the format that `unpack_scales_and_minima` in server-gguf reads.
         s, m = self.random.integers(32, 64, (2, self.POOL, 8), dtype=np.uint8)
         first, others = np.s_[:, :4], np.s_[:, 4:]
         scales = [s[first] | s[others] >> 4 << 6, m[first] | m[others] >> 4 << 6, s[others] & 15 | m[others] << 4]
         blocks[:, 4:16] = self.repeated(np.concatenate(scales, axis=1), len(blocks))
 
     def q6_k(self, blocks: np.ndarray, deviation: float) -> None:
-        """Sets the scales: values s (q - 32), in which q is uniform from 0 to 63, and s from 32 to 127, have a standard
+        """Sets the scales. If q is uniform from 0 to 63, and s from 32 to 127, the values s (q - 32) have a standard
         deviation of about 1,560."""
         blocks[:, 208:210] = self.half(deviation / 1560)
         blocks[:, 192:208] = self.repeated(self.random.integers(32, 128, (self.POOL, 16), dtype=np.uint8), len(blocks))

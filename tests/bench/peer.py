@@ -29,7 +29,7 @@ GIB = 1 << 30
 
 
 def parser(doc: str) -> argparse.ArgumentParser:
-    """Returns the parser of the arguments of a run."""
+    """Returns the command-line parser that this program shares with peer_images.py."""
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", required=True, help="IR directory")
     parser.add_argument("--scenario", required=True)
@@ -165,7 +165,7 @@ def memory_loaded() -> dict:
 
 
 def finish(requests: list[dict], state: list[dict], logprobs: list[list[float]]) -> list[dict]:
-    """Returns the results of the requests in the format of README.md."""
+    """Returns the results of the requests in the format that README.md describes."""
     results = []
     for request, row, chosen in zip(requests, state, logprobs):
         wanted = request.get("logprobs") is not None
@@ -182,7 +182,7 @@ def finish(requests: list[dict], state: list[dict], logprobs: list[list[float]])
 
 
 class Scorer:
-    """Runs the IR with paged attention without the pipeline, and computes all logits of one sequence at a time."""
+    """Runs the IR with paged attention but without the pipeline. Each inference computes all logits of one sequence."""
 
     def __init__(self, args: argparse.Namespace):
         from openvino._offline_transformations import paged_attention_transformation
@@ -197,8 +197,8 @@ class Scorer:
         }
         key = next(port for name, port in self.caches.items() if name.startswith("key_cache"))
         value = next(port for name, port in self.caches.items() if name.startswith("value_cache"))
-        # The number of tokens in a block is the smaller size, because a cache of keys that are quantized by channel has
-        # additional rows for scales.
+        # The number of tokens in a block is the smaller of the two sizes, because the key cache has additional rows for
+        # scales if keys are quantized by channel.
         self.block = int(min(key.partial_shape[2].get_length(), value.partial_shape[2].get_length()))
         self.blocks = 0
 

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Starts another router for `make bench-router`: `peer_router.py vllm|sglang ARGUMENTS...`.
 
-Each of the two routers is a Rust program in a Python package, and Python only parses its arguments. The packages' entry
-points also import a load balancer in Python, which is not used here and needs additional packages. `--version` prints
-the installed version.
+Each of the two routers is a Rust program in a Python package, and Python only parses its arguments. This program does
+not use the packages' entry points, because they also import a load balancer in Python, which needs additional packages.
+`--version` prints the installed version.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Draws the raw results of bench_engine.py as an SVG picture: `plot.py docs/benchmarks/bench-engine.json`.
+"""Draws results of bench_engine.py or bench_images.py as an SVG picture: `plot.py docs/benchmarks/bench-engine.json`.
 
 For each case and each combination of model file and settings, a bar shows the median of the ratios to the peer, and a
 line spans the ratios of all rounds.
@@ -18,7 +18,7 @@ WIDTH, LEFT, RIGHT, TOP, BAR, GAP = 860, 290, 60, 76, 18, 14
 
 
 def draw(record: dict) -> str:
-    """Returns the picture of a record that bench_engine.py wrote."""
+    """Returns the picture of a record that bench_engine.py or bench_images.py wrote."""
     cases, titles = record["cases"], record["titles"]
     ratios = {
         (case, form): [each[form]["figure"] / each["peer"]["figure"] for each in record["measured"][case]]

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Creates a Python environment in .deps/, unless one with the same requirements exists:
+# Creates one of these Python environments in .deps/, unless it already exists with the same requirements:
 #   peer     openvino_genai, for the conformance tests and all benchmarks in Python
 #   routers  the other routers of `make bench-router`
 #   vllm     vLLM on the CPU, for `make bench-vllm`

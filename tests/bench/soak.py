@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""`make soak`: runs mixed load on one server and checks for leaks, changed results and stuck requests.
+"""`make soak`: runs a mixed load on one server and checks for leaks, changed results and stuck requests.
 
 Clients send many kinds of requests concurrently: chats, streams that they abort, several choices, beams, structured
 outputs, speculative decoding, long prompts and invalid input. The KV cache is too small for all of them, so sequences
 are preempted. Memory, threads and open files are sampled. At the end, no request may be running, no block may be in
-use, a single request must have the same response as before the load, and the memory usage must be about the same as in
-the second fifth of the time.
+use, and a fixed request must have the same response as before the load. The memory usage in the last fifth of the run
+must not exceed that in the second fifth by more than 5 percent.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ CLIENTS = 12
 # The time limit for a response.
 ANSWER_SECONDS_MAX = 180
 SAMPLE_SECONDS = 5
-# The maximum ratio of the median memory in the last fifth of the time to that in the second fifth.
+# The maximum ratio of the median memory in the last fifth of the run to that in the second fifth.
 GROWTH_MAX = 1.05
 KV_CACHE_MIB = 48
 WORDS = "the cache holds blocks of tokens and each sequence writes its own while others read what is shared".split()

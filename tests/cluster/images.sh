@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
-# images.sh DIRECTORY PRODUCT...: builds the images of the products for the test node from the binaries in DIRECTORY,
-# such as target/release, and writes them to .deps/node/images/ as Docker archives. It builds the last stages of
-# deploy/*.Dockerfile unchanged, on a Debian base image that it creates, because no image registry is available. The
-# build stages would only compile the binaries again, so the script checks only that these stages find their sources.
+# images.sh DIRECTORY PRODUCT...: builds an image of each product from the binaries in DIRECTORY, such as
+# target/release, and writes the images to .deps/node/images/ as Docker archives, which the test node imports. It builds
+# the last stages of the Dockerfiles in deploy/ unchanged, on a Debian base image that it creates, because no image
+# registry is available. The build stages would only compile the binaries again, so the script checks only that these
+# stages find their sources.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 

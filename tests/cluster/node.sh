@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# node.sh COMMAND...: starts a Kubernetes node, which runs real containers, in its own Linux namespaces; imports the
-# images that images.sh has built; runs COMMAND in these namespaces with KUBECONFIG and NODE set; and removes the node.
-# The programs, the images and the logs of a failed run remain in .deps/. node.sh needs root for namespaces, mounts and
-# cgroups. README.md in this directory describes the node.
+# node.sh COMMAND...: runs COMMAND on a temporary Kubernetes node that runs real containers. The script starts the node
+# in its own Linux namespaces, imports the images that images.sh has built, runs COMMAND in these namespaces with
+# KUBECONFIG and NODE set, and removes the node. The programs, the images and, if the run fails, the logs remain in
+# .deps/. node.sh needs root for namespaces, mounts and cgroups. README.md in this directory describes the node.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
@@ -46,7 +46,7 @@ requirements() {
   return $missing
 }
 
-# Creates the cgroups of the node: a single one with cgroup v2, or one in each of these hierarchies with cgroup v1.
+# Creates the cgroups of the node: with cgroup v2, a single one; with cgroup v1, one in each hierarchy listed below.
 make_cgroups() {
   local hierarchy
   if [[ -f $cgroups/cgroup.controllers ]]; then
@@ -62,7 +62,7 @@ make_cgroups() {
   fi
 }
 
-# Retries, because the processes of the cgroups have been killed, but may not have exited yet.
+# Retries, because the processes in the cgroups have been killed but may not have exited yet.
 remove_cgroups() {
   local directory attempt
   for ((attempt = 0; attempt < 50; attempt++)); do

@@ -40,7 +40,7 @@ for argument in "$@"; do [[ $argument != -* ]] || options+=("$argument"); done
 mkdir -p .deps/node
 shared=$(mktemp -d "$PWD/.deps/node/shared.XXXXXX")
 runs=()
-# Without the directory $shared, no node starts another test.
+# The trap also removes $shared, without which no node starts another test.
 trap '((${#runs[@]} == 0)) || kill "${runs[@]}" 2>/dev/null || true; rm -rf "$shared"; wait' EXIT
 trap 'exit 130' INT
 trap 'exit 143' TERM

@@ -2,9 +2,9 @@
 """Compares the beam search of the server, and that of a straightforward reference implementation, with that of the
 peer, openvino_genai.
 
-`beams.py peer --out FILE` writes the results of the peer. `beams.py plain` compares those of the reference
-implementation with them. `beams.py compare` runs the server on the same IR and compares the responses of
-`/v1/completions`. `make conformance ARGS="--parts beams"` makes both comparisons.
+`beams.py peer --out FILE` writes the results of the peer. `beams.py plain` compares the results of the reference
+implementation with those of the peer. `beams.py compare` runs the server on the same IR and compares its responses from
+`/v1/completions` with the results of the peer. `make conformance ARGS="--parts beams"` makes both comparisons.
 """
 
 from __future__ import annotations
@@ -23,10 +23,11 @@ import reference
 import served
 from oracle import Check, engines
 
-# Prompts with short answers, so that beams end at different lengths.
+# These prompts have short answers, so beams end at different lengths.
 PROMPTS = (0, 3, 6, 13, 22, 45)
 OUTPUT_TOKENS = 20
-# Sequences whose scores differ by at most this may be ranked differently, which can change all later tokens.
+# If the scores of two sequences differ by at most this, the peer may rank them in the other order, which can change all
+# later tokens.
 NEAR_TIE = 0.005
 # The minimum fraction of identical sequences in a case. Two near-ties are always allowed.
 IDENTICAL_SHARE_MIN = 0.97
@@ -42,7 +43,7 @@ class Case:
     early_stopping: bool | str = False
     groups: int = 1
     diversity_penalty: float = 0.0
-    # Whether periods and commas also end a sequence, so that sequences do not end only at the end token.
+    # Whether sequences end not only at the end token, but also at periods and commas.
     stop_at_sentences: bool = True
     max_tokens: int = OUTPUT_TOKENS
 
@@ -135,8 +136,8 @@ class Group:
         del self.ended[len(self.ongoing) :]
 
     def is_done(self, case: Case) -> bool:
-        """Whether the group is complete: enough beams have ended and, unless `early_stopping` is true, the best running
-        beam *before* this step cannot beat the worst of them."""
+        """Whether the group is complete: enough beams have ended, and the beam that was the best running one *before*
+        this step cannot beat the worst ended one. If `early_stopping` is true, the first condition suffices."""
         if len(self.ended) < len(self.ongoing):
             return False
         if case.early_stopping is True:
@@ -151,7 +152,7 @@ class Group:
 
 
 class Plain:
-    """A straightforward implementation of openvino_genai's beam search, which uses the runtime's logits."""
+    """A straightforward implementation of openvino_genai's beam search on the runtime's logits."""
 
     def __init__(self, logits: genai.Logits):
         self.logits = logits
@@ -218,8 +219,8 @@ def same(ours: list[int], theirs: list[int], stops: list[int]) -> bool:
 
 
 def compare(name: str, pairs: list[tuple[list, list, list[int]]]) -> Check:
-    """Compares outputs. Each element of `pairs` contains our outputs and those of the peer for a prompt, each as (score
-    or None, tokens), and the stop tokens."""
+    """Compares our outputs with those of the peer. Each element of `pairs` contains our outputs for a prompt, those of
+    the peer for the same prompt, and the stop tokens. Each output is (score or None, tokens)."""
     total = identical = faults = 0
     notes = []
     for index, (ours, theirs, stops) in enumerate(pairs):
@@ -231,12 +232,12 @@ def compare(name: str, pairs: list[tuple[list, list, list[int]]]) -> Check:
             if same(mine[1], other[1], stops):
                 identical += 1
                 continue
-            # Two sequences with nearly equal scores may be ranked differently.
+            # If two sequences have nearly equal scores, the peer may rank them in the other order.
             gap = math.inf if mine[0] is None else abs(mine[0] - other[0])
             faults += gap > NEAR_TIE
             notes.append(f"prompt {index}, sequence {rank}: {mine[1]}, not {other[1]}; scores {gap:.5f} apart")
     detail = f"{identical} of {total} sequences identical, {faults} differences are not near-ties (tolerance {NEAR_TIE})"
-    # If two sequences are a near-tie, both may differ from those of the peer.
+    # Two differences are always allowed, because a single near-tie can change the ranks of two sequences.
     good = faults == 0 and total - identical <= max(2, (1 - IDENTICAL_SHARE_MIN) * total)
     return Check(name, good, "; ".join([detail, *notes]))
 

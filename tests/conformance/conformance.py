@@ -1,13 +1,20 @@
 #!/usr/bin/env python3
-"""`make conformance`: checks that the served model is the model in the file.
+"""`make conformance`: checks that the server computes the model in the file correctly.
 
-Parts: `oracle-ir` (greedy tokens against openvino_genai), `oracle-gguf` (against the dequantized model), `prefix`
-(prefix cache on and off), `perplexity` (as served, and with each other precision of the KV cache), `noise` (rounding
-errors of the served model, compared with those of bf16 inference), `random` (small files of all tested architectures
-and tensor types), `sampling` (the effect of each sampling parameter, against openvino_genai) and `beams` (beam search,
-against openvino_genai). `images` (vision-language models against transformers) runs only if it is named. The program
-prints a line for each check, and exits with status 1 if a check fails. docs/reference/conformance.md explains each
-check and its tolerance.
+The parts are:
+
+- `oracle-ir`: greedy tokens on the IR, compared with those of openvino_genai
+- `oracle-gguf`: greedy tokens on the GGUF file, compared with the dequantized model
+- `prefix`: greedy tokens with the prefix cache, compared with those without it
+- `perplexity`: perplexity as served by default, and with every other precision of the KV cache
+- `noise`: rounding errors of the served model, compared with those of bf16 inference
+- `random`: logits of small files that cover all tested architectures and tensor types
+- `sampling`: the effect of each sampling parameter, compared with that in openvino_genai
+- `beams`: beam search, compared with that of openvino_genai
+- `images`: vision-language models, compared with transformers; runs only if `--parts` names it
+
+The program prints a line for each check, and exits with status 1 if a check fails. docs/reference/conformance.md
+explains each check and its tolerance.
 """
 
 from __future__ import annotations
@@ -65,8 +72,8 @@ def run(args: argparse.Namespace, directory: pathlib.Path):
         peer_properties=(),
     )
     if "oracle-ir" in args.parts:
-        # Compare the native kernels with an f32 cache, then the plugin's kernels, which the peer uses, with an 8-bit
-        # cache.
+        # Check the native kernels with an f32 cache, but the plugin's kernels with an 8-bit cache: the peer uses the
+        # plugin's 8-bit format, which differs from the native one.
         plugins = (*quality.PLUGIN_PROJECTIONS, *quality.PLUGIN_CACHE)
         yield from oracle.on_ir(engine, exact.with_model(ir), directory)
         yield from oracle.on_ir(engine, exact.with_model(ir, kv_cache_precision="u8", properties=plugins), directory)

@@ -52,8 +52,8 @@ class Genai:
         self.tokenizer = self.genai.Tokenizer(str(setup.model))
 
     def config(self, prompt: list[int], parameters: dict):
-        """Returns the configuration for `parameters`, which have the names of the fields of `GenerationConfig`, except
-        for Transformers' `early_stopping`."""
+        """Returns the configuration for `parameters`, whose names are those of the fields of `GenerationConfig`. The
+        only exception is `early_stopping`, which has the name and the values of Transformers' parameter."""
         config = self.genai.GenerationConfig()
         config.apply_chat_template = False
         config.stop_token_ids = self.run.stop_tokens | set(parameters.get("stop_token_ids", ()))

@@ -1,8 +1,8 @@
 """Packs f32 values into GGUF's K-quant blocks of 256 weights, which the `gguf` package can only unpack.
 
-Values are simply rounded to nearest. The blocks are valid, and `gguf.quants.dequantize` defines their values, but other
-blocks could be more accurate. `check()` verifies that unpacking returns each packed value with an error of at most one
-step.
+Values are simply rounded to nearest, without a search for better scales. The blocks are valid
+(`gguf.quants.dequantize` defines their values) but not as accurate as possible. `check()` verifies that packing and
+unpacking changes random values by less than a limit that depends on the type.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ def scales_and_minima(x: np.ndarray, levels: int) -> tuple[np.ndarray, ...]:
 
 
 def q4_k(x: np.ndarray) -> np.ndarray:
-    """Packs Q4_K, in blocks of 144 bytes."""
+    """Packs values into Q4_K blocks of 144 bytes."""
     head, q = scales_and_minima(x.reshape(-1, 8, 32), 15)
     return np.concatenate([head, (q[:, 0::2] | q[:, 1::2] << 4).reshape(-1, 128)], axis=1)
 
 
 def q5_k(x: np.ndarray) -> np.ndarray:
-    """Packs Q5_K, in blocks of 176 bytes."""
+    """Packs values into Q5_K blocks of 176 bytes."""
     head, q = scales_and_minima(x.reshape(-1, 8, 32), 31)
     high = np.zeros((len(q), 32), dtype=np.uint8)
     for sub in range(8):
@@ -56,7 +56,7 @@ def q5_k(x: np.ndarray) -> np.ndarray:
 
 
 def q6_k(x: np.ndarray) -> np.ndarray:
-    """Packs Q6_K, in blocks of 210 bytes."""
+    """Packs values into Q6_K blocks of 210 bytes."""
     x = x.reshape(-1, 16, 16)
     scale = np.abs(x).max(axis=2) / 31
     d = (scale.max(axis=1, keepdims=True) / 127).astype("<f2").astype(np.float32)
@@ -77,7 +77,8 @@ PACKERS = {
 
 
 def quantize(x: np.ndarray, kind: gguf.GGMLQuantizationType) -> np.ndarray:
-    """Packs the rows of x into blocks of any type that this module or the `gguf` package packs: `[rows, bytes]`."""
+    """Packs the rows of x into blocks of a type that this module or the `gguf` package can pack, and returns the bytes
+    `[rows, bytes]`."""
     if kind not in PACKERS:
         return gguf.quants.quantize(x, kind)
     if x.shape[-1] % BLOCK:
@@ -86,7 +87,7 @@ def quantize(x: np.ndarray, kind: gguf.GGMLQuantizationType) -> np.ndarray:
 
 
 def check() -> None:
-    """Checks that unpacking returns each packed value with an error of at most one step."""
+    """Checks that packing and unpacking changes random values by less than a limit that depends on the type."""
     x = np.random.default_rng(1).standard_normal((64, 512), dtype=np.float32)
     for kind, error_max in (("Q4_K", 0.25), ("Q5_K", 0.13), ("Q6_K", 0.08)):
         kind = gguf.GGMLQuantizationType[kind]

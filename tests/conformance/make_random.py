@@ -40,8 +40,8 @@ SHAPES = {
     "gemma3": (6, 2, 1, 256, True, "gpt-2"),
     "phi3": (3, 4, 4, 64, False, "gpt-2"),
 }
-# Every architecture has files with at least two tensor types, and llama has a file for each type. Further files have
-# properties of real files, such as rotary factors.
+# Every architecture has files with at least two tensor types, and llama has a file for each type. Further files cover
+# features of real files, such as rotary factors.
 PLAN = (
     [("llama", kind, "") for kind in (*TYPES, MIXED)]
     + [(arch, kind, "") for arch in SHAPES if arch != "llama" for kind in ("Q4_1", "Q4_K")]
@@ -142,7 +142,7 @@ class File:
         self.rope_variant()
 
     def rope_variant(self) -> None:
-        """Writes the metadata of scaled rotary embeddings."""
+        """Writes the metadata and the tensors of scaled rotary embeddings."""
         writer, pairs = self.writer, self.head // 2
         if self.variant == "rope-linear":
             writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
@@ -199,7 +199,7 @@ class File:
             self.vector(f"{name}.post_ffw_norm.weight", HIDDEN)
 
     def write(self, tokens: list[str], merges: list[str]) -> None:
-        """Writes the whole file, in the order of real files."""
+        """Writes the whole file, with the tensors in the order of real files."""
         self.hyper_parameters()
         self.vocabulary(tokens, merges)
         # The spread of tied embeddings is also that of the logits, so it must be small. The hidden states of Gemma are

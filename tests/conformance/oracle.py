@@ -1,7 +1,8 @@
 """Compares greedy tokens with two oracles.
 
 For an IR, the oracle is openvino_genai with the same inference and KV cache precision. For a GGUF file, the oracle is
-the numpy reference, which scores our tokens: at every position, our token must be its most probable one or a near-tie.
+the numpy reference, which scores our tokens: each of them must be the reference's most probable token at that position
+or a near-tie with it.
 """
 
 from __future__ import annotations
@@ -22,21 +23,21 @@ import reference
 
 OUTPUT_TOKENS = 64
 BATCH = 32
-# The tolerance for a GGUF file: the engine's weights differ slightly from the reference's, because the engine does not
-# store them in f32. docs/reference/conformance.md reports the effect on random logits.
+# The smallest tolerance for a GGUF file. The engine's weights differ slightly from the reference's, because the engine
+# does not store them in f32. docs/reference/conformance.md reports the effect on random logits.
 NEAR_TIE_GGUF = 0.03
 IDENTICAL_MIN, PROMPTS = 49, 50
-# With the native kernels, activations have 15 bits, which changes log probabilities by several thousandths, so some
+# The native kernels round activations to 15 bits. This changes log probabilities by several thousandths, so some
 # near-ties are resolved differently than in f32.
 IDENTICAL_MIN_NATIVE = 47
-# With an 8-bit cache, the peer's own outputs in batches differ from those one at a time (42 of 50 were equal). In
-# batches, the number of our outputs that equal the peer's may be lower than the number of outputs that the peer itself
-# reproduces, by at most this.
+# With an 8-bit cache, the peer itself reproduces in batches only some of the outputs that it generates one at a time
+# (42 of 50). The required number of our outputs in batches that equal the peer's is the number that the peer reproduces
+# minus this, but at most IDENTICAL_MIN.
 BATCH_SLACK = 3
 # The minimum fraction of outputs that an 8-bit prefix cache leaves unchanged.
 PREFIX_SHARE_MIN_U8 = 0.7
-# Two tokens whose log probabilities differ by at most this are a near-tie, which another order of additions (f32) or
-# rounding to 8 bits in another chunk (u8) can resolve differently.
+# Two tokens whose log probabilities differ by at most this are a near-tie. Which of them is chosen can depend on the
+# order of additions (f32), or on the chunk boundaries, which determine which values are rounded to 8 bits (u8).
 NEAR_TIE = {"f32": 0.01, "bf16": 0.1, "f16": 0.05, "u8": 0.1}
 
 
@@ -62,7 +63,7 @@ def stop_tokens(ir: pathlib.Path) -> tuple[int, ...]:
 
 
 def prompts(ir: pathlib.Path) -> list[list[int]]:
-    """Returns the chat prompts as tokens, with the tokenizer of the IR directory."""
+    """Returns the chat prompts, tokenized with the tokenizer of the IR directory."""
     import openvino_genai
 
     tokenizer = openvino_genai.Tokenizer(str(ir))
@@ -123,7 +124,8 @@ def compare(name: str, pair: tuple[dict, dict], tolerance: float, identical_min:
 
 
 def on_ir(engine: pathlib.Path, setup: engines.Setup, directory: pathlib.Path) -> list[Check]:
-    """Compares our outputs, one at a time and in batches, with those of the peer one at a time."""
+    """Compares the outputs that our engine generates one at a time and in batches with those that the peer generates
+    one at a time."""
     tokens = prompts(setup.model)
     oracle = engines.run_peer(setup, greedy(tokens, 1, None), directory)
     label = f"IR, {setup.inference_precision} with {setup.kv_cache_precision} KV"
@@ -140,10 +142,10 @@ def on_ir(engine: pathlib.Path, setup: engines.Setup, directory: pathlib.Path) -
 
 
 def prefix_cache(engine: pathlib.Path, setup: engines.Setup, ir: pathlib.Path, directory: pathlib.Path) -> Check:
-    """Sends selected prompts twice, so that the second request uses the prefix cache, and compares the tokens with
-    those without the cache."""
-    # All long prompts and about a third of the others. The longest prompt precedes each of them, so that the cache
-    # contains several blocks of every request.
+    """Sends each selected prompt twice, so that the second request uses the prefix cache, and compares the tokens with
+    those that are generated without the cache."""
+    # Select all long prompts and about a third of the others. Prepend the longest prompt to each of them, so that the
+    # cache contains several blocks of every request.
     tokens = [prompt for prompt in prompts(ir) if len(prompt) > 64 or len(prompt) % 3 == 0]
     shared = max(tokens, key=len)
     work = greedy([shared + prompt for prompt in tokens for _ in range(2)], 1, 2)
@@ -154,8 +156,8 @@ def prefix_cache(engine: pathlib.Path, setup: engines.Setup, ir: pathlib.Path, d
     cached = sum(row["cached_tokens"] or 0 for row in on["requests"])
     name = f"prefix cache on and off, {setup.kv_cache_precision} KV"
     total = len(work["requests"])
-    # With the plugin's attention, values from an 8-bit cache are rounded, but those that the chunk itself computes are
-    # not, so more outputs differ. The native attention rounds all of them.
+    # With an 8-bit cache, the plugin's attention uses rounded keys and values of earlier chunks, but unrounded ones of
+    # the current chunk, so the prefix cache changes more outputs. The native attention rounds all keys and values.
     share_min = 1 - 1 / PROMPTS if setup.kv_cache_precision == "f32" else PREFIX_SHARE_MIN_U8
     check = compare(name, (on, off), near_tie(setup), math.ceil(share_min * total))
     return Check(name, cached > 0 and check.good, f"{cached} prompt tokens from the cache; {check.detail}")

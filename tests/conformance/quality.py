@@ -174,9 +174,9 @@ class Scored:
 
 
 def noises(engine: pathlib.Path, served: engines.Setup, ir: pathlib.Path, directory: pathlib.Path) -> Iterator[Check]:
-    """Measures the noise of the default, of int8 activations, of the plugin in bf16 with the same cache (on processors
-    without bf16: of the reference in bf16), and of the peer. Each result is compared with that in f32 with an f32
-    cache (`plain_f32`), on the same model."""
+    """Measures the noise of the default, of int8 activations, of bf16 inference and of the peer. The plugin computes
+    the bf16 inference, with the cache precision of the default; on processors without bf16, the reference computes it.
+    Each result is compared with that of the same model in f32 with an f32 cache (`plain_f32`)."""
     work = windows(ir)
     rows = [
         [index, position] for index, sequence in enumerate(work) for position in range(0, len(sequence), NOISE_STRIDE)
@@ -230,7 +230,7 @@ def own_noises(
         compared, base = default, scored(plain_bf16(served)).noise(wanted)
         yield Check(f"noise of {name}, plugin in bf16, not a default", True, str(base))
     else:
-        # The reference does not round its KV cache, so the default is compared with an f32 cache, too.
+        # The reference does not round its KV cache, so run the default with an f32 cache for the comparison.
         yield Check(f"noise of {name}, as served", True, str(default))
         name = f"{model}, f32 KV"
         compared = scored(dataclasses.replace(served, kv_cache_precision="f32")).noise(wanted)
@@ -272,7 +272,7 @@ def random_files(engine: pathlib.Path, setup: engines.Setup, directory: pathlib.
 
 
 def random_file(engine: pathlib.Path, setup: engines.Setup, directory: pathlib.Path) -> Check:
-    """Compares one random file."""
+    """Compares the logits and the perplexity of one random file with those of the reference."""
     work, scenario = random_sequences(), random_scenario()
     name = f"logits of {setup.model.stem}"
     wanted = np.concatenate(reference.Reference(str(setup.model)).logits(work))

@@ -2,8 +2,8 @@
 numpy. Except for the package `gguf`, which reads and dequantizes the file, this module deliberately shares no code with
 the engine, OpenVINO or llama.cpp.
 
-The implementation covers llama, qwen2, qwen3, gemma3 and phi3. A file with unused tensors, an unsupported RoPE
-scaling, soft caps, or keys and values of different sizes raises an error.
+The implementation covers llama, qwen2, qwen3, gemma3 and phi3. It raises `Unsupported` for a file with unused tensors,
+an unsupported RoPE scaling, soft caps, or keys and values of different sizes.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ def silu(x: np.ndarray) -> np.ndarray:
 
 
 def gelu_tanh(x: np.ndarray) -> np.ndarray:
-    """The tanh form of GELU, which Gemma uses."""
+    """The tanh approximation of GELU, which Gemma uses."""
     return 0.5 * x * (1.0 + np.tanh(np.float32(math.sqrt(2.0 / math.pi)) * (x + np.float32(0.044715) * x**3)))
 
 
@@ -132,7 +132,7 @@ class Reference:
         self.used: set[str] = set()
 
     def weight(self, name: str) -> np.ndarray:
-        """Returns a tensor in f32, row-major, and caches it if it fits into the limit."""
+        """Returns a tensor in f32, row-major, and caches it unless the cache would exceed its size limit."""
         self.used.add(name)
         if name in self.kept:
             return self.kept[name]
@@ -156,8 +156,8 @@ class Reference:
         return out
 
     def rope_factors(self) -> np.ndarray | float:
-        """Returns the divisors of the RoPE frequencies: Llama 3's table, Phi 3's table for contexts up to the original
-        length or for longer contexts, or 1."""
+        """Returns the divisors of the RoPE frequencies: Llama 3's table, Phi 3's short or long table, or 1. The long
+        table applies if the model's context length exceeds its original context length."""
         if "rope_freqs.weight" in self.tensors:
             return self.weight("rope_freqs.weight")
         names = "rope_factors_short.weight", "rope_factors_long.weight"

@@ -17,22 +17,23 @@ from oracle import Check, engines
 
 PROMPTS = (0, 3, 5, 13, 22, 45)
 OUTPUT_TOKENS = 24
-# The tolerance of log probabilities that the server, the peer and the runtime compute from the same IR.
+# The tolerance for differences between log probabilities that the server, the peer and the runtime compute from the
+# same IR.
 LOGPROB_TOLERANCE = 0.005
-# Activations of 15 bits change the log probabilities of improbable tokens, which prompts contain, by several
-# thousandths.
+# The tolerance for tokens of a prompt. Prompts contain improbable tokens, whose log probabilities change by several
+# thousandths if activations are rounded to 15 bits.
 PROMPT_LOGPROB_TOLERANCE = 0.01
 # Two tokens whose logits differ by at most this are a near-tie.
 NEAR_TIE = 0.01
 DRAWS, SEEDS = 128, (1, 2, 3, 4)
-# The maximum deviation of proportions in standard deviations. One check in thirty thousand exceeds this by chance, and
-# fixed seeds produce the same draws each time.
+# The maximum deviation of proportions, in standard deviations. With random seeds, one check in thirty thousand would
+# exceed this by chance. The seeds are fixed, so each run produces the same draws.
 DEVIATION_MAX = 4
 
 
 @dataclasses.dataclass(frozen=True)
 class Penalties:
-    """The parameters that change logits, by their names in both APIs."""
+    """The parameters that change logits, with the names that both APIs use."""
 
     repetition_penalty: float = 1.0
     presence_penalty: float = 0.0
@@ -56,7 +57,7 @@ PENALTIES = (
 
 @dataclasses.dataclass(frozen=True)
 class Filters:
-    """The parameters for drawing tokens, by their names in both APIs."""
+    """The parameters for drawing tokens, with the names that both APIs use."""
 
     temperature: float = 1.0
     top_k: int = 0
@@ -64,7 +65,7 @@ class Filters:
     min_p: float = 0.0
 
     def name(self) -> str:
-        """Returns the description of the parameters in the report."""
+        """Returns a description of the parameters for the report."""
         told = [f"{name} {value}" for name, value in dataclasses.asdict(self).items() if value != getattr(Filters, name)]
         return ", ".join(told) or "none"
 
@@ -154,8 +155,8 @@ def without_stop(tokens: list[int], stops) -> list[int]:
 
 
 def penalties(sides: Sides, case: Penalties) -> Check:
-    """Checks that each of our tokens is the most probable one of the reference or a near-tie with it, and that the
-    peer's output is equal or first differs at a near-tie."""
+    """Checks that each of our tokens is the reference's most probable token or a near-tie with it, and that the peer's
+    output equals ours or first differs from it at a near-tie."""
     worst, total, identical, unjustified = 0.0, 0, 0, 0
     for prompt in sides.prompts:
         mine = sides.ours(prompt, **case.given())["token_ids"]
@@ -234,8 +235,8 @@ def echo(sides: Sides) -> Check:
 
 
 def min_tokens(sides: Sides) -> Check:
-    """Checks that no stop token occurs before the minimum length, and that the most probable other token replaces
-    it."""
+    """Checks that each output has the minimum length, and that each token before that length is the most probable token
+    that is not a stop token, or a near-tie with it."""
     stops = [int(sides.peer.tokenizer.encode(text).input_ids.data[0][0]) for text in (".", ",", "\n")]
     least, worst, early, identical, used = 12, 0.0, 0, 0, 0
     for prompt in sides.prompts:

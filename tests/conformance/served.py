@@ -82,7 +82,8 @@ class Api:
             yield Api(running)
 
     def completion(self, prompt: list[int] | str, parameters: dict) -> dict:
-        """Returns the response of `/v1/completions`, greedy by default, with the tokens of its choices."""
+        """Sends a request to `/v1/completions`, greedy by default, and returns the response, which contains the tokens
+        of each choice."""
         body = {"model": bench_http.MODEL, "prompt": prompt, "temperature": 0, "return_token_ids": True} | parameters
         request = urllib.request.Request(
             f"http://127.0.0.1:{self.port}/v1/completions",

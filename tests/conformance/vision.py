@@ -1,7 +1,7 @@
 """The part `images`: the answers of tiny vision-language models of every family, compared with those of transformers.
 
-The comparison itself is `server/openvino/tests/vision.rs`, which runs the image processor, the encoder, the engine and
-the runner of this server. The models and the expected answers are made by `images/make_models.py`. The detail of a
+`server/openvino/tests/vision.rs` makes the comparison: it runs the image processor, the encoder, the engine and the
+runner of this server. `images/make_models.py` creates the models and records the expected answers. The detail of a
 family's check also reports how many answers of openvino_genai (`images/peer.py`) equal those of transformers.
 """
 

@@ -58,8 +58,8 @@ EXAMPLES = {
 
 
 def adapted(document, model, common):
-    """Returns the document for a run, with the name of the model and, if `common`, only with parameters that can be
-    combined."""
+    """Returns the document for a run. Requests can name only the model `model`; if `common`, they can have only
+    parameters that can be combined."""
     document = copy.deepcopy(document)
     # `/v1` is `/v3` under another name.
     document["paths"] = {path: item for path, item in document["paths"].items() if not path.startswith("/v1/")}
@@ -74,8 +74,8 @@ def adapted(document, model, common):
             for name in ("max_tokens", "max_output_tokens"):
                 if name in schema["properties"]:
                     schema["properties"][name] |= {"minimum": 1, "maximum": TOKENS_MAX}
-    # For event streams, our document, like OpenAI's, has the schema of an event's data, but schemathesis expects that of
-    # the whole event.
+    # The schema of an event stream in our document, like that in OpenAI's, describes only the data of an event, but
+    # schemathesis expects the schema of the whole event.
     for item in document["paths"].values():
         for operation in item.values():
             operation["responses"]["200"].get("content", {}).get("text/event-stream", {}).pop("schema", None)

@@ -43,7 +43,7 @@ const FLAGS: [&str; 18] = [
     "--disable-breakpad",
     // /dev/shm is small in containers.
     "--disable-dev-shm-usage",
-    // Timers are not throttled in pages that are not visible.
+    // Without these flags, the browser throttles timers in pages that are not visible.
     "--disable-background-timer-throttling",
     "--disable-backgrounding-occluded-windows",
     "--disable-renderer-backgrounding",
@@ -152,7 +152,8 @@ impl Browser {
 
 impl Drop for Browser {
     fn drop(&mut self) {
-        // The ID of the group cannot be reused before the child has been waited for.
+        // The ID of the process group cannot be reused until the child is reaped, so the signal cannot reach another
+        // group.
         let group = self.child.id();
         drop(kill("KILL", &format!("-{group}")));
         drop(self.child.wait());

@@ -86,7 +86,7 @@ fn in_file(section: &'static str, text: &str) -> Vec<Limit> {
         } else if !documentation.is_empty() {
             code.push_str(line);
             code.push(' ');
-            // An attribute continues to its closing bracket, and an item follows it.
+            // The lines of an attribute do not complete the code: its item follows the closing bracket.
             let is_whole = line.ends_with(';') || line.ends_with(',') && !code.trim_end().ends_with("(,");
             let is_attribute = code.matches('[').count() > code.matches(']').count();
             if is_whole && !is_attribute && !code.trim_end().ends_with(")]") {

@@ -54,7 +54,8 @@ impl MemoryLimit {
 
 impl Drop for MemoryLimit {
     fn drop(&mut self) {
-        // The removal fails while the last process is still exiting; such a group uses no memory.
+        // If the last process is still exiting, the removal fails. The group then remains, but uses no memory after the
+        // process has exited.
         drop(fs::remove_dir(&self.directory));
     }
 }

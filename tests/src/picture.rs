@@ -16,7 +16,7 @@ pub fn bitmap(side: u16, seed: u8) -> Vec<u8> {
     for y in 0..side {
         let row = file.len();
         for x in 0..side {
-            // The image has four areas in each direction, so its patches differ.
+            // The image is a grid of 4 × 4 areas with different colors, so its patches differ.
             let area = (4 * x / side + 4 * (4 * y / side)) as u8;
             let color = area.wrapping_add(seed).wrapping_mul(101);
             file.extend([color, color.wrapping_mul(7), color.wrapping_mul(31)]);

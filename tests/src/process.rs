@@ -192,7 +192,8 @@ impl Process {
 
 impl Drop for Process {
     fn drop(&mut self) {
-        // The ID of the group cannot be reused before the child has been waited for.
+        // The ID of the process group cannot be reused until the child is reaped, so the signal cannot reach another
+        // group.
         if matches!(self.child.try_wait(), Ok(None)) {
             drop(self.signal_group("KILL"));
             drop(self.child.wait());

@@ -106,7 +106,7 @@ impl Bucket {
         if of("X-Amz-Security-Token") != self.credentials.session_token.as_deref() {
             return Err("InvalidToken");
         }
-        // Use the query as it was sent, because the client must sign the encoding that it sends.
+        // Use the query as received, because the client signs the percent-encoded form that it sends.
         let mut pairs: Vec<&str> = uri.query().unwrap_or_default().split('&').collect();
         pairs.retain(|pair| !pair.starts_with("X-Amz-Signature="));
         pairs.sort_unstable();

@@ -72,7 +72,7 @@ pub fn cache_dir() -> String {
     for other in std::fs::read_dir(&temporary).into_iter().flatten().flatten() {
         let other_name = other.file_name().to_string_lossy().into_owned();
         if other_name.starts_with(PREFIX) && other_name != name {
-            // Another test may be removing it at the same time.
+            // Another test may be removing the same directory.
             let _ = std::fs::remove_dir_all(other.path());
         }
     }

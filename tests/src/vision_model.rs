@@ -193,7 +193,8 @@ fn language_model() -> Graph {
         hidden = graph.binary("Add", hidden, computed);
     }
     let normalized = rms_norm(&mut graph, hidden);
-    // Tokens that are not printable have the logit 0, so answers are printable and do not end early.
+    // The logits of non-printable tokens are 0, and the largest logit of the printable tokens is almost certainly
+    // higher, so answers are printable and do not end early.
     let mut head = graph.random_values(VOCABULARY * HIDDEN, 4.0 * deviation(HIDDEN));
     let printable = token(b' ')..=token(b'~');
     for (_, row) in head.chunks_exact_mut(HIDDEN).enumerate().filter(|(id, _)| !printable.contains(id)) {

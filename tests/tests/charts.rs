@@ -410,7 +410,7 @@ fn alerts_and_panels_are_for_each_model() -> anyhow::Result<()> {
     }
     assert!(expressions.len() > 40, "{expressions:#?}");
     for expression in expressions.iter().filter(|expression| !expression.contains("ovfleet_operator_")) {
-        // A value without aggregation retains all labels.
+        // An expression that does not aggregate retains all labels.
         assert!(
             expression.contains("llmdeployment") || !expression.contains("sum"),
             "{expression} aggregates over all models"

@@ -298,7 +298,7 @@ fn the_chat_streams_and_works_by_keyboard() {
     assert!(scene.servers.iter().any(|server| server.address() == name), "{by}");
     console.screenshot("answer").unwrap();
 
-    // The second message includes the conversation so far, and is sent with the button.
+    // The second request includes the conversation so far, and is sent with the button.
     console.await_expression(
         "the pick",
         "document.querySelectorAll('#picks [data-label=\"Prompt tokens\"]').length === 1",
@@ -427,7 +427,7 @@ fn a_router_with_api_keys_requires_one_for_the_console() {
     console.page.insert_text("Hello").unwrap();
     console.press(&[Key::Enter]);
     console.await_expression("the answer", "says('note').startsWith('The first text arrived after')");
-    // The key is stored neither beyond the lifetime of the page nor in a visible place.
+    // The key is not stored beyond the lifetime of the page, and does not appear in a URL.
     let kept =
         "document.cookie + JSON.stringify(localStorage) + JSON.stringify(sessionStorage) + location.href";
     assert!(!console.text(kept).contains("opensesame"));

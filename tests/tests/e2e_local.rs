@@ -17,7 +17,7 @@ const LIMIT: Duration = START_LIMIT;
 /// The command `make run`, with the programs that were built together with this test.
 fn make_run() -> Command {
     let mut command = without_settings(Command::new("make"));
-    // If make runs the test, its variables would affect the make that the command runs.
+    // If the test itself is run by make, the variables of that make would affect the inner make.
     for name in ["MAKEFLAGS", "MFLAGS", "MAKELEVEL", "MODEL", "REPLICAS", "ARGS"] {
         command.env_remove(name);
     }

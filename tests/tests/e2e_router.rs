@@ -181,7 +181,7 @@ async fn kill_stop_and_restart(count: usize, clients_each: usize, arguments: &[&
     tally.await_more(3, &names[0]).await;
 
     servers[1].signal("STOP");
-    // Another replica responds to the requests of the stopped one.
+    // Other replicas respond to the requests that were sent to the stopped one.
     tally.await_more_of_each_client(2).await;
     servers[1].signal("KILL");
     servers = tokio::task::spawn_blocking(move || {

@@ -66,7 +66,7 @@ fn start(model: &Path, cache: &Path) -> Server {
 async fn sleeping_frees_memory_and_responses_are_the_same_afterwards() {
     let directory = tempfile::tempdir().unwrap();
     let model = directory.path().join("model.gguf");
-    // The test uses a copy of the model, because it moves the file below.
+    // Use a copy of the model, because the test later moves the file.
     std::fs::copy(tests::sample_model(), &model).unwrap();
     let server = start(&model, directory.path());
     let before = text(&server).await;

@@ -210,7 +210,7 @@ async fn run_suite(names: &[String]) -> anyhow::Result<()> {
             Ok(row) => report.row(&row),
             Err(error) => report.failure(attack.name, &error),
         }
-        // If a process has exited, the remaining attacks cannot be measured.
+        // Stop if a process has exited, because the remaining attacks cannot be measured.
         fleet.memory()?;
     }
     match fleet.stop().await {

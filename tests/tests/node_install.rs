@@ -71,7 +71,7 @@ fn objects() -> anyhow::Result<Vec<String>> {
             ));
         }
     }
-    // Skip the Leases of the components of the cluster.
+    // Skip the Leases of Kubernetes components.
     found.retain(|object| !object.starts_with("Lease kube-"));
     found.sort();
     Ok(found)
@@ -121,7 +121,7 @@ async fn install_serve_and_uninstall(helm: &'static str) -> anyhow::Result<()> {
 
     let url = format!("http://{}", node::service_address(&namespace.name, "smollm2")?);
     let url = url.as_str();
-    // A Service becomes reachable only shortly after its endpoints exist.
+    // A Service is not reachable immediately after its endpoints are created.
     node::await_state("the Service to respond", LIMIT, || {
         let address = url.strip_prefix("http://").unwrap_or_default();
         Ok(tests::server::probe(address, "/v3/models").is_ok_and(|status| status == 200).then_some(()))

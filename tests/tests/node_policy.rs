@@ -50,7 +50,7 @@ fn events(namespace: &str, name: &str, reason: &str) -> anyhow::Result<Vec<Strin
 }
 
 fn await_event(namespace: &str, name: &str, reason: &str, words: &str) -> anyhow::Result<()> {
-    node::await_state(&format!("an event {reason} about {words}"), LIMIT, || {
+    node::await_state(&format!("an event with the reason {reason} that contains {words}"), LIMIT, || {
         let notes = events(namespace, name, reason)?;
         anyhow::ensure!(notes.iter().any(|note| note.contains(words)), "{notes:#?}");
         Ok(Some(()))
@@ -148,7 +148,7 @@ async fn a_model_in_a_private_image_is_served_once_the_secret_to_pull_it_exists(
     node::apply(name, &manifest("chat", &model, MEMORY, secrets))?;
 
     let message = await_condition(name, "chat", "ReplicasReady", "False", "ImagePullBackOff")?;
-    let named = format!("the image {} of the volume model", registry.image());
+    let named = format!("the image {} of the volume \"model\"", registry.image());
     assert!(message.starts_with(&named) && message.contains("the Secret \"registry\""), "{message}");
     await_condition(name, "chat", "Degraded", "True", "ImagePullBackOff")?;
     await_event(name, "chat", "ImagePullBackOff", "the Secret \"registry\"")?;

@@ -30,8 +30,8 @@ fn manifest(hub: &Hub, replicas: u32, queue: u32) -> String {
 struct Scene {
     hub: Hub,
     traffic: Traffic,
-    // The fields are dropped in this order: the namespace before the release, which also removes the resource
-    // definition.
+    // Fields are dropped in declaration order, so the namespace is deleted before the release. Dropping the release
+    // also deletes the custom resource definition.
     _namespace: Namespace,
     _release: Release,
 }
@@ -170,7 +170,7 @@ async fn killing_a_replica_fails_only_its_own_streams_with_an_error() -> anyhow:
     scene.kill_until_requests_fail(SERVER, "ovfleet-server").await?;
     let account = scene.end().await;
     let failures = account.failures();
-    // At most the requests in flight at the killed pod fail.
+    // Only requests that were in flight at the killed pod may fail, at most one for each client.
     assert!(failures.len() <= CLIENTS, "{}", account.summary());
     for failure in failures {
         assert!(
@@ -189,7 +189,7 @@ async fn killing_a_router_breaks_only_its_own_streams() -> anyhow::Result<()> {
     let mut scene = Scene::with_pause(2, Duration::ZERO).await?;
     scene.kill_until_requests_fail(ROUTER, "ovfleet-router").await?;
     let account = scene.end().await;
-    // At most the requests in flight at the killed pod fail.
+    // Only requests that were in flight at the killed pod may fail, at most one for each client.
     assert!(account.failures().len() <= CLIENTS, "{}", account.summary());
     for failure in account.failures() {
         assert!(matches!(failure.outcome, Outcome::Broken(_)), "{}", account.summary());

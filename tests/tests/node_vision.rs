@@ -70,7 +70,7 @@ async fn a_vision_language_model_answers_about_images_through_the_router() -> an
     node::await_condition(NAMESPACE, "chat", "Ready", "True", "Serving")?;
     let service = format!("http://{}/v3", scene::service_address(NAMESPACE)?);
 
-    // Send images to both endpoints, with and without streaming.
+    // Send images to the chat completions and responses endpoints, with and without streaming.
     clients::run("images", &[&service], &["chat"]);
     Client::Python.run("langchain_images", &[&service, "chat"]);
     Client::JavaScript.run("ai_sdk_images", &[&service, "chat"]);
@@ -85,7 +85,7 @@ async fn a_vision_language_model_answers_about_images_through_the_router() -> an
     assert_eq!(answer.body["usage"]["prompt_tokens_details"]["image_tokens"], IMAGE_TOKENS);
     assert_eq!(encoded_images().await?, encoded_before + 1.0);
 
-    // The next turn reads the image from the prefix cache.
+    // In the next turn, the tokens of the image are in the prefix cache, so the image is not encoded again.
     let said = json!({"role": "assistant", "content": answer.text()});
     let turns = [first, said, json!({"role": "user", "content": "Sure?"})];
     let next = ask(&turns).await?;

@@ -56,7 +56,7 @@ pub struct Engine {
     #[schemars(length(max = 128), extend("x-kubernetes-validations" = formats::device()))]
     pub device: String,
 
-    /// The KV cache. Its size determines how many tokens a replica can process at the same time.
+    /// The KV cache. Its size determines how many tokens of running sequences and cached prefixes a replica can store.
     pub kv_cache: KvCache,
 
     /// Maximum number of sequences that a replica runs at the same time.
@@ -83,8 +83,9 @@ pub struct Engine {
     pub plugin_config: BTreeMap<String, String>,
 
     /// Additional flags of the server. Each item is one flag with its value, such as `--max-itl=50ms`. Flags that the
-    /// operator sets, flags for which the resource has a field and, unless `engine.image` is set, unknown flags are
-    /// rejected. In a pod, Kubernetes replaces `$(NAME)` with the environment variable `NAME`, and `$$` with `$`.
+    /// operator sets and flags for which the resource has a field are rejected. Unknown flags are rejected unless
+    /// `engine.image` is set. In a pod, Kubernetes replaces `$(NAME)` with the environment variable `NAME`, and `$$`
+    /// with `$`.
     #[schemars(length(max = 64), inner(length(min = 1, max = 1024)))]
     pub extra_args: Vec<String>,
 }
@@ -138,9 +139,10 @@ pub struct MediaSources {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 pub struct KvCache {
-    /// Size in bytes, such as `8Gi`. `resources.limits.memory` must cover this cache, the weights and another 2 GiB,
-    /// and for a vision-language model also the image encoder and the data of images. Default: half of the memory that
-    /// is free after the model is loaded, but at most what `engine.maxNumSeqs` sequences of the maximum length need.
+    /// Size in bytes, such as `8Gi`. `resources.limits.memory` must cover this cache, the weights and another 2 GiB.
+    /// For a vision-language model, it must also cover the image encoder and the image data. Default: half of the
+    /// memory that is free after the model is loaded, but at most what `engine.maxNumSeqs` sequences of the maximum
+    /// length need.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("maxLength" = 32, "x-kubernetes-validations" = rules(&[("isQuantity(string(self)) && quantity(string(self)).compareTo(quantity('1')) >= 0", "engine.kvCache.size must be a positive number of bytes, such as 8Gi")])))]
     pub size: Option<Quantity>,

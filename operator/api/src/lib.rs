@@ -50,7 +50,8 @@ use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
 #[must_use]
 pub fn crd() -> CustomResourceDefinition {
     let mut definition = <LlmDeployment as kube::CustomResourceExt>::crd();
-    // Without a maximum length of the name, the API server rejects rules about it as too expensive.
+    // If the name had no maximum length, the API server would estimate that the validation rules for the name are too
+    // expensive, and reject the definition.
     let metadata = serde_json::json!({
         "type": "object",
         "properties": {"name": {"type": "string", "maxLength": 63}},

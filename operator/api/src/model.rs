@@ -35,17 +35,19 @@ pub struct Model {
     #[serde(default)]
     pub format: Format,
 
-    /// Secret with the credentials for fetching the model. It must be in the namespace of the resource, and is mounted
-    /// only into the container that fetches the model; the operator does not read it. Its keys are `token` (hf, http: a
-    /// bearer token), `username` and `password` (http), or `accessKeyId`, `secretAccessKey` and `sessionToken` (s3).
+    /// Secret with the credentials for fetching the model, in the namespace of the resource. It is mounted only into
+    /// the container that fetches the model; the operator does not read it. Its keys depend on the source: `token` for
+    /// `hf`; `token` (a bearer token), or `username` and `password`, for `http`; `accessKeyId`, `secretAccessKey` and,
+    /// for temporary credentials, `sessionToken` for `s3`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub credentials_secret_ref: Option<LocalReference>,
 
-    /// Storage of the fetched files, for the sources `hf`, `http` and `s3`.
+    /// Storage for the fetched files. This field is allowed only for the sources `hf`, `http` and `s3`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cache: Option<Cache>,
 
-    /// Settings of the container that fetches the files, for the sources `hf`, `http` and `s3`.
+    /// Settings of the container that fetches the files. This field is allowed only for the sources `hf`, `http` and
+    /// `s3`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub fetch: Option<Fetch>,
 }
@@ -68,9 +70,9 @@ pub struct Fetch {
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     #[schemars(extend("maxProperties" = 16))]
     pub service_account_annotations: BTreeMap<String, String>,
-    /// CPU, memory and ephemeral storage of the container. Default: requests and limits of 500m CPU and 256Mi memory,
-    /// and, if `model.cache.mode` is `none` and `model.cache.size` is set, a request of this size for ephemeral
-    /// storage.
+    /// CPU, memory and ephemeral storage of the container. Default: requests and limits of 500m CPU and 256Mi memory.
+    /// If `model.cache.mode` is `none` and `model.cache.size` is set, the default also contains a request of that size
+    /// for ephemeral storage.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "resources")]
     pub resources: Option<ResourceRequirements>,
@@ -107,8 +109,8 @@ pub struct Source {
     /// Objects in S3 or in a compatible service.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub s3: Option<S3Source>,
-    /// A container image with the files, which is mounted as a volume. This requires a container runtime that supports
-    /// image volumes, and Kubernetes 1.35 or later, or 1.33 or later with the feature gate `ImageVolume`.
+    /// A container image with the files, which is mounted as a volume. The container runtime must support image
+    /// volumes. The cluster must run Kubernetes 1.35 or later, or 1.33 or later with the feature gate `ImageVolume`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub oci: Option<OciSource>,
     /// A PersistentVolumeClaim with the files.
@@ -126,8 +128,8 @@ pub struct HuggingFaceSource {
         extend("x-kubernetes-validations" = formats::repository())
     )]
     pub repo: String,
-    /// Branch, tag or full hash of a commit. The commit that is fetched first is stored in `status.modelRevision`, and
-    /// replicas that start later fetch the same commit until `endpoint`, `repo` or `revision` changes.
+    /// Branch, tag or full commit hash. The commit that is fetched first is stored in `status.modelRevision`. Replicas
+    /// that start later fetch the same commit until `endpoint`, `repo` or `revision` changes.
     #[serde(default = "main_branch")]
     #[schemars(length(min = 1, max = 256), extend("x-kubernetes-validations" = formats::revision()))]
     pub revision: String,
@@ -246,9 +248,9 @@ pub struct Cache {
     #[serde(default)]
     pub mode: CacheMode,
     /// Size in bytes, such as `40Gi`. With the modes `perPod` and `shared`, this field is required and is the size of
-    /// the volume. A shared volume needs space for two models if `model.source` will change, because replicas serve the
-    /// previous model until the new one has been fetched. With the mode `none`, this field is the `sizeLimit` of the
-    /// `emptyDir` volume. Default: no limit.
+    /// the volume. To allow changes to `model.source`, a shared volume needs space for two models, because replicas
+    /// serve the previous model until the new one has been fetched. With the mode `none`, this field is the `sizeLimit`
+    /// of the `emptyDir` volume. Default: no limit.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("maxLength" = 32, "x-kubernetes-validations" = rules(&[("isQuantity(string(self)) && quantity(string(self)).isGreaterThan(quantity('0'))", "model.cache.size must be a positive number of bytes, such as 40Gi")])))]
     pub size: Option<Quantity>,
@@ -257,8 +259,7 @@ pub struct Cache {
     #[schemars(length(min = 1, max = 253))]
     pub storage_class: Option<String>,
     /// Access mode of the shared volume. With `ReadWriteOnce`, all replicas and the Job that fetches the model are
-    /// placed on one node, and a drain of this node evicts all replicas at the same time, unless `disruption` sets a
-    /// limit.
+    /// placed on one node. Draining this node evicts all replicas at the same time, unless `disruption` sets a limit.
     #[serde(default)]
     pub access_mode: AccessMode,
 }

@@ -22,8 +22,9 @@ pub struct Rollout {
     #[schemars(range(min = 0, max = 86_400))]
     pub min_ready_seconds: i32,
     /// Time without progress after which a rollout is reported as failed. The rollout continues nevertheless. This time
-    /// must be longer than `rollout.minReadySeconds`. The estimated time to load the model is added to this time: 2
-    /// minutes, plus 1 second for each 50 MB of the memory limit. Without a limit, 64 GiB are assumed.
+    /// must be longer than `rollout.minReadySeconds`. To this time, the operator adds the estimated time to load the
+    /// model, which is 2 minutes plus 1 second for each 50 MB of the memory limit. Without a memory limit, the estimate
+    /// assumes 64 GiB.
     pub progress_deadline: Period,
     /// Whether rollouts are paused.
     pub pause: bool,

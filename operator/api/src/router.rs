@@ -88,8 +88,9 @@ pub struct Router {
     /// The placement of routers on nodes.
     pub placement: RouterPlacement,
     /// Additional flags of the router. Each item is one flag with its value, such as `--hang-timeout=20s`. Flags that
-    /// the operator sets, flags for which the resource has a field and, unless `router.image` is set, unknown flags are
-    /// rejected. In a pod, Kubernetes replaces `$(NAME)` with the environment variable `NAME`, and `$$` with `$`.
+    /// the operator sets and flags for which the resource has a field are rejected. Unknown flags are rejected unless
+    /// `router.image` is set. In a pod, Kubernetes replaces `$(NAME)` with the environment variable `NAME`, and `$$`
+    /// with `$`.
     #[schemars(length(max = 64), inner(length(min = 1, max = 1024)))]
     pub extra_args: Vec<String>,
     /// An object that is merged into the pod template of the routers, for settings that have no field of their own. The
@@ -243,10 +244,10 @@ impl Default for Retry {
 pub struct Timeouts {
     /// Timeout for connecting to a replica.
     pub connect: Period,
-    /// Timeout for the first token of a streaming response. If another replica still reports its load, a hung replica
-    /// is detected earlier, because its reports stop.
+    /// Timeout for the first token of a streaming response. While another replica still reports its load, a hung
+    /// replica is detected earlier, because it stops sending load reports.
     pub first_token: Period,
-    /// Timeout for a non-streaming response, or for the beginning of one that is larger than 1 MiB.
+    /// Time within which a replica must complete a non-streaming response of up to 1 MiB, or must begin a larger one.
     pub answer: Period,
     /// Maximum time between two bytes of a response.
     pub idle: Period,

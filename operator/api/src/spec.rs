@@ -92,13 +92,13 @@ pub struct LlmDeploymentSpec {
     #[serde(default)]
     pub rollout: Rollout,
 
-    /// Policy for restarting replicas and routers after an upgrade of the operator. The new version may have different
-    /// default images or render pods differently. `Auto`: of the resources that serve requests, the operator upgrades a
-    /// limited number at the same time (1 by default); resources that serve no requests are upgraded immediately. A
-    /// resource whose upgrade fails still counts, so it can block the upgrades of other resources. `Manual`: in
-    /// addition, the upgrade of a resource does not start until the annotation `ovfleet.dev/upgrade` has the value of
-    /// `status.release.available`. A change to this resource that restarts replicas or routers also upgrades these
-    /// pods.
+    /// Policy for restarting replicas and routers after an upgrade of the operator. A new version of the operator may
+    /// use different default images or pod templates. `Auto`: the operator limits the number of resources that it
+    /// upgrades at the same time (1 by default). Resources that serve no requests are upgraded immediately and do not
+    /// count toward this limit. A resource whose upgrade fails still counts, so it can block the upgrades of other
+    /// resources. `Manual`: as with `Auto`, but the upgrade of a resource does not start until its annotation
+    /// `ovfleet.dev/upgrade` has the value of `status.release.available`. With both policies, a change to this resource
+    /// that restarts replicas or routers also upgrades the restarted pods.
     #[serde(default)]
     pub upgrade_policy: UpgradePolicy,
 
@@ -157,8 +157,8 @@ pub enum UpgradePolicy {
 #[serde(rename_all = "camelCase", default)]
 #[schemars(extend("x-kubernetes-validations" = rules(&[("has(self.apiKeysSecretRef) || !(has(self.requestsPerMinute) || has(self.tokensPerMinute))", "access.requestsPerMinute and access.tokensPerMinute require access.apiKeysSecretRef, because they apply to each API key")])))]
 pub struct Access {
-    /// Secret with API keys. It must be in the namespace of the resource, and is mounted into the routers, which reload
-    /// it when it changes; the operator does not read it. Default: no API key is required.
+    /// Secret with API keys, in the namespace of the resource. It is mounted into the routers, which reload it when it
+    /// changes; the operator does not read it. Default: no API key is required.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub api_keys_secret_ref: Option<KeysReference>,
     /// Maximum number of requests per minute for each API key, at each router. Default: no limit.
@@ -178,8 +178,8 @@ pub struct KeysReference {
     /// Name of the Secret.
     #[schemars(length(min = 1, max = 253), extend("x-kubernetes-validations" = formats::object_name()))]
     pub name: String,
-    /// Key of the Secret under which the API keys are stored: one per line, each optionally followed by a space and a
-    /// name for logs and for `router.keyIsolation: name`. A `#` begins a comment.
+    /// Key of the Secret under which the API keys are stored, one per line. An API key may be followed by a space and a
+    /// name, which is used in logs and for `router.keyIsolation: name`. A `#` begins a comment.
     #[serde(default = "keys")]
     #[schemars(length(min = 1, max = 253), extend("x-kubernetes-validations" = formats::data_key()))]
     pub key: String,
@@ -239,13 +239,13 @@ impl LogLevel {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Metrics {
-    /// Whether a ServiceMonitor is created for the Prometheus operator. If the cluster does not have this kind, no
-    /// ServiceMonitor is created, and the condition `Accepted` reports that.
+    /// Whether a ServiceMonitor is created for the Prometheus operator. If the cluster does not have the kind
+    /// ServiceMonitor, none is created, and the message of the condition `Accepted` says so.
     pub service_monitor: bool,
     /// Scrape interval of the ServiceMonitor.
     pub interval: Period,
-    /// Labels of the ServiceMonitor, for a Prometheus that selects ServiceMonitors by label, such as
-    /// `release: kube-prometheus-stack`.
+    /// Labels of the ServiceMonitor, such as `release: kube-prometheus-stack`, by which a Prometheus instance selects
+    /// it.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     #[schemars(extend("maxProperties" = 16))]
     pub service_monitor_labels: BTreeMap<String, String>,
@@ -287,9 +287,9 @@ pub struct Security {
     #[schemars(length(max = 16))]
     #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["name"]))]
     pub image_pull_secrets: Vec<LocalReference>,
-    /// Secret with the replica token. Routers authenticate to replicas with this token, which consists of 16 to 256
-    /// letters, digits and characters from `-._~+/=`. The Secret must be in the namespace of the resource, and may
-    /// contain several tokens, one per line. It is mounted into routers and replicas, which reload it when it changes;
+    /// Secret with the replica token, with which routers authenticate to replicas. The Secret must be in the namespace
+    /// of the resource, and may contain several tokens, one per line. Each token consists of 16 to 256 characters:
+    /// letters, digits and `-._~+/=`. The Secret is mounted into routers and replicas, which reload it when it changes;
     /// the operator does not read it. Default: the operator creates a Secret with a random token.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub replica_token_secret_ref: Option<TokenReference>,

@@ -117,10 +117,11 @@ pub struct ReleaseStatus {
     pub server_image: String,
     /// Image of the routers.
     pub router_image: String,
-    /// Hash of the pod template of the replicas, which is also the label `ovfleet.dev/template` of their pods.
+    /// Hash of the pod template of the replicas, which is also the value of the label `ovfleet.dev/template` on their
+    /// pods.
     pub template: String,
-    /// Release that is waiting for a slot or for approval. To approve it, set the annotation `ovfleet.dev/upgrade`
-    /// to this value.
+    /// Release that is waiting for an upgrade slot or for approval. To approve it, set the annotation
+    /// `ovfleet.dev/upgrade` to this value.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub available: Option<String>,
     /// Reason why the upgrade is waiting.

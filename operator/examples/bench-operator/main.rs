@@ -1,6 +1,6 @@
-//! Measures the operator's cost of managing many resources. The operator, the API server, etcd and the controllers of
-//! Kubernetes are real; the module `node` simulates the kubelet and the routers. `make bench-operator` prints the
-//! table; `--update` also writes it into `docs/performance/results.md`.
+//! Measures the cost of managing many resources with the operator. The operator, the API server, etcd and the
+//! controllers of Kubernetes are real; the module `node` simulates the kubelet and the routers. `make bench-operator`
+//! prints the table; `--update` also writes it into `docs/performance/results.md`.
 #![expect(clippy::print_stdout, clippy::print_stderr, reason = "a program that prints a table")]
 
 use std::process::{Command, ExitCode};
@@ -36,7 +36,7 @@ const LIMIT: Duration = Duration::from_secs(900);
 const SETTLE: Duration = Duration::from_secs(80);
 const NAMESPACE: &str = "bench";
 
-/// Measures the operator's cost of managing many resources, against a real API server.
+/// Runs the operator against a real API server and measures the cost of managing many resources.
 #[derive(Debug, clap::Parser)]
 #[command(name = "bench-operator")]
 struct Args {
@@ -117,7 +117,7 @@ fn start(cluster: &ControlPlane) -> anyhow::Result<Process> {
     let directory = own
         .parent()
         .and_then(std::path::Path::parent)
-        .context("this program is not in a target directory of Cargo")?;
+        .context("this program is not in a Cargo target directory")?;
     let mut command = tests::server::without_settings(Command::new(directory.join("ovfleet-operator")));
     Process::start(command.args(["run", "--port=0"]).env("KUBECONFIG", cluster.kubeconfig()))
 }

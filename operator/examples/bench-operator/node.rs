@@ -81,7 +81,8 @@ impl Node {
         tasks.spawn(async move {
             let seen = watcher(pods.clone(), watcher::Config::default()).default_backoff().applied_objects();
             seen.try_for_each_concurrent(CONCURRENCY, async |pod| {
-                // A write conflict means that the pod has changed, so the watch will report the pod again.
+                // If the update fails because the pod has been changed, the watch reports the pod again. A pod that has
+                // been deleted needs no update.
                 let _ = update_status(&pods, &pod, &running).await;
                 Ok(())
             })

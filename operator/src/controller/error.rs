@@ -4,7 +4,7 @@
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// Some objects could not be created, applied, patched or deleted, and a retry may succeed.
-    #[error("number of objects whose change failed and will be retried: {0}")]
+    #[error("{0} changes of objects failed and will be retried")]
     Apply(usize),
     /// The status could not be read.
     #[error("failed to read the status")]

@@ -183,8 +183,8 @@ fn is_upgrade(rendered: &RenderedDeployment, live: Option<&DynamicObject>) -> bo
     if template_hash(live) == Some(&rendered.template_hash) {
         return false;
     }
-    // Routers without the gRPC port cannot report which replicas they have admitted, and no new replica would become
-    // ready, so their template changes immediately.
+    // Routers without the gRPC port cannot report which replicas they have admitted, so no new replica would become
+    // ready. The template of such routers is therefore changed immediately.
     if !has_grpc_port(&live.data) {
         return false;
     }

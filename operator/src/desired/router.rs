@@ -99,7 +99,7 @@ fn container(valid: &ValidDeployment, mounts: &[Value]) -> Value {
         "resources": resources(valid),
         "securityContext": container_security_context(),
         "startupProbe": {"httpGet": health("live"), "periodSeconds": 1, "timeoutSeconds": 2, "failureThreshold": 60},
-        // The probe does not use "ready", which is false without replicas: a router without replicas still queues
+        // The probe does not request "ready", which fails without replicas: a router without replicas still queues
         // requests, or rejects them with an error that clients understand.
         "readinessProbe": {"httpGet": health("live"), "periodSeconds": 2, "timeoutSeconds": 2, "failureThreshold": 2},
         "livenessProbe": {"httpGet": health("live"), "periodSeconds": 10, "timeoutSeconds": 5, "failureThreshold": 3},

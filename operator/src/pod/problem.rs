@@ -63,7 +63,7 @@ fn container_problem(pod: &Pod, container: &ContainerStatus) -> Option<Problem> 
             // The kubelet alternates between these reasons, with varying messages.
             Some("ErrImagePull" | "ImagePullBackOff") => {
                 let (image, user) = image_volume(pod, &reported)
-                    .unwrap_or_else(|| (container.image.clone(), format!("container {name}")));
+                    .unwrap_or_else(|| (container.image.clone(), format!("container {name:?}")));
                 let message =
                     format!("the image {image} of the {user} cannot be pulled{}", pull_secrets(pod));
                 return Some(Problem { reason: "ImagePullBackOff".to_owned(), message });
@@ -107,7 +107,7 @@ fn image_volume(pod: &Pod, message: &str) -> Option<(String, String)> {
     let mut images =
         volumes.filter_map(|volume| Some((volume.image.as_ref()?.reference.clone()?, &volume.name)));
     let (image, name) = images.find(|(image, _)| message.contains(&format!("{image:?}")))?;
-    Some((image, format!("volume {name}")))
+    Some((image, format!("volume {name:?}")))
 }
 
 /// A hint about the Secrets for pulling the images of a pod. The kubelet ignores a Secret that does not exist, so the

@@ -35,7 +35,10 @@ fn an_image_that_cannot_be_pulled_has_the_same_message_for_both_reasons() {
     };
     let first = waiting("ErrImagePull", "rpc error: not found");
     assert_eq!(first, waiting("ImagePullBackOff", "Back-off pulling image"));
-    assert_eq!(first.problem.unwrap().message, "the image image of the container server cannot be pulled");
+    assert_eq!(
+        first.problem.unwrap().message,
+        "the image image of the container \"server\" cannot be pulled"
+    );
 }
 
 #[test]
@@ -62,8 +65,8 @@ fn the_image_of_a_volume_is_distinguished_from_the_image_of_the_container() {
         });
         pod_state(&serde_json::from_value(pod).unwrap()).problem.unwrap().message
     };
-    assert_eq!(waiting("models/m:1"), "the image models/m:1 of the volume model cannot be pulled");
-    assert_eq!(waiting("image"), "the image image of the container server cannot be pulled");
+    assert_eq!(waiting("models/m:1"), "the image models/m:1 of the volume \"model\" cannot be pulled");
+    assert_eq!(waiting("image"), "the image image of the container \"server\" cannot be pulled");
 }
 
 #[test]

@@ -343,7 +343,7 @@ pub(super) fn phase(
     if ready.holds == Some(true) && summary.present == summary.desired && summary.desired > 0 {
         return Phase::Ready;
     }
-    // A resource that is created or is resumed after a suspension is starting, not updating, until it is ready.
+    // Until a new or resumed resource is ready, its phase is not `Updating`, even if some replicas receive requests.
     let is_first = matches!(previous, Phase::Pending | Phase::Fetching | Phase::Starting | Phase::Suspended);
     if summary.routable > 0 && !is_first {
         return Phase::Updating;

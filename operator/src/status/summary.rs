@@ -187,7 +187,7 @@ fn fetch_state(applied: &ApplyResult) -> FetchState {
             _ if observed.pods.iter().any(|pod| pod.is_fetching) => fetching,
             // The Job retries with increasing pauses, so the failed attempt may remain the last one for a while.
             _ if observed.pods_of(Component::Fetch).any(has_failed_fetch) => failed,
-            // The pod has finished, and Kubernetes will report the completion of the Job in a moment.
+            // The pod has finished, and Kubernetes will soon report the completion of the Job.
             Some(report) => {
                 let total = report.bytes_total.or(Some(report.bytes));
                 FetchState::new(CacheState::Fetching, Some(report.bytes), total)

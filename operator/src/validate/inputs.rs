@@ -15,8 +15,8 @@ pub(super) fn input_digests(spec: &LlmDeploymentSpec) -> InputDigests {
         "imagePullSecrets": spec.security.image_pull_secrets,
         "logLevel": spec.observability.log_level,
     });
-    // A field that former schemas did not have is part of a digest only if it is set, so that the digests of other
-    // resources remain the same.
+    // A field that earlier schemas lacked is part of a digest only if it is set, so that the digests of resources that
+    // do not set it remain the same.
     if let Some(reference) = &spec.security.replica_token_secret_ref {
         shared["replicaToken"] = to_json(reference);
     }

@@ -18,7 +18,7 @@ pub(super) fn check_domain(text: &str) -> Result<(), String> {
     Err(format!(
         "{text:?} is not a host: use a name or address, optionally followed by a port from 1 to 65535 \
          (default: 80 and 443), such as images.example.com, minio.storage.svc:9000 or [2001:db8::1]; {ALL:?} \
-         allows all hosts at ports 80 and 443"
+         allows all hosts on ports 80 and 443"
     ))
 }
 

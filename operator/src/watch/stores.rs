@@ -83,7 +83,8 @@ impl Stores {
         let caches = self.caches();
         let mut pods: Vec<PodState> =
             caches.pods.get(&key).into_iter().flat_map(BTreeMap::values).cloned().collect();
-        // The event of a failure outlives the failure, so the event counts only while the pod still waits.
+        // An event outlives the failure that it reports, so use it only if the containers of the pod have not been
+        // created yet.
         for pod in pods.iter_mut().filter(|pod| pod.awaits.is_some() && pod.problem.is_none()) {
             let failure = caches.failures.get(&(namespace.to_owned(), pod.name.clone()));
             pod.problem = failure.map(|failure| failure.problem.clone());
@@ -183,7 +184,7 @@ impl Stores {
         let (instance, state) = (instance(pod), pod_state(pod));
         let mut caches = self.caches();
         let mut changed = Vec::new();
-        // A user may change the labels of a pod, for example to examine a replica that its Deployment has replaced.
+        // A user may change the labels of a pod, for example to detach a replica from its Deployment and debug it.
         let former = caches.instances.get(&(namespace.clone(), state.name.clone()));
         if former.map(String::as_str) != instance {
             changed.extend(caches.remove_pod(&namespace, &state.name));
@@ -352,7 +353,8 @@ mod tests {
         assert_eq!(stored(), "11");
         stores.insert_applied(Kind::Service, with_version("12"));
         assert_eq!(stored(), "12");
-        // The watch reports the state of the cluster, even if the cluster was restored from a backup.
+        // The watch is authoritative even if the version decreases, for example because the cluster was restored from a
+        // backup.
         stores.insert(Kind::Service, with_version("3"));
         assert_eq!(stored(), "3");
     }
@@ -401,7 +403,7 @@ mod tests {
         assert!(stores.retain_pods(Some("others"), &HashSet::new()).is_empty());
         assert_eq!(stores.retain_pods(Some("models"), &HashSet::new()), [resource("chat")]);
         assert_eq!(stores.insert_pod(&pod("chat", OVFLEET)), [resource("chat")]);
-        // The event of a deletion has the last labels of the pod.
+        // A deletion event contains the last labels of the pod, which the watch may not have reported before.
         assert_eq!(stores.remove_pod(&pod("debug", "mine")), Some(resource("chat")));
         assert_eq!(pods("chat"), 0);
     }

@@ -136,7 +136,7 @@ async fn changed_fields_are_repaired_and_added_fields_are_kept() {
             .unwrap_or_else(|| panic!("{} {name} is not repaired: {last}", kind.name()));
     }
     stage.until("chat", "Ready=True").await;
-    // The status changes only because the number of replicas changes.
+    // The operator does not write the status after each repair, but only if the status has changed.
     let more = stage.metrics.api_calls("apply_status", "LLMDeployment") - written;
     assert!(more < 60, "{more} writes of the status");
 }
@@ -154,8 +154,8 @@ async fn a_replica_is_ready_once_a_router_admits_it_and_stays_so() {
     assert_eq!((status.ready_replicas, status.routable_replicas), (0, 0));
     stage.kubelet.routers().close(false);
     stage.until("chat", "Ready=True").await;
-    // The gate remains set when the routers no longer admit the replica, and the operator no longer connects to the
-    // routers.
+    // The gate remains set even if the routers no longer admit the replica. The operator does not connect to the
+    // routers again.
     stage.kubelet.routers().close(true);
     let connections = stage.kubelet.routers().connections();
     let label = json!({"metadata": {"annotations": {"touched": "yes"}}});
@@ -191,7 +191,7 @@ async fn nothing_is_written_when_nothing_has_changed() {
         let touch = json!({"metadata": {"annotations": {"touched": number.to_string()}}});
         services.patch("chat", &PatchParams::default(), &Patch::Merge(&touch)).await.unwrap();
     }
-    // Changes are reconciled in order, so the earlier changes have been reconciled when this one has.
+    // Changes are reconciled in order, so once this one has been reconciled, so have the earlier ones.
     stage.apply("other", merge(smallest(), json!({"replicas": 0}))).await.unwrap();
     stage.until("other", "ReplicasReady=True").await;
     let unchanged = stage.resources().get("chat").await.unwrap();
@@ -383,7 +383,7 @@ async fn mistakes_become_conditions_until_they_are_fixed() {
     stage.apply("chat", smallest()).await.unwrap();
     stage.until("chat", "Ready=True").await;
 
-    // An object of another owner with the same name is not changed.
+    // The operator does not change an existing object that has the same name but does not belong to the resource.
     let services: Api<Service> = Api::namespaced(stage.client.clone(), &stage.namespace);
     let other = json!({"metadata": {"name": "taken"}, "spec": {"ports": [{"port": 1}]}});
     services.create(&PostParams::default(), &serde_json::from_value(other).unwrap()).await.unwrap();

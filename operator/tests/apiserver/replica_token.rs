@@ -65,7 +65,7 @@ async fn it_is_created_once_and_deleted_with_the_resource() {
     assert_eq!(token(&secrets.get(&name).await.unwrap()), both);
     assert_eq!(stage.metrics.api_calls("create", "Secret"), 1, "no reconcile created the Secret again");
 
-    // Another operator does not know that the Secret exists, but does not change it either.
+    // Another operator does not know that the Secret exists and tries to create it, but does not change it.
     let successor = Metrics::default();
     let mut tasks = tokio::task::JoinSet::new();
     tasks.spawn(operator(&stage.namespace, None, &successor, stage.kubelet.routers()).await);

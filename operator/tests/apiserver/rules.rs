@@ -371,7 +371,7 @@ fn valid() -> Vec<Vec<(&'static str, Value)>> {
         ],
         vec![("engine.kvCache", json!({"size": "8Gi"})), ("resources", json!({"limits": {"cpu": 1}}))],
         vec![("engine.extraArgs", json!(["--max-itl=50ms", "--prompt-lookup"]))],
-        // Another image may have other flags.
+        // A custom image may accept other flags.
         vec![("engine", json!({"image": "mine:2", "extraArgs": ["--portable"]}))],
         vec![("engine.device", json!("HETERO:GPU.1,CPU"))],
         vec![("engine.device", json!("AUTO"))],

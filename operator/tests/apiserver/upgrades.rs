@@ -135,7 +135,7 @@ async fn a_resource_that_served_no_requests_before_the_upgrade_does_not_stop_the
     broken["podTemplate"] = json!({"spec": {"readinessGates": [{"conditionType": "example.com/never"}]}});
     releases.create("broken", broken).await;
     let mut working = smallest();
-    // With `Manual`, the upgrade of this resource waits for an approval, so it begins after that of "broken".
+    // With `Manual`, the upgrade of this resource waits for an approval, so "broken" is upgraded first.
     working["upgradePolicy"] = json!("Manual");
     releases.create("working", working).await;
     let mut operator = releases.start("ovfleet/server:1").await;

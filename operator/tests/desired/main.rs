@@ -214,7 +214,7 @@ fn a_fetch_removes_former_sources_except_for_those_that_replicas_use() {
     keep.sort();
     assert_eq!(cleanup_flags(&next).unwrap(), [vec!["--remove-previous".to_owned()], keep].concat());
 
-    // The arguments of an existing Job do not change with the replicas.
+    // The arguments of an existing Job do not change when the replicas change.
     let pods = std::mem::replace(&mut observed.pods, vec![replica(ModelSourceKey::Unknown)]);
     observed.owned.extend(live(&next, Kind::Job));
     assert_eq!(cleanup_flags(&render(&object, &observed)), cleanup_flags(&next));
@@ -302,7 +302,7 @@ fn objects_of_a_former_release_get_the_source_without_restarts_and_fetches() {
     assert_eq!(source_of(&jobs[0].body), Some(key));
     assert!(jobs.len() == 1 && observed.job(&jobs[0].name).is_some(), "nothing is fetched again");
 
-    // The pods of the next template have the annotation.
+    // If the template changes anyway, it gets the annotation with the source.
     let mut object = object;
     object.spec.engine.max_num_seqs = 7;
     assert_eq!(source_of(template(&render(&object, &observed), "full-server")), Some(key));

@@ -160,11 +160,12 @@ fn routers_that_send_no_token_are_replaced_together_with_replicas_that_need_one(
     let upgrade = waiting(&object);
     assert_eq!(upgrade.upgrade, UpgradeStep::Wait(UpgradePermission::AwaitsApproval));
     assert!(is_former(&upgrade, "small-server") && is_former(&upgrade, "small-router"));
-    // After a change by the user, replicas reject the requests of former routers.
+    // A change by the user replaces the replicas. The new ones would reject the requests of the former routers, so the
+    // routers are replaced too.
     object.spec.engine.max_num_seqs = 7;
     let changed = waiting(&object);
     assert!(!is_former(&changed, "small-server") && !is_former(&changed, "small-router"));
-    // Routers can be upgraded first, because replicas that need no token ignore it.
+    // Routers can be upgraded first, because the former replicas ignore the token that the new routers send.
     let mut object = fixture("small");
     object.spec.observability.access_log = true;
     let changed = waiting(&object);

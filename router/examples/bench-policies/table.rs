@@ -6,12 +6,12 @@ use crate::workload::{KINDS, Kind};
 /// The largest permitted 99th percentile of the time to the first token with `kv` and bimodal or bursty traffic, as a
 /// fraction of the 99th percentile with round robin and with least requests.
 const P99_RATIO_MAX: f64 = 0.7;
-/// The smallest permitted number of kinds of traffic with which `kv` is the best policy.
+/// The smallest permitted number of kinds of traffic for which `kv` is the best policy.
 const BEST_KINDS_MIN: usize = 5;
 /// A policy is near the oracle if its 99th percentile of the time to the first token is at most this multiple of the
 /// oracle's.
 const NEAR_ORACLE_RATIO: f64 = 1.1;
-/// The smallest permitted number of kinds of traffic with which `kv` is near the oracle.
+/// The smallest permitted number of kinds of traffic for which `kv` is near the oracle.
 const NEAR_ORACLE_KINDS_MIN: usize = 4;
 /// The largest permitted number of requests of the busiest replica, divided by the mean. (The oracle reaches up to 1.9,
 /// because requests with a cached prefix cost little.)
@@ -83,8 +83,8 @@ impl Table {
                 let ratio = scores[kv].p99 / scores[self.index(other)].p99;
                 if matches!(kind, Kind::Bimodal | Kind::Bursty) && ratio > P99_RATIO_MAX {
                     missed.push(format!(
-                        "{}: the p99 time to the first token of kv is {ratio:.2} times that of {other} (target: at \
-                         most {P99_RATIO_MAX})",
+                        "{}: with kv, the p99 time to the first token is {ratio:.2} times that with {other} (target: \
+                         at most {P99_RATIO_MAX})",
                         kind.name()
                     ));
                 }
@@ -101,14 +101,14 @@ impl Table {
         let best = (0..KINDS.len()).filter(|&kind| self.is_best(kind, kv)).count();
         if best < BEST_KINDS_MIN {
             missed.push(format!(
-                "kv is the best policy with only {best} kinds of traffic (target: at least {BEST_KINDS_MIN})"
+                "kv is the best policy for only {best} kinds of traffic (target: at least {BEST_KINDS_MIN})"
             ));
         }
         let is_near = |scores: &&Vec<Score>| scores[kv].p99 <= NEAR_ORACLE_RATIO * scores[oracle].p99;
         let near = self.scores.iter().filter(is_near).count();
         if near < NEAR_ORACLE_KINDS_MIN {
             missed.push(format!(
-                "kv is near the oracle with only {near} kinds of traffic (target: at least {NEAR_ORACLE_KINDS_MIN})"
+                "kv is near the oracle for only {near} kinds of traffic (target: at least {NEAR_ORACLE_KINDS_MIN})"
             ));
         }
         missed

@@ -147,7 +147,7 @@ impl RequestMaker {
                 if self.unit() >= 0.4 {
                     return (vec![unshared(size)], output);
                 }
-                // The popularity is inversely proportional to the square root of the rank.
+                // The popularity of a prefix is inversely proportional to the square root of its rank.
                 let rank = (self.unit().powi(2) * 20.0) as u64;
                 let popular = Segment { text: rank + 1, tokens: 256 + rank as u32 * 64 };
                 (vec![popular, unshared(size / 2 + 16)], output)

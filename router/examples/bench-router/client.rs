@@ -56,7 +56,7 @@ impl Client {
         let connection = TcpStream::connect(target).await.context("failed to connect")?;
         connection.set_nodelay(true)?;
         let (request, number_at) = request(kind);
-        // The first number differs between clients, so that two clients rarely send the same prompt.
+        // Each client starts at a different number, so that two clients rarely send the same prompt.
         let number = u32::from(connection.local_addr()?.port()) * 1000;
         Ok(Self { connection, request, number_at, number, buffer: vec![0; 8192] })
     }

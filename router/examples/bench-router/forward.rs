@@ -27,7 +27,7 @@ pub(crate) async fn run(port: u16, targets: Arc<[SocketAddr]>) -> anyhow::Result
         turn += 1;
         while connections.try_join_next().is_some() {}
         connections.spawn(async move {
-            // An error closes both connections, so that the client and the replica notice it.
+            // An error needs no handling: it closes both connections, so that the client and the replica notice it.
             let _ = pass(client, target).await;
         });
     }

@@ -58,7 +58,7 @@ impl Process {
     fn cpu_in_ticks(&self) -> anyhow::Result<Duration> {
         const TICKS_PER_SECOND: f64 = 100.0;
         let text = std::fs::read_to_string(format!("/proc/{}/stat", self.child.id()))?;
-        // The name of the process may contain any characters. It ends at the last parenthesis.
+        // The name of the process is in parentheses and may itself contain parentheses, so split at the last one.
         let fields: Vec<&str> =
             text.rsplit(") ").next().unwrap_or_default().split_ascii_whitespace().collect();
         let ticks = |at: usize| fields.get(at).and_then(|text| text.parse::<f64>().ok());

@@ -102,7 +102,7 @@ pub(crate) async fn run(args: &Args) -> anyhow::Result<Results> {
                     let sample = match sample(args, case, contender, &mut upstream).await {
                         Ok(Some(sample)) => sample,
                         Ok(None) => continue,
-                        // The figures of this router are then the medians of its other samples.
+                        // Do not end the benchmark: the figures of this router are the medians of its other samples.
                         Err(error) if contender.is_another() => {
                             eprintln!("  {:12} {} failed: {error:#}", case.name(), contender.text());
                             continue;
@@ -211,7 +211,7 @@ async fn memory(args: &Args, results: &mut Results) -> anyhow::Result<()> {
     /// The number of open files for everything except streams.
     const OTHERS: usize = 600;
     let files = rustix::process::getrlimit(rustix::process::Resource::Nofile).current.unwrap_or(u64::MAX);
-    // A stream needs two connections in a router and two in this process.
+    // Each stream uses two sockets in the router and two in this process.
     let most = (usize::try_from(files).unwrap_or(usize::MAX) / 2).saturating_sub(OTHERS);
     results.streams = args.streams.min(most);
     for &name in &args.routers {

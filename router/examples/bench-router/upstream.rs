@@ -169,7 +169,7 @@ impl Connection {
             }
             Kind::Idle | Kind::Json => {
                 stream.write_all(&EVENTS[0]).await?;
-                // No more data arrives until the connection is closed.
+                // The client sends nothing more, so this read waits until the client closes the connection.
                 let _ = stream.read_buf(buffer).await;
                 let _ = gone.try_send(Instant::now());
                 Err(io::ErrorKind::ConnectionReset.into())

@@ -45,8 +45,8 @@ pub(super) struct Backfill<'a> {
 }
 
 impl Backfill<'_> {
-    /// Tries to place the next requests in turn until the result of an attempt is not [`BackfillResult::Full`].
-    /// Considers all replicas, or only `at`.
+    /// Tries to place the next [`BACKFILL_MAX`] requests one by one, until an attempt returns a result other than
+    /// [`BackfillResult::Full`]. If `at` is given, only this replica is considered.
     pub(super) fn place_next(&self, waiting: &mut WaitingList, at: Option<&Arc<Replica>>) -> BackfillResult {
         for (position, ticket) in waiting.queue.upcoming(BACKFILL_MAX).into_iter().enumerate() {
             match self.try_place(waiting, ticket, at) {
@@ -103,9 +103,9 @@ impl Backfill<'_> {
         }
     }
 
-    /// Reserves a replica for the first request of a queue if the request has waited for long enough, or another
-    /// replica if the reserved one can no longer serve the request. After [`RESERVE_AGAINST_ALL_AFTER`], the
-    /// reservation excludes the requests of all other tenants.
+    /// Reserves a replica for the first request of a queue once the request has waited for [`RESERVE_AFTER`]. If the
+    /// reserved replica can no longer serve the request, another replica is reserved instead. After
+    /// [`RESERVE_AGAINST_ALL_AFTER`], the reservation excludes the requests of all other tenants.
     fn reserve_for(&self, waiting: &mut WaitingList, ticket: Ticket) {
         let Self { picker, served_model, now } = *self;
         let Some(waiter) = waiting.waiters.get(&ticket) else { return };

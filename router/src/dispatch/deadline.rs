@@ -1,4 +1,4 @@
-//! The time until which a request waits: the end of a timeout of the router, or the deadline of the client if that is
+//! The time until which a request waits: the end of the router's timeout or the client's deadline, whichever is
 //! earlier.
 
 use std::time::{Duration, Instant};
@@ -10,7 +10,7 @@ use crate::queue::QueuedRequest;
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Deadline {
     pub(super) at: Instant,
-    /// Whether this is the deadline of the client instead of the end of a timeout of the router.
+    /// Whether this is the client's deadline, and not the end of the router's timeout.
     pub(super) is_set_by_client: bool,
 }
 

@@ -1,9 +1,9 @@
 //! Holds the state that the placements of all requests share, and assigns room that becomes free at a replica to
 //! waiting requests.
 //!
-//! A load report, or the end of a request, frees room at one replica. Only this replica is then offered to the waiting
-//! requests, so the work per event does not grow with the number of replicas. Room that no event announces (for
-//! example, because a report has become too old or an ejection has ended) is assigned by
+//! A load report, or the end of a request, indicates that one replica may have free room. Only this replica is then
+//! offered to the waiting requests, so the work per event does not grow with the number of replicas. Room that no event
+//! announces (for example, because a report has become too old or an ejection has ended) is assigned by
 //! [`Dispatcher::place_all_waiting`], which runs periodically.
 
 use std::hash::{BuildHasher as _, RandomState};
@@ -23,7 +23,7 @@ use crate::replicas::Replicas;
 use crate::served_model::ServedModel;
 use crate::waiting::Assignment;
 
-/// Number of unused retries that the router saves under `--retry-budget-percent`. The router starts with this number.
+/// Number of unused retries that the retry budget (`--retry-budget-percent`) saves. The budget starts with this number.
 ///
 /// If exceeded: further unused retries are lost.
 pub(super) const SAVED_RETRIES_MAX: u32 = 256;
@@ -145,13 +145,13 @@ impl Dispatcher {
         }
     }
 
-    /// Assigns replicas to the waiting requests for a model until no further request can be placed. Considers all
-    /// replicas, or only `at`.
+    /// Assigns replicas to the waiting requests for a model until no further request can be placed. If `at` is given,
+    /// only this replica is considered.
     pub(super) fn place_waiting(&self, served_model: &Arc<ServedModel>, at: Option<&Arc<Replica>>) {
         while served_model.waiters() > 0 && self.place_next_waiting(served_model, at, Instant::now()) {}
     }
 
-    /// Tries to place the next requests as [`Backfill::place_next`] does. Returns whether another attempt may place a
+    /// Tries to place the next requests as [`Backfill::place_next`] does. Returns whether another attempt could place a
     /// request.
     pub(super) fn place_next_waiting(
         &self,
@@ -173,8 +173,8 @@ impl Dispatcher {
         }
     }
 
-    /// Completes an attempt to place a request, outside of the lock of the queue. Returns whether another attempt may
-    /// place a request.
+    /// Completes an attempt to place a request, without holding the lock of the queue. Returns whether another attempt
+    /// could place a request.
     fn settle(&self, result: BackfillResult) -> bool {
         match result {
             BackfillResult::Dequeued { unclaimed } => {

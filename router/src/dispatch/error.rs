@@ -24,7 +24,7 @@ pub enum PlacementError {
     ReplicaGone,
 }
 
-/// The replicas that a request without a replica waits for.
+/// The replicas that can serve a waiting request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WaitTarget {
     /// The replicas of the model.

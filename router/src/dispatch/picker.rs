@@ -1,6 +1,6 @@
-//! Picks a replica for a request and books the request there: builds the candidates from ledgers, health and prefixes,
-//! lets the policy choose, and books the choice. If another thread has booked the same replica in the meantime, the
-//! module picks again. It neither waits nor sends anything.
+//! Picks a replica for a request and books the request there. The module builds the candidates from ledgers, health and
+//! prefixes, lets the policy choose one, and books it. If another thread has booked the same replica in the meantime,
+//! the module picks again. It neither waits nor sends anything.
 
 use std::cell::RefCell;
 use std::hash::{BuildHasher as _, RandomState};
@@ -26,7 +26,7 @@ use crate::waiting::{Assignment, PlacementRequest};
 /// The number of times that a booking by another thread may invalidate the pick for a request. The next pick is booked
 /// unconditionally.
 const RACES_MAX: u32 = 3;
-/// The number of tokens per block that is assumed for a replica that has not reported one.
+/// The number of tokens per block that is assumed for a replica that has not reported this number.
 const BLOCK_TOKENS_DEFAULT: u32 = 16;
 
 /// A request, and the replicas that are candidates for it.
@@ -94,8 +94,8 @@ fn least(demand: &Demand) -> Demand {
     Demand { prompt_tokens: 1, output_tokens: 1, output_tokens_max: Some(1), sequences: 1, ..*demand }
 }
 
-/// The load to book for a request. A request that can never fit the replica is booked with the smallest demand, because
-/// the replica will reject the request, which should take as little room as possible from other requests until then.
+/// The load to book for a request. A request that can never fit the replica is booked with the smallest demand: the
+/// replica will reject it, and until then, it should take as little room as possible from other requests.
 fn cost_of(candidate: &Candidate, demand: &Demand) -> Cost {
     match candidate.capacity(demand) {
         Capacity::Never => candidate.cost(&least(demand)),
@@ -140,8 +140,8 @@ impl Picker {
                 || health.is_panicking(identities(&replicas), now))
     }
 
-    /// Picks and books a replica if any has room now, or if no replica can ever fit the request: the picked replica
-    /// then rejects the request with an exact message.
+    /// Picks and books a replica if any has room now. If no replica can ever fit the request, this method nevertheless
+    /// picks and books one, because that replica then rejects the request with an exact message.
     pub(super) fn book(&self, search: Search<'_>, now: Instant) -> SearchResult {
         let demand = &search.request.demand;
         SCRATCH.with_borrow_mut(|scratch| {
@@ -243,8 +243,8 @@ impl Picker {
         };
         let candidates = || replicas.iter().filter(is_candidate);
         let hangs = |replica: &Arc<Replica>| replica.hangs(now, settings.hang_timeout);
-        // If all replicas seem to hang, the reports are more likely at fault than the replicas. If only the replica
-        // `at` is examined, it is not known whether the others hang.
+        // If all replicas seem to hang, the reports are more likely at fault than the replicas. This does not apply if
+        // only the replica `at` is examined, because the other replicas may not hang.
         let all_hang = at.is_none() && candidates().all(hangs);
         let health = self.health();
         // This value is computed at most once, and only if a replica is ejected.
@@ -287,8 +287,8 @@ impl Picker {
         let Scratch { candidates, terms, .. } = scratch;
         let mut rng = self.rng.lock().unwrap_or_else(PoisonError::into_inner);
         match policy.pick(demand, candidates, terms, &mut *rng) {
-            // The size of the request is an estimate. Let a replica decide: it knows the exact size, and if it rejects
-            // the request, its message is better.
+            // The router only estimates the size of the request. Let a replica decide: it knows the exact size, and if
+            // it rejects the request, it can give the client the exact reason.
             Err(NoReplica::NeverFits) => policy.pick(&least(demand), candidates, terms, &mut *rng),
             result => result,
         }

@@ -26,8 +26,8 @@ pub enum Outcome {
     Unknown,
 }
 
-/// The booking of a request at a replica, which lasts until the last byte of the answer. Dropping it ends the booking
-/// and reports the outcome to the health check.
+/// The booking of a request at a replica. The booking lasts until the last byte of the answer. Dropping this value ends
+/// the booking and reports the outcome to the health check.
 #[derive(Debug)]
 pub struct Placement {
     /// The replica that the request is booked at.
@@ -65,7 +65,7 @@ impl Placement {
         self.booking.as_ref().map_or_else(String::new, BookingGuard::header)
     }
 
-    /// Records that the replica has begun to answer, so it makes progress and has computed the prompt.
+    /// Records that the replica has begun to answer, which shows that it makes progress and has computed the prompt.
     pub(crate) fn record_first_token(&self) {
         self.replica.record_progress(Instant::now());
         if let Some(booking) = &self.booking {

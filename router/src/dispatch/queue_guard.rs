@@ -135,7 +135,8 @@ impl QueueGuard<'_> {
         }
     }
 
-    /// The placement for an assignment that arrived after the last wait. No assignment arrives after [`Self::remove`].
+    /// The placement for an assignment that arrived after the last call of [`Self::wait`]. No assignment arrives after
+    /// [`Self::remove`].
     fn late_placement(&mut self) -> Option<Placement> {
         let assignment = self.woken.try_recv().ok()?;
         Some(Placement::new(self.dispatcher, self.served_model, assignment))

@@ -15,15 +15,15 @@ use crate::replicas::Replicas;
 use crate::served_model::ServedModel;
 
 impl Dispatcher {
-    /// Waits until a replica serves `model`, or, without a name, until exactly one model is served. Returns `None` if
-    /// every replica has reported its models and no such model exists, or if only some have reported them within
-    /// `--replica-wait-timeout`: otherwise, a replica that cannot start would turn the 404 for every unknown model into
-    /// a 503.
+    /// Waits until a replica serves `model` or, if `model` is `None`, until exactly one model is served. Returns `None`
+    /// if every replica has reported its models and no such model exists. Also returns `None` if only some replicas
+    /// have reported within `--replica-wait-timeout`: otherwise, a single replica that cannot start would turn the 404
+    /// for every unknown model into a 503.
     ///
     /// # Errors
-    /// No replica has reported its models by the deadline, or too many requests wait for a replica before any has
-    /// reported. With a deadline of the client, an error is also returned if only some replicas have reported, because
-    /// another replica may still report the model.
+    /// No replica has reported its models by the deadline, or no replica has reported yet and too many requests are
+    /// already waiting for a replica. If the client's deadline ends the wait, an error is also returned if only some
+    /// replicas have reported, because another replica may still report the model.
     pub async fn await_model(
         &self,
         model: Option<&str>,

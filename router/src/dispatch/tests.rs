@@ -58,7 +58,7 @@ fn report(number: u64, running: u32, sequences_max: u32) -> Load {
     }
 }
 
-/// A router with one replica, which has sent this report, and its model.
+/// A router with one replica that has sent this report. Returns the router, the replica and the model that it serves.
 fn reporting_app(load: Load, arguments: &[&str]) -> (App, Arc<Replica>, Arc<ServedModel>) {
     let (app, mut replicas) = app(1, arguments);
     let (replica, known) = (replicas.remove(0), &app.dispatcher().replicas);
@@ -320,7 +320,7 @@ async fn a_replica_is_reserved_for_a_request_that_was_overtaken_for_too_long() {
         placements.push(dispatcher.place(&served_model, request(), queued()).await.unwrap());
     }
     assert!(placements.iter().all(|placement| !Arc::ptr_eq(&placement.replica, &replicas[drains])));
-    // The sequences that ran at the replica have ended.
+    // The sequences that ran on the replica have ended.
     dispatcher.replicas.observe(&replicas[drains], report(2, 0, 100), Instant::now());
     dispatcher.place_waiting_at(&replicas[drains]);
     assert!(Arc::ptr_eq(&first.await.unwrap().replica, &replicas[drains]));
@@ -363,8 +363,8 @@ async fn a_tenant_that_uses_little_of_a_replica_overtakes_the_backlog_of_another
         let queued = QueuedRequest { tenant, ..queued() };
         Box::pin(dispatcher.place(&served_model, of_tenant(tenant, request()), queued))
     };
-    // Requests that this router did not send fill the replica. Each tenant may nevertheless use an eighth of the 16
-    // sequences, so the first two requests of a tenant are placed.
+    // The replica is full of requests that this router did not send. Each tenant may nevertheless use an eighth of the
+    // 16 sequences, so the first two requests of each tenant are placed.
     let mut backlog: Vec<_> = (0..2 * BACKFILL_MAX).map(|_| place(1)).collect();
     let mut placed = Vec::new();
     for request in &mut backlog {
@@ -454,7 +454,7 @@ async fn the_work_of_a_report_does_not_grow_with_the_number_of_replicas() {
     dispatcher.place_waiting_at(&replicas[0]);
     let examined = EXAMINED.get();
     assert!((1..=BACKFILL_MAX).contains(&examined), "{examined}");
-    // A new request is queued behind the others without being compared with any replica.
+    // The dispatcher queues a new request behind the others without examining any replica.
     EXAMINED.set(0);
     let mut last = Box::pin(dispatcher.place(&served_model, request(), queued()));
     assert!(futures_util::poll!(last.as_mut()).is_pending());

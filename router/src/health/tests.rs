@@ -184,7 +184,7 @@ fn the_limit_of_ejections_counts_only_the_replicas_of_one_model() {
     }
     let states = [0, 1].map(|replica| health.state(replica, now));
     assert_eq!(states, [HealthState::Ejected, HealthState::Trusted]);
-    // The ejected replica of that model does not count for the other model.
+    // The ejected replica of that model does not count toward the limit of the other model.
     for _ in 0..20 {
         (2..12).for_each(|replica| _ = fail_in(&mut health, replica, 2..12));
     }

@@ -233,7 +233,8 @@ pub(super) async fn supervise(
     loop {
         let timeout = tokio::select! {
             biased;
-            // Errors of the connection are the client's fault, so they are not logged.
+            // Connection errors are not logged: they are caused by the client, by the network, or by a broken answer,
+            // which has already been recorded.
             _ = connection.as_mut() => return,
             _ = checks.tick() => limits.read_timeout,
             () = shutdown.pressure.notified() => limits.read_timeout.min(IDLE_UNDER_PRESSURE),

@@ -62,9 +62,9 @@ pub(super) fn score(config: &KvConfig, demand: &Demand, candidates: &[Candidate]
     }
     let speeds = TypicalSpeeds::of(config, candidates);
     terms.extend(candidates.iter().map(|candidate| estimate(config, demand, candidate, &speeds)));
-    // A replica without a report is compared by requests in flight: it is assumed to be as slow as the other replicas
-    // are on average with the same number of requests. The replica therefore neither attracts all requests because it
-    // looks idle, nor receives none.
+    // Score a replica without a report by its requests in flight: assume that it is as slow as the other replicas are
+    // on average with the same number of requests. Otherwise, it would either look idle and attract all requests, or
+    // receive none.
     let reporting = candidates.iter().zip(&*terms).filter(|(candidate, _)| has_report(candidate));
     let each = reporting.map(|(candidate, terms)| terms.score / weighted(candidate));
     let (sum, count) = each.fold((0.0, 0), |(sum, count), each| (sum + each, count + 1));
@@ -161,8 +161,8 @@ fn estimate(config: &KvConfig, demand: &Demand, candidate: &Candidate, speeds: &
     let queued_images = (reported.unencoded_image_tokens as f64 - age * image_speed).max(0.0)
         + booked.image_tokens_unreported as f64;
     let all_images = (queued_images + f64::from(cost.image_tokens)) / image_speed;
-    // A request without images overtakes those that wait for the encoder. For such a request, encoding only slows down
-    // the computation of the queued prompts and of its own prompt, which at most doubles the time of that computation.
+    // A request without images does not wait for the encoder. However, encoding the images of other requests slows down
+    // the computation of its prompt and of the prompts queued before it. This computation takes at most twice as long.
     let image_encoding =
         if cost.image_tokens > 0 { all_images } else { all_images.min(queued_prefill + prefill) };
     let steps = 1.0 + (queued_tokens + prompt_tokens) / f64::from(config.step_tokens.max(1.0));

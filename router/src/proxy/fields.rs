@@ -122,8 +122,8 @@ impl<'a> Fields<'a> {
     }
 
     fn member(&mut self, endpoint: Endpoint, name: &[u8], value: &'a [u8]) {
-        // The endpoints of `Endpoint::Other`, most of which only other servers provide, have different parameters, so
-        // all members are read for them.
+        // Read all members for `Endpoint::Other`, because the endpoints in this group have different parameters. Most
+        // of these endpoints are provided only by servers other than ovfleet's.
         let is_for = |endpoints: &[Endpoint]| endpoint == Endpoint::Other || endpoints.contains(&endpoint);
         match name {
             b"model" => self.model = text(value),

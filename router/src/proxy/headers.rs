@@ -97,8 +97,8 @@ pub(super) fn for_replica(parts: &mut Parts, forwarding: ForwardingContext<'_>) 
     let ForwardingContext { client_address, request_id, via, hides_key, trace, has_body } = forwarding;
     let mut headers = std::mem::take(&mut parts.headers);
     remove_hop_by_hop(&mut headers);
-    // The body has arrived, so `Expect` is obsolete and the length is known. `Host` must name the replica. Clients must
-    // not send the headers by which the router numbers its requests and authenticates itself.
+    // The body has arrived, so `Expect` is obsolete and the length is known. `Host` must name the replica. A client
+    // must not be able to set the headers with which the router numbers its requests and authenticates itself.
     for name in [header::EXPECT, header::CONTENT_LENGTH, header::HOST, DISPATCH, REPLICA_TOKEN] {
         headers.remove(name);
     }

@@ -82,7 +82,7 @@ fn without_escapes(content: &[u8]) -> Cow<'_, [u8]> {
 /// The estimated number of tokens of an image in base64. Only the beginning of the image is decoded.
 fn tokens(content: &[u8]) -> u32 {
     let digits = &content[..content.len().min(HEADER_BYTES_MAX / 3 * 4)];
-    // The beginning of a text in base64 can be decoded only in whole groups of four digits.
+    // A prefix of a base64 string can be decoded only in whole groups of four digits.
     let header = STANDARD_NO_PAD.decode(&digits[..digits.len() / 4 * 4]).ok();
     let size = header.and_then(|bytes| ImageHeader::read(&bytes).ok()).map(|header| header.size());
     size.map_or(TOKENS_UNKNOWN, |size| {

@@ -39,7 +39,8 @@ pub(super) fn request_usage(body: &Bytes, fields: &Fields<'_>) -> Option<Request
         None | Some(Value::Null | Value::Bool(false)) => {}
         Some(_) => return None,
     }
-    // This option has no effect without `include_usage`. Together with it, every event would contain the usage.
+    // Without `include_usage`, this option has no effect. With both options, every event would contain the usage, which
+    // the client did not request.
     if options.get("continuous_usage_stats").is_some_and(Value::is_boolean) {
         options.remove("continuous_usage_stats");
     }

@@ -134,7 +134,7 @@ impl ReplicaConnection {
             Some(Ok(first)) => first,
             ended => return Poll::Ready(ended),
         };
-        // Joining small parts that arrived together saves work.
+        // Join small parts that arrived together, so that the router processes and forwards fewer parts.
         let mut joined = BytesMut::new();
         while first.len() + joined.len() < JOINED_BYTES_MAX {
             match self.poll_data(context) {

@@ -157,7 +157,7 @@ fn a_rejected_request_gets_the_time_until_there_is_room() {
     );
     let much_later = now + seconds(24 * 3600);
     assert_eq!(queue.retry_after(much_later), RETRY_AFTER_MAX, "nothing has been served for a day");
-    // Time with an empty queue does not reduce the drain rate.
+    // Time during which the queue is empty does not reduce the drain rate.
     while let Some(ticket) = queue.head() {
         queue.dequeue(ticket, now);
     }

@@ -117,8 +117,8 @@ fn the_tokens_of_a_key_are_limited_by_its_real_usage() {
     let upstream = upstream();
     let (_directory, keys) = file("alpha\n");
     let router = start(&upstream, &[&keys, "--tokens-per-minute=400"]);
-    // Each request is charged for about 130 tokens on arrival. At its end, the charge is corrected to 30 tokens, so
-    // more than three requests are served.
+    // Each request is charged for about 130 tokens on arrival. When the request ends, the charge is corrected to 30
+    // tokens, so more than three requests are served.
     for _ in 0..6 {
         assert_eq!(ask(&router, "alpha").status, 200);
     }

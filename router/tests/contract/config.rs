@@ -39,7 +39,7 @@ fn a_changed_file_takes_effect_without_interrupting_streams() {
     go.send(()).unwrap();
     read_until(&mut stream, "data: [DONE]\n\n");
 
-    // Three kinds of invalid files do not change the configuration.
+    // An invalid file does not change the configuration.
     for (wrong, said) in [("policy: best\n", "best"), ("polisy: kv\n", "polisy"), ("policy: [", "parse")] {
         std::fs::write(&path, wrong).unwrap();
         await_condition("the reason to be logged", || {

@@ -113,7 +113,7 @@ fn a_request_is_retried_after_a_connect_timeout() {
     let router = Router::start(&[&good], &[IN_TURN, "--connect-timeout=100ms", &deaf]);
     router.await_served(address);
     let listener = client.join().unwrap();
-    // When the backlog is full, the kernel does not respond to further connections.
+    // Fill the backlog, so that the kernel does not respond to further connection attempts.
     let mut waiting = Vec::new();
     while let Ok(stream) = TcpStream::connect_timeout(&address, Duration::from_millis(500)) {
         waiting.push(stream);

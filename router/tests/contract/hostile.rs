@@ -218,7 +218,7 @@ fn the_operator_receives_the_routing_state_of_replicas() {
     let replicas = runtime.block_on(async {
         let mut client = RouterClient::connect(format!("http://{address}")).await.unwrap();
         let mut stream = client.watch_replicas(WatchReplicasRequest {}).await.unwrap().into_inner();
-        // The stream continues until the connection is closed.
+        // The stream does not end after the first message.
         stream.message().await.unwrap().unwrap();
         stream.message().await.unwrap().unwrap()
     });

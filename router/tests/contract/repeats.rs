@@ -26,7 +26,7 @@ fn a_request_that_kills_replicas_is_sent_to_at_most_two() {
     let all: Vec<&Upstream> = upstreams.iter().collect();
     let router =
         Router::start(&all, &["--policy=round-robin", "--attempts=16", "--retry-budget-percent=100"]);
-    // Let the router open a connection to each replica, which it reuses later.
+    // Let the router open a connection to each replica. It reuses these connections later.
     for _ in 0..upstreams.len() {
         assert_eq!(router.post(CHAT, &chat("m", false)).status, 200);
     }

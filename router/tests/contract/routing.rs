@@ -51,8 +51,8 @@ fn the_models_are_those_of_all_replicas() {
 
 #[test]
 fn the_smallest_max_model_len_of_the_replicas_of_a_model_is_reported() {
-    // The simulated replica inserts the name of its model between quotation marks, so this name adds members to the
-    // object of the model.
+    // The simulated replica inserts the name of its model into JSON without escaping it, so this name adds members to
+    // the JSON object of the model.
     let replica = |more: &str| Upstream::start(&format!("m\",{more},\"object\":\"model"), |_, _| false);
     let (long, short, silent) =
         (replica("\"max_model_len\":4096"), replica("\"max_model_len\":2048"), replica("\"x\":1"));

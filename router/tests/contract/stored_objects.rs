@@ -49,7 +49,8 @@ fn a_reference_to_a_stored_object_reaches_its_replica_through_any_router() {
             let replica = if number == 1 { &one } else { &two };
             assert_eq!(answer.header("x-ovfleet-replica"), Some(replica.address.to_string().as_str()));
         }
-        // A request without a reference can go to any replica. With this policy, the replicas take turns.
+        // A request that refers to no stored object can go to any replica. The round-robin policy alternates between
+        // the replicas.
         let mut answers: Vec<String> =
             (0..2).map(|_| router.post(PATH, r#"{"model":"m","input":"x"}"#).body).collect();
         answers.sort();

@@ -67,7 +67,7 @@ fn bookings_reports_and_ends_leave_nothing_behind_in_any_order() {
         reporter.join().unwrap();
         let second = booker.join().unwrap();
         let booked = ledger.snapshot(now, TTL).booked;
-        // The report lists only the first dispatch, whenever it arrives.
+        // The report lists only the first dispatch, so the second remains unreported, whenever the report arrives.
         assert_eq!((booked.in_flight, booked.unreported, booked.blocks_unreported), (1, 1, 10));
         assert_eq!((booked.uncached_unreported, booked.uncached_in_flight), (0, 0));
         assert_eq!(booked.image_tokens_unreported, 0);

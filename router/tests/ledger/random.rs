@@ -107,7 +107,7 @@ impl World {
                 _ => ranges.push(DispatchRange { first: number, last: number }),
             }
         }
-        // The lowest ranges of long lists are omitted.
+        // Omit the lowest ranges of a long list, as a replica does.
         let ranges = ranges.split_off(ranges.len().saturating_sub(8));
         let dispatches = Some(Dispatches { router: ROUTER, ranges });
         let load = Load { epoch: self.epoch, report: self.reports, dispatches, ..Load::default() };

@@ -66,7 +66,7 @@ fn an_outdated_report_is_ignored_and_a_stale_report_is_hidden() {
 fn a_prompt_with_a_first_token_is_no_longer_ahead() {
     let (now, ledger) = (Instant::now(), Ledger::new(ROUTER));
     let [first, second, later] = [(); 3].map(|()| ledger.book(COST, now));
-    // The report has slightly fewer tokens than the estimate for the two requests that it includes.
+    // The reported number of uncomputed tokens is slightly below the estimate for the two requests in the report.
     let report = Load { uncomputed_tokens: 190, ..load(1, 1, &[(1, 2)]) };
     ledger.observe(&report, now);
     let ahead = || {

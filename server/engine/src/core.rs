@@ -296,7 +296,7 @@ impl Core {
             Err(error) => self.fail_step(&error),
         }
         self.report.step_time = shared.clock.now() - began;
-        // A failed step may end early, so its time says nothing about how long its tokens take.
+        // A failed step may end early, so its duration does not show how long its tokens take to compute.
         if is_computed {
             self.record_step(paused);
             self.pause = self.pause_after_step(shared.clock.now());
@@ -350,9 +350,9 @@ impl Core {
         if self.requests.suspended.is_empty() {
             return;
         }
-        // A thread that computes a guide wakes the engine when it has finished, and the engine then tries again.
-        // Without such a thread, nothing would wake the engine, so sampling waits for the locks of the guides' shared
-        // state.
+        // While a thread computes allowed tokens, sampling does not wait for locks: the thread wakes the engine when it
+        // has finished, and the engine then tries again. Without such a thread, nothing would wake the engine, so
+        // sampling waits for the locks of the guides' shared state.
         let wait = if self.guides.has_pending() { LockWait::Never } else { LockWait::Allowed };
         let Self { requests, workers, speculator, outputs, .. } = self;
         outputs.clear();
@@ -613,7 +613,7 @@ impl Core {
             // request needs anymore.
             (Some(encoder), Some(level)) if result.is_ok() => encoder.sleep(level, reply),
             _ => {
-                // The caller may no longer wait for the reply.
+                // The caller may have stopped waiting for the reply.
                 let _ = reply.send(result);
             }
         }

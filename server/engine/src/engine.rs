@@ -194,7 +194,8 @@ impl Engine {
             encoder,
             workers: Workers::new(sampling_threads),
         };
-        // The handle checks max_queue. Preempted sequences return to the queue, and must not cause rejections.
+        // The handle enforces `max_queue`. The scheduler does not, because preempted sequences return to its queue and
+        // must not cause rejections.
         let core = Core::new(SchedulerConfig { max_queue: u32::MAX, ..config }, runners, observer, links);
         let thread = std::thread::Builder::new()
             .name("engine".to_owned())

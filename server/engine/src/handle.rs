@@ -51,7 +51,7 @@ pub(crate) struct SharedState {
 /// The limits for requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EngineLimits {
-    /// The limits for the length and the number of sequences, and for the queue.
+    /// The limits on the length of a sequence, on the number of sequences per request and on the queue.
     pub requests: RequestLimits,
     /// Number of tokens in the vocabulary.
     pub vocabulary: u32,
@@ -67,7 +67,7 @@ pub enum SubmitError {
     /// The request exceeds a limit of the engine, or its prompt is empty.
     #[error("{}", describe(.0))]
     Rejected(Rejection),
-    /// A token of the prompt, of the logit bias, of the allowed tokens or of the prediction is not in the vocabulary.
+    /// A token in the prompt, the logit bias, the allowed tokens or the prediction is not in the vocabulary.
     #[error("token {token} is not in the vocabulary of {vocabulary} tokens")]
     UnknownToken {
         /// The unknown token id.
@@ -128,8 +128,8 @@ impl EngineHandle {
         let permit =
             WaitingPermit::acquire(waiting, num_sequences, max_queue).map_err(SubmitError::Rejected)?;
 
-        // A request has one event each for its start, its scores and a failure. Each result has one event per token,
-        // and one for its end.
+        // A request has at most one event each for its start, its scores and its failure. Each result adds one event
+        // per token and one for its end.
         let events_max = 3 + num_results as usize * (stop.max_tokens.max(1) as usize + 1);
         let (events, receiver) = mpsc::channel(events_max);
         let aborts = Aborts::new(num_results);
@@ -170,8 +170,8 @@ impl EngineHandle {
         }
     }
 
-    /// Number of requests sent so far. If a caller reads this number right after a submission, a load with at least as
-    /// many [`EngineLoad::submissions`] includes that request.
+    /// Number of requests sent so far. If a caller reads this number right after it has submitted a request, every load
+    /// whose [`EngineLoad::submissions`] is at least this number includes that request.
     pub fn submissions(&self) -> u64 {
         self.shared.submissions.load(Ordering::Acquire)
     }
@@ -212,13 +212,13 @@ impl EngineHandle {
     }
 
     /// Puts the engine to sleep, and waits until it and its image encoder have released the memory that `level`
-    /// specifies. An engine that is already asleep releases the part that it has not released yet.
+    /// specifies. If the engine is already asleep, it releases only the memory that it has not released yet.
     ///
     /// # Errors
     /// [`SleepError`] if the engine is not idle, is draining or has ended.
     ///
     /// # Cancel safety
-    /// Once the future has been polled, the change may happen even if the future is dropped.
+    /// Once the future has been polled, the sleep level may change even if the future is dropped.
     pub async fn sleep(&self, level: SleepLevel) -> Result<(), SleepError> {
         self.change_sleep_level(Some(level)).await
     }
@@ -252,7 +252,7 @@ impl EngineHandle {
         self.result()
     }
 
-    /// Stops accepting requests, like [`Self::drain`], but does not wait for the end.
+    /// Stops accepting requests, like [`Self::drain`], but does not wait for the engine to end.
     pub fn begin_drain(&self) {
         if !self.shared.draining.swap(true, Ordering::AcqRel) {
             // The channel has room for this command, so sending fails only if the engine has ended.
@@ -298,8 +298,8 @@ impl EngineHandle {
         let command = Command::Sleep(SleepCommand { level, reply, _permit: permit });
         match self.shared.commands.try_send(command) {
             Ok(()) => receiver.await.unwrap_or(Err(SleepError::Stopped)),
-            // The channel has room for the command of the permit's holder, so sending fails only if the engine has
-            // ended.
+            // The channel has room for one sleep command, and only the holder of the permit sends one, so sending fails
+            // only if the engine has ended.
             Err(TrySendError::Disconnected(_) | TrySendError::Full(_)) => Err(SleepError::Stopped),
         }
     }

@@ -9,14 +9,14 @@ use std::sync::Arc;
 
 use server_scheduler::{ImageDigest, ImageSpan, PromptImages, ScheduledSequence};
 
-/// An image as the encoder reads it.
+/// A preprocessed image: an input of the encoder.
 #[derive(Clone, Debug)]
 pub struct ImageInput {
     /// The digest of the content, which identifies the output of the encoder.
     pub digest: ImageDigest,
     /// Number of rows of the output, at least one.
     pub rows: u32,
-    /// The pixels after preprocessing, in a type that the encoder of the model knows.
+    /// The preprocessed pixels, in the type that the model's encoder expects.
     pub content: Arc<dyn Any + Send + Sync>,
 }
 
@@ -56,14 +56,13 @@ impl ImageFeatures {
 pub struct RequestImages {
     /// The distinct images of the request.
     pub inputs: Vec<Arc<ImageInput>>,
-    /// The positions of the prompt that the images occupy.
+    /// The spans of the prompt that the images occupy, and the attention within these spans.
     pub prompt: PromptImages,
     /// The positions of the tokens, if they differ from the indices of the tokens.
     pub positions: Option<Arc<PromptPositions>>,
 }
 
-/// The positions of the tokens of a sequence for models with M-RoPE. Each token has a temporal, a vertical and a
-/// horizontal position.
+/// The M-RoPE positions of the tokens of a sequence. Each token has a temporal, a vertical and a horizontal position.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PromptPositions {
     /// The positions of each token of the prompt.
@@ -81,8 +80,9 @@ impl PromptPositions {
 }
 
 impl RequestImages {
-    /// Whether the images are distinct and have rows, the spans are valid in a prompt of `prompt_tokens` tokens and
-    /// refer only to existing rows, and `positions`, if set, covers the whole prompt.
+    /// Whether the images are valid for a prompt of `prompt_tokens` tokens: the images are distinct and have at least
+    /// one row each, the spans are valid and refer only to existing rows, and `positions`, if set, covers the whole
+    /// prompt.
     pub(crate) fn are_valid(&self, prompt_tokens: usize) -> bool {
         let Self { inputs, prompt, positions } = self;
         let has_rows = |image: &Arc<ImageInput>| image.rows > 0;
@@ -123,7 +123,7 @@ pub struct ImageRows {
     pub tokens: Range<u32>,
     /// The output of the encoder.
     pub features: Arc<ImageFeatures>,
-    /// The row for the first of the tokens.
+    /// The index of the first token's row in `features`.
     pub first_row: u32,
 }
 

@@ -5,7 +5,7 @@ use server_scheduler::TokenId;
 /// The log probabilities at one position.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TokenLogprobs {
-    /// The log probability of the generated token.
+    /// The log probability of the token at this position.
     pub chosen: TokenLogprob,
     /// The most probable tokens, most probable first: at most the requested number.
     pub top: Vec<TokenLogprob>,
@@ -16,7 +16,7 @@ pub struct TokenLogprobs {
 pub struct ScoredToken {
     /// The log probabilities of the token and of the most probable tokens.
     pub logprobs: TokenLogprobs,
-    /// The rank of the token among all tokens by probability, from 1.
+    /// The rank of the token by probability in the vocabulary. The most probable token has rank 1.
     pub rank: u32,
 }
 

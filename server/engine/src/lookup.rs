@@ -1,6 +1,6 @@
-//! Prompt lookup decoding (Saxena, 2023): finds where the latest tokens occurred earlier (in the prompt, in the output
-//! or in the text that the client predicts), and proposes the tokens that followed there. Many answers repeat parts of
-//! the prompt.
+//! Prompt lookup decoding (Saxena, 2023): finds an earlier occurrence of the latest tokens, and proposes the tokens
+//! that followed it. The earlier occurrence can be in the prompt, in the output or in the text that the client
+//! predicts. The proposals are often right, because many answers repeat parts of the prompt.
 //!
 //! The module is pure. The speculator decides how many of the proposed drafts are worth their cost.
 
@@ -16,21 +16,22 @@ pub(crate) const MATCH_MAX: usize = 8;
 pub struct PromptLookup {
     /// The maximum length of a match, in tokens. Values are clamped to the range from 1 to 8.
     pub max_ngram_size: u32,
-    /// The largest number of draft tokens in a step.
+    /// The maximum number of draft tokens per sequence in a step.
     pub num_draft_tokens: u32,
     /// The tokens of the predicted output. The list is empty if the client predicts no output.
     pub prediction: Vec<TokenId>,
 }
 
-/// The token that separates the prediction from the prompt. It is in no vocabulary, so no match crosses it.
+/// The token that separates the prediction from the prompt. No vocabulary contains it, and no n-gram or draft includes
+/// it.
 const SEPARATOR: TokenId = TokenId::MAX;
 
-/// Maximum number of prompt and prediction tokens that are indexed in a step, over all requests, so that a long prompt
-/// does not noticeably delay a step.
+/// Maximum number of prompt and prediction tokens that are indexed in a step, for all requests together. Without this
+/// limit, a long prompt would noticeably delay a step.
 pub(crate) const INDEXED_TOKENS_MAX: usize = 4096;
 
-/// The index of the prediction and the prompt, which the sequences of a request share: the last occurrence of each
-/// n-gram. The index is built in parts, and tokens that are not indexed yet are not matched.
+/// The last occurrence of each n-gram in the prediction and the prompt. The sequences of a request share this index.
+/// The index is built in parts, and tokens that are not indexed yet are not matched.
 #[derive(Clone, Debug)]
 pub(crate) struct PromptIndex {
     text: Vec<TokenId>,
@@ -56,7 +57,7 @@ impl PromptIndex {
     }
 }
 
-/// The output of a sequence, and the last position at which each n-gram precedes a token of the output.
+/// The output of a sequence, and the index of the n-grams that precede the tokens of the output.
 #[derive(Clone, Debug)]
 pub(crate) struct LookupOutput {
     tokens: Vec<TokenId>,
@@ -77,8 +78,8 @@ impl LookupOutput {
     }
 
     /// Fills `drafts` with at most `drafts_max` tokens that followed the last occurrence of the longest matching
-    /// n-gram. If these tokens reach the end of the text, they continue with the drafts themselves. Returns the length
-    /// of the n-gram, or 0 if there are no drafts.
+    /// n-gram. If the text ends before there are `drafts_max` drafts, the drafts are repeated from the first one.
+    /// Returns the length of the n-gram, or 0 if there are no drafts.
     pub(crate) fn propose(
         &self,
         prompt: &PromptIndex,

@@ -6,9 +6,9 @@ use server_scheduler::Load;
 
 use crate::sleep::SleepLevel;
 
-/// A report about one step, for metrics. All counts refer to this step alone. A report without sequences does not
-/// describe a step: the engine woke or failed to wake, sampled suspended sequences of earlier steps, or received
-/// results of the image encoder.
+/// A report about one step, for metrics. All counts refer to this step alone. If [`Self::num_sequences`] is 0, the
+/// report does not describe a step: the engine woke or failed to wake, sampled sequences that were suspended in earlier
+/// steps, or received results from the image encoder.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct StepReport {
     /// Number of sequences in the batch.
@@ -37,13 +37,13 @@ pub struct StepReport {
     pub draft_time: Duration,
     /// The time that the model took.
     pub run_time: Duration,
-    /// Number of runs of the image encoder that encoded images.
+    /// Number of image encoder runs that encoded at least one image.
     pub encoder_runs: u32,
     /// Number of images that were encoded.
     pub encoded_images: u32,
-    /// The time that the image encoder took to encode these images, concurrently with the steps.
+    /// The time that the image encoder took to encode these images. The encoder runs concurrently with the steps.
     pub encode_time: Duration,
-    /// Number of sequences of the batch for which guides compute the allowed next tokens.
+    /// Number of sequences in the batch for which guides compute the allowed next tokens.
     pub guided_sequences: u32,
     /// Number of times that a sequence was suspended because its guide was not ready or another thread used the guide's
     /// shared state.
@@ -57,7 +57,7 @@ pub struct StepReport {
 }
 
 impl StepReport {
-    /// Resets all counts without releasing the memory.
+    /// Resets all fields without releasing the memory of `queue_times`.
     pub(crate) fn clear(&mut self) {
         let mut queue_times = std::mem::take(&mut self.queue_times);
         queue_times.clear();
@@ -98,22 +98,22 @@ pub struct EngineLoad {
     /// Number of [prefill tokens](StepReport::prefill_tokens) computed per second in steps with such tokens: a moving
     /// average over [`RATE_WINDOW`].
     pub prefill_tokens_per_second: f32,
-    /// Number of tokens generated per second in steps that generate tokens, including the pauses before them: a moving
-    /// average over [`RATE_WINDOW`].
+    /// Number of tokens generated per second: a moving average over [`RATE_WINDOW`]. It includes only the time of steps
+    /// that generate tokens and of the pauses before these steps.
     pub decode_tokens_per_second: f32,
-    /// Number of tokens of encoded images per second while the encoder runs: a moving average over [`RATE_WINDOW`].
+    /// Number of image tokens encoded per second while the encoder runs: a moving average over [`RATE_WINDOW`].
     pub image_tokens_per_second: f32,
     /// Number of requests that the engine had received when it determined `load`: see
     /// [`EngineHandle::submissions`](crate::EngineHandle::submissions).
     pub submissions: u64,
 }
 
-/// The time constant of the moving averages in [`EngineLoad`]. Only the time spent in steps or in the encoder counts,
-/// and for the decode rate also the pauses for the encoder.
+/// The time constant of the moving averages in [`EngineLoad`]. The averages include only the time spent in steps or in
+/// the encoder. The decode rate also includes the pauses for the encoder.
 pub const RATE_WINDOW: Duration = Duration::from_secs(5);
 
-/// A moving average of tokens per second. The rate is the ratio of tokens to time. Both decay equally, so that each
-/// step, even a slow first one, is weighted by its duration.
+/// A moving average of tokens per second. The rate is the ratio of tokens to time. Both decay equally, so each step is
+/// weighted by its duration, and a slow first step soon has little weight.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Rate {
     tokens: f64,

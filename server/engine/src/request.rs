@@ -15,15 +15,15 @@ use crate::search::BeamSearch;
 pub struct Request {
     /// The tokens of the prompt.
     pub prompt: Vec<TokenId>,
-    /// The images of the prompt. The draft model accepts no images, so it proposes no drafts for the request. Prompts
-    /// with images cannot be scored.
+    /// The images of the prompt. The draft model accepts no images, so it proposes no drafts for requests with images.
+    /// Prompts with images cannot be scored.
     pub images: Option<Arc<RequestImages>>,
     /// The number of sequences that continue the prompt, at least 1. Each event of a sequence contains the index of the
     /// sequence.
     pub num_sequences: u32,
     /// The parameters of a beam search, in which the sequences search for the most probable texts together. If they are
-    /// set, the `Token` and `Finished` events refer to the results and are sent when the search has ended, and only the
-    /// bias, penalties, bans and log probabilities of `sampling` apply.
+    /// set, the `Token` and `Finished` events refer to the results of the search and are sent when the search has
+    /// ended. Of `sampling`, only the bias, penalties, bans and log probabilities apply.
     pub beam_search: Option<BeamSearch>,
     /// The parameters of prompt lookup, which proposes draft tokens. Drafts change only the time that a request takes.
     /// Beam search uses no drafts.
@@ -43,8 +43,8 @@ pub struct Request {
     /// The number of the adapter, from 1, or 0 for the base model. Only requests with the same adapter share cached
     /// blocks.
     pub adapter: u32,
-    /// The tenant to which the request belongs, so that waiting requests of several tenants take turns. The number has
-    /// no other meaning.
+    /// The tenant to which the request belongs. The scheduler divides the queue and the time of steps fairly among
+    /// tenants. The number has no other meaning.
     pub tenant: u128,
 }
 
@@ -73,15 +73,15 @@ impl Request {
     }
 }
 
-/// The parameters of sampling tokens from logits. The steps are, in order: `logit_bias`, the penalties, bans (stop
-/// tokens before `min_tokens`, `bad_words`, tokens outside `allowed_token_ids`, and tokens that a guide does not
-/// allow), `temperature`, `top_k`, `top_p`, `min_p`, and the draw.
+/// The parameters for sampling tokens from logits. They are applied in this order: `logit_bias`, the penalties, the
+/// bans, `temperature`, `top_k`, `top_p` and `min_p`. A token is then drawn. The bans exclude stop tokens before
+/// `min_tokens`, `bad_words`, tokens outside `allowed_token_ids`, and tokens that a guide does not allow.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Sampling {
     /// The number by which logits are divided. 0 selects greedy sampling: the most probable token, or the one with the
     /// lowest id among equals.
     pub temperature: f32,
-    /// Keeps the fewest most probable tokens whose probabilities add up to at least this value; 1 keeps all.
+    /// Keeps the smallest set of most probable tokens whose probabilities add up to at least this value; 1 keeps all.
     pub top_p: f32,
     /// The number of most probable tokens to keep; 0 keeps all.
     pub top_k: u32,
@@ -91,19 +91,20 @@ pub struct Sampling {
     pub repetition_penalty: f32,
     /// The value subtracted from a token's logit for each time that the token was generated; 0 has no effect.
     pub frequency_penalty: f32,
-    /// The value subtracted from the logit of every generated token; 0 has no effect.
+    /// The value subtracted once from the logit of each token that was generated; 0 has no effect.
     pub presence_penalty: f32,
     /// Values that are added to the logits of tokens. Negative infinity bans a token.
     pub logit_bias: Vec<(TokenId, f32)>,
-    /// The tokens that are not banned, in ascending order. `None` bans no token.
+    /// The only tokens that may be generated, in ascending order. `None` allows all tokens.
     pub allowed_token_ids: Option<Arc<[TokenId]>>,
-    /// Sequences of tokens that must not be generated, none of them empty. The last token of a sequence is banned if
-    /// the output ends with its other tokens.
+    /// Sequences of tokens that must not be generated, none of them empty. The last token of such a sequence is banned
+    /// if the output ends with the tokens before it.
     pub bad_words: Arc<[Vec<TokenId>]>,
-    /// The seed: the random number that selects the i-th token of the k-th sequence depends only on `(seed, k, i)`.
+    /// The seed of the random numbers. The number that selects the i-th token of the k-th sequence depends only on
+    /// `(seed, k, i)`.
     pub seed: u64,
-    /// `Some(k)` reports the log probability of each generated token and of the `k` most probable ones, in the model's
-    /// own distribution (before bias, penalties and temperature).
+    /// `Some(k)` reports the log probabilities of each generated token and of the `k` most probable tokens at its
+    /// position, in the model's own distribution (before bias, penalties and temperature).
     pub logprobs: Option<u32>,
     /// `Some(k)` reports the same for the prompt's tokens except the first, in [`Event::Scored`].
     pub prompt_logprobs: Option<u32>,
@@ -152,7 +153,7 @@ impl Sampling {
 }
 
 /// The events of a request, in order: `Started` once, `Scored` once if requested, then `Token`s and one `Finished` for
-/// each sequence that is not aborted. `Failed` can come at any time and is the last event.
+/// each sequence that is not aborted. `Failed` can occur at any time and is then the last event.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Event {
     /// A step has computed tokens of the request for the first time.
@@ -173,7 +174,7 @@ pub enum Event {
         token: TokenId,
         /// The log probabilities, if they were requested.
         logprobs: Option<Box<TokenLogprobs>>,
-        /// The number of draft tokens that were computed for the sequence so far.
+        /// The number of draft tokens that have been computed for the sequence so far.
         drafts: DraftCounts,
     },
     /// A sequence has ended.
@@ -192,7 +193,7 @@ pub enum Event {
 /// The parameters of the draft model for a request.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct DraftModelParams {
-    /// The largest number of draft tokens in a step.
+    /// The maximum number of draft tokens per sequence in a step.
     pub num_draft_tokens: u32,
     /// A token whose probability in the draft model's own distribution is below this value is not proposed and ends the
     /// draft; 0 accepts any token.
@@ -204,7 +205,7 @@ pub struct DraftModelParams {
 pub struct DraftCounts {
     /// Number of drafts that equal the sampled token.
     pub accepted: u32,
-    /// Number of drafts that differ from the sampled token, follow one that differs, or were computed but not verified.
+    /// Number of drafts that differ from the sampled token, follow such a draft, or were computed but not verified.
     pub rejected: u32,
 }
 
@@ -223,7 +224,7 @@ pub enum Failure {
     /// An image of the request could not be encoded. The engine continues.
     #[error("failed to encode an image: {0}")]
     Image(String),
-    /// The engine was asleep and could not be woken. The next request tries again.
+    /// The engine was asleep and could not be woken. The engine tries again for the next request.
     #[error("failed to wake the engine: {0}")]
     Wake(String),
     /// The engine has ended.

@@ -21,7 +21,7 @@ use crate::search::Search;
 pub(crate) struct Requests {
     /// The requests by their numbers, which are assigned in the order in which requests arrive.
     pub(crate) active: BTreeMap<u64, ActiveRequest>,
-    /// The numbers of requests with suspended sequences, including some requests that have ended since then.
+    /// The numbers of requests with suspended sequences. Some of these requests may have ended already.
     pub(crate) suspended: BTreeSet<u64>,
     /// Number of submissions so far.
     pub(crate) submissions: u64,
@@ -41,9 +41,9 @@ pub(crate) struct ActiveRequest {
     /// The guide of each sequence. Empty if the request has no guide.
     pub(crate) guides: Vec<GuideSlot>,
     pub(crate) guide_time: GuideTime,
-    /// The logits of suspended sequences, which are sampled when their guides are ready. If a search is suspended only
-    /// because another thread uses shared guide state, the map has no logits of its beams, because the search already
-    /// has their candidates.
+    /// The logits of suspended sequences, which are sampled when their guides are ready. A beam search that is
+    /// suspended only because another thread uses shared guide state has no entries here, because it already has the
+    /// candidates of its beams.
     pub(crate) suspended_logits: BTreeMap<u32, Arc<[f32]>>,
     pub(crate) search: Option<Box<Search>>,
     /// Whether each sequence has ended.
@@ -130,7 +130,8 @@ impl Requests {
         Some(number)
     }
 
-    /// Aborts the requests whose clients have disconnected, and the sequences, except beams, that clients have aborted.
+    /// Aborts the requests whose clients have disconnected, and the sequences that clients have aborted. Single beams
+    /// cannot be aborted.
     pub(crate) fn remove_aborted(&mut self, scheduler: &mut Scheduler) {
         self.active.retain(|&number, active| {
             let is_disconnected = active.events.is_closed();

@@ -20,8 +20,8 @@ pub trait ModelRunner: Send {
         0
     }
 
-    /// Performs the copies of `batch`, computes its tokens, and returns the logits of the tokens at
-    /// [`Batch::logits_indices`], in this order.
+    /// Performs the block copies of `batch`, computes its tokens, and returns the logits of the tokens at
+    /// [`Batch::logits_indices`], in the order of these indices.
     ///
     /// # Errors
     /// [`RunError`] if the step failed. In this case, the content of the blocks that the batch writes is undefined, and
@@ -39,9 +39,9 @@ pub trait ModelRunner: Send {
         Err(RunError { message: "the model does not support images".to_owned(), fatal: false })
     }
 
-    /// The attention of the last batch to each of its blocks, in the order of [`Batch::blocks`], summed over all
-    /// layers. Only the scores of sequences with one token in the batch are meaningful. Empty if the runner has no
-    /// scores.
+    /// The attention that the last batch paid to each of its blocks, summed over all layers, in the order of
+    /// [`Batch::blocks`]. Only the scores of sequences with one token in the batch are meaningful. Empty if the runner
+    /// has no scores.
     fn block_scores(&self) -> &[f32] {
         &[]
     }
@@ -79,9 +79,10 @@ pub trait ModelRunner: Send {
 
 /// A model that proposes draft tokens for another model.
 pub struct DraftRunner {
-    /// The runner. Its cache must have blocks of the same size as the target model's cache, and at least as many.
+    /// The runner. Its cache must have at least as many blocks as the target model's cache, with the same number of
+    /// tokens per block.
     pub runner: Box<dyn ModelRunner>,
-    /// Number of tokens of the longest text for which the model proposes drafts.
+    /// Maximum number of tokens of a text together with the drafts that the model proposes for it.
     pub max_model_len: u32,
 }
 
@@ -105,7 +106,7 @@ pub struct CacheLayout {
 }
 
 impl CacheLayout {
-    /// The size of the cache, as the scheduler needs it.
+    /// The size of the cache, for the scheduler.
     pub fn size(&self) -> CacheSize {
         CacheSize { block_tokens: self.block_tokens, blocks_total: self.blocks_total }
     }

@@ -219,8 +219,8 @@ impl Sampler {
             select::gather(blocks, cut, &mut self.candidates);
         } else if let Some(top_p) = top_p {
             total = scan::sum_exp(blocks, max, scale, &mut self.sums);
-            // All tokens with a logit below this cutoff together have a probability of less than `1 - top_p`, so none
-            // of them is in the nucleus.
+            // The tokens with logits below this cutoff have a total probability of less than `1 - top_p`, so none of
+            // them is in the nucleus.
             let tail = ((1.0 - top_p) * total / vocabulary as f64).ln() - NUCLEUS_MARGIN;
             let cut = Cutoff::at_least((f64::from(max) + tail / f64::from(scale)) as f32);
             select::gather(blocks, floor.map_or(cut, |floor| floor.stricter(cut)), &mut self.candidates);

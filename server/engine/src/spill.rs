@@ -253,8 +253,9 @@ impl Spill {
     /// has received no block, also pauses restores, because the disk is too slow.
     pub(crate) fn end_overdue(&mut self, scheduler: &mut Scheduler, now: Duration) {
         while let Some(index) = self.restores.iter().position(|restore| restore.deadline <= now) {
-            // The reader processes restores in order, so the other restores may only have waited for the first one. If
-            // the latest poll received blocks, the reader may have waited for the engine instead of the disk.
+            // The reader processes restores in order, so the other restores may be overdue only because they waited for
+            // the first one. If the latest poll received blocks, the reader may have waited for the engine instead of
+            // the disk.
             if index == 0 && self.restores[0].is_requested && !self.has_read {
                 tracing::warn!(
                     seconds = PAUSE.as_secs(),

@@ -112,7 +112,7 @@ mod tests {
         };
         workers.for_each(&mut [(); 3], LOGITS_PER_THREAD, |_, _| note());
         assert_eq!(threads.lock().unwrap().len(), 1, "little work runs on one thread");
-        // Each job waits until all three threads run a job.
+        // Each job waits until all three threads are running a job.
         let barrier = Barrier::new(3);
         workers.for_each(&mut [(); 3], 3 * LOGITS_PER_THREAD, |_, _| {
             note();

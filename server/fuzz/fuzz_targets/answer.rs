@@ -25,8 +25,8 @@ fuzz_target!(|input: &[u8]| {
     let prompt = if opened % 2 == 0 { "" } else { "<think>\n" };
     let text = String::from_utf8_lossy(text);
     let whole = read(formats, prompt, [&*text]);
-    // Without reasoning and calls, the whole text is content. (The markup of Harmony and of the end of Gemma's turns is
-    // not content.)
+    // Without reasoning and tool calls, the whole text is content, except for Harmony's markup and Gemma's end-of-turn
+    // tag.
     let is_plain = formats.reasoning == ReasoningFormat::None && formats.tool != ToolFormat::Gptoss;
     let calls = whole.iter().any(|delta| matches!(delta, Delta::ToolCallBegin { .. }));
     if is_plain && !calls && !text.contains("<turn|>") && !text.trim().is_empty() {

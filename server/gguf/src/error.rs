@@ -34,7 +34,7 @@ pub enum Error {
         name: String,
     },
     /// Some of the requested rows do not exist in the tensor.
-    #[error("rows {start}..{end} of tensor {name:?} do not all exist: the tensor has {rows} rows")]
+    #[error("rows {start}..{end} are out of range: tensor {name:?} has {rows} rows")]
     NoRows {
         /// The name of the tensor.
         name: String,

@@ -134,7 +134,7 @@ fn quantized_values_are_near_the_originals() {
         let bits = kind.quant_layout().map_or(8, |layout| layout.bits);
         let worst = values.iter().zip(&read).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
         // The tolerance is about half a quantization step, doubled because scales are rounded too. MXFP4 rounds numbers
-        // between 6 and 8 times the scale, which is 1/8 here, to 6 times the scale.
+        // between 6 and 8 times the scale to 6 times the scale. The largest scale here is 1/8.
         let tolerance = if kind == TensorType::Mxfp4 { 0.25 } else { 2.2 / (1u32 << bits) as f32 };
         assert!(worst <= tolerance, "{kind}: {worst}");
         let zeros = vec![0.0; 256];

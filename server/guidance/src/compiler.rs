@@ -185,8 +185,8 @@ impl Compiler {
     fn build_here(&self, grammar: TopLevelGrammar) -> Result<Guide, String> {
         let (mut start, symbol_count) = on_large_stack(|| self.parser(grammar)).flatten()?;
         start.start_without_prompt();
-        // Report two errors now instead of during generation: no token is allowed at the start, or the form
-        // is too complex at the start or after a first token, such as the quote of a string.
+        // Report two errors now instead of during generation. One is that no token is allowed at the start. The other
+        // is that the form is too complex, either at the start or after a first token, such as the quote of a string.
         let mut first = start.deep_clone();
         let begin = AssertUnwindSafe(|| {
             let mask = first.compute_mask()?;

@@ -20,7 +20,7 @@ pub(crate) fn arguments(
     schema: &Value,
     at: &str,
 ) -> Result<String, FormError> {
-    // Prepare the schema only to report an invalid one with the same messages as for JSON.
+    // The prepared schema is not used. This call only reports an invalid schema with the same messages as for JSON.
     schema::prepare(schema, at, JsonWhitespace::Compact)?;
     let root = Root { schema, at };
     let members = root.members()?;

@@ -85,7 +85,7 @@ fn sequence(writer: &mut Writer<'_>, parts: &[Form], depth: usize) -> Result<Str
     let mut parts = parts.iter().peekable();
     while let Some(part) = parts.next() {
         match (part, parts.peek()) {
-            // The free text ends at the literal, which it must not consume.
+            // End the free text at the first occurrence of the literal. Otherwise, the text could consume the literal.
             (Form::Text { excludes, chars_max }, Some(Form::Literal(end))) if !end.is_empty() => {
                 let limits = TextLimits { excludes, chars_max: *chars_max };
                 written.push(writer.text_until(limits, end)?);

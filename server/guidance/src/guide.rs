@@ -96,7 +96,7 @@ impl CompiledForm {
     /// the size limit or has served [`LEXER_SEQUENCES_MAX`] sequences is replaced.
     fn next_lexer(&self) -> Arc<SharedLexer> {
         let bytes_max = self.forms.upgrade().map_or(0, |forms| forms.limits.lexer_bytes_max);
-        // Ignore the poisoning: a thread that panics while it holds this lock leaves every copy valid.
+        // Ignore poisoning: a thread that panics while it holds this lock leaves every copy valid.
         let mut lexers = self.lexers.lock().unwrap_or_else(PoisonError::into_inner);
         let index = (lexers.last + 1) % lexers.copies.len();
         lexers.last = index;
@@ -199,7 +199,7 @@ impl FormState {
         let may_end = may_end.map_err(|error| failed(parser, error))?;
         let mask = match catch_unwind(AssertUnwindSafe(|| parser.compute_mask())) {
             Ok(mask) => mask,
-            // The parser notices only now that nothing can follow.
+            // Computing the mask can reveal that no token can follow.
             Err(_) if self.sequence.is_over() => {
                 return Ok(if may_end { Progress::Ended } else { Progress::Open });
             }
@@ -260,8 +260,8 @@ impl GuideState for FormState {
     fn commit(&mut self, token: u32) -> Result<Progress, GuideError> {
         let is_behind = self.consumed < self.tokens.len();
         self.tokens.push(token);
-        // Consuming tokens with another lexer or in large rows can take a long time. Leave these tokens to `allow`,
-        // which does not run on the engine's thread.
+        // Consuming tokens can take a long time if the sequence moves to another lexer or if the rows of the parser are
+        // large. Leave these tokens to `allow`, which does not run on the engine's thread.
         let is_deferred = self.lexer.is_broken() || self.compiled.has_large_rows.load(Ordering::Relaxed);
         if is_behind || is_deferred {
             return Ok(Progress::Open);

@@ -57,13 +57,14 @@ pub(crate) fn check_schema(schema: &Value, at: &str) -> Result<(), FormError> {
 /// Rejects a grammar in Lark with too many rules and groups, too many `&` operators, or a schema that [`check_schema`]
 /// rejects.
 pub(crate) fn check_grammar(lark: &str, at: &str) -> Result<(), FormError> {
-    // The characters are also counted in literals, because only llguidance knows where literals begin and end.
+    // The count includes characters in literals, because only llguidance determines reliably where literals begin and
+    // end.
     let groups = lark.bytes().filter(|byte| b":([~".contains(byte)).count();
     if groups > GRAMMAR_GROUPS_MAX {
         return Err(FormError::new(
             at,
             format!(
-                "has more than {GRAMMAR_GROUPS_MAX} rules and groups, counted as the characters `:`, `(`, `[` and `~` of \
+                "has more than {GRAMMAR_GROUPS_MAX} rules and groups, counted as the characters `:`, `(`, `[` and `~` in \
                  its Lark text"
             ),
         ));

@@ -114,7 +114,8 @@ mod tests {
 
     #[test]
     fn buckets_are_those_of_pytorch() {
-        // Grid edges, and digests of the buckets of 1 to 1500 patches, computed with PyTorch 2.11 on a CPU with AVX2.
+        // Each grid edge is followed by a digest of the buckets for 1 to 1500 patches. The digests were computed with
+        // PyTorch 2.11 on a CPU with AVX2.
         let expected = [
             (16, 858_272_764_230_525_294),
             (27, 5_232_416_310_524_135_673),

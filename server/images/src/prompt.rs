@@ -7,7 +7,7 @@ use crate::layout::{ImageLayout, ImageMarker, ImageSpan};
 pub enum PromptError {
     /// The rendered prompt has more or fewer markers than the request has images.
     #[error(
-        "the prompt has {markers} image markers for {images} images: a text of the request contains an image marker, or the \
+        "the prompt has {markers} image markers for {images} images: the text of the request contains an image marker, or the \
          chat template omits or repeats images"
     )]
     Markers {

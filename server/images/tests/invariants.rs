@@ -181,7 +181,7 @@ fn prompts_of_several_images_have_consistent_positions() {
             assert_eq!(processor.reserved_text(&prompt).is_some(), !layouts.is_empty());
             let text =
                 expand_prompt(&prompt, processor.markers(), &layouts).expect("a marker for each image");
-            // Each image token becomes one token, and so does every other character.
+            // Each image token becomes one token, and each of the remaining characters becomes one token.
             let mut tokens = Vec::new();
             for (number, part) in text.split(processor.image_token()).enumerate() {
                 tokens.extend((number > 0).then_some(1));
@@ -271,7 +271,8 @@ fn resampling_is_close_to_floating_point() {
                 };
                 let expected = resample_line(&line(&image), to, filter);
                 for (ours, exact) in line(&resized).iter().zip(expected) {
-                    // Pillow omits a pixel at the end of a window if its weight is almost 0, which changes the result.
+                    // The values differ, because `resize` rounds the weights and the result, and, like Pillow, omits
+                    // a pixel at the end of a window if the weight of the pixel is almost 0.
                     assert!((ours - exact).abs() <= 1.5, "{filter:?} {from} to {to}: {ours} {exact}");
                 }
             }
@@ -310,7 +311,7 @@ fn damaged_files_are_errors_or_images_of_the_size_in_the_header() {
 
 #[test]
 fn limits_are_checked_before_pixels_are_decoded() {
-    // A PNG header of 60,000 x 60,000 pixels without any data.
+    // A PNG header that declares 60,000 x 60,000 pixels, without any data.
     let mut png = b"\x89PNG\r\n\x1a\n\0\0\0\x0dIHDR".to_vec();
     png.extend([60_000_u32.to_be_bytes(), 60_000_u32.to_be_bytes()].concat());
     png.extend([8, 2, 0, 0, 0]);

@@ -91,7 +91,7 @@ fn files_of_all_formats_have_the_pixels_of_pillow() {
         let pixels: Vec<u8> = hex.chunks(2).map(|pair| digit(pair[0]) * 16 + digit(pair[1])).collect();
         let differences = image.pixels().iter().zip(&pixels).map(|(ours, theirs)| ours.abs_diff(*theirs));
         let largest = differences.clone().max().unwrap_or_default();
-        // Decoders of lossy formats may round differently, and interpolate subsampled colors differently.
+        // Decoders of lossy formats may differ in rounding and in the interpolation of subsampled colors.
         let (is_lossy, mean) = (name.ends_with(".jpg") || name.starts_with("lossy"), {
             differences.clone().map(f64::from).sum::<f64>() / pixels.len() as f64
         });

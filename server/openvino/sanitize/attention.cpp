@@ -1,7 +1,7 @@
 // Runs the attention kernels under sanitizers, and compares their results with softmax attention in f64. The cases cover
 // various head sizes, group sizes and numbers of tokens, and every number of tokens in the last block. They run with every
-// instruction set of this machine for which there are kernels. The AMX kernels also run on the software model of the tiles, on
-// any machine.
+// instruction set that this machine supports and for which attention kernels exist. On every machine, the AMX kernels also run
+// on the software model of the tiles.
 #include "check.hpp"
 
 #include <algorithm>
@@ -27,7 +27,8 @@ constexpr size_t TOKENS_MAX = 70;
 constexpr Precision PRECISIONS[] = {Precision::f32, Precision::bf16, Precision::f16, Precision::u8, Precision::u4};
 constexpr size_t PRECISION_COUNT = sizeof(PRECISIONS) / sizeof(*PRECISIONS);
 
-// The approximate number of multiplications of a case. The context is longer if each of its tokens needs fewer multiplications.
+// The approximate number of multiplications in a case. The fewer multiplications each token of the context needs, the longer
+// the context is.
 constexpr size_t CASE_PRODUCTS = 2 << 20;
 constexpr size_t LONG_CONTEXT = 33'000;
 // The approximate number of multiplications for a sequence that is divided into chunks in several ways.
@@ -262,7 +263,7 @@ private:
     const float* sinks_ = nullptr;
 };
 
-// Whether the steps of a sequence also have tokens of other sequences.
+// Whether the steps that compute a sequence also contain tokens of other sequences.
 enum class OtherSequences { absent, present };
 
 // Computes the output of a sequence in different chunks, alone and together with other sequences. All outputs must be
@@ -307,8 +308,8 @@ public:
         }
     }
 
-    // Computes the output of the first sequence in chunks whose sizes `next_chunk` returns. All other sequences of the
-    // step have new tokens as well if `others` is `present`.
+    // Computes the output of the first sequence in chunks whose sizes `next_chunk` returns. If `others` is `present`, each step
+    // also contains new tokens of all other sequences.
     template <typename NextChunk>
     std::vector<uint8_t> output(Random& random, int threads, OtherSequences others, const NextChunk& next_chunk) const {
         size_t blocks = 0;
@@ -387,7 +388,7 @@ private:
         std::vector<float> angles;
     };
     Case case_;
-    // The sizes in bytes of a number, and of the numbers of one token in each tensor.
+    // The size of a number, and the size of one token in each tensor, in bytes.
     size_t number_, query_, key_, value_, output_;
     Layer layer_{};
     Tokens sequences_[SEQUENCES];

@@ -1,6 +1,6 @@
 // Runs the experts of a layer under sanitizers, and compares their results with a computation in f64. The cases cover various
-// numbers of experts and rows, sizes, and weight formats. They run with every instruction set that this machine supports. The
-// AMX kernels also run on the software model of the tiles, on any machine.
+// numbers of experts, numbers of rows, matrix sizes and weight formats. They run with every instruction set that this machine
+// supports. On every machine, the AMX kernels also run on the software model of the tiles.
 #include <algorithm>
 #include <numeric>
 
@@ -20,8 +20,8 @@ struct Bounded {
     std::vector<double> values, off;
 };
 
-// How the kernels round the numbers of a row: either to integers, with one scale for 32 consecutive numbers, or, like the
-// weights, to bf16.
+// How the kernels round the numbers of a row: to integers, with one scale for every 32 consecutive numbers, or to bf16, like
+// the weights.
 struct RowRounding {
     Rounding rounding;
     double most_quant;
@@ -35,7 +35,7 @@ struct RowRounding {
     }
 };
 
-// The dot products of `row` with `rows` rows of a weight, starting at its row `first`, plus `bias` unless it is null.
+// The dot products of `row` with `rows` rows of a weight, starting at row `first`, plus `bias` unless it is null.
 Bounded product(const RandomWeight& weight, size_t first, size_t rows, const float* bias, const Bounded& row,
                 const RowRounding& rounding) {
     const size_t K = row.values.size();

@@ -1,6 +1,6 @@
 // Runs the projection kernels under sanitizers, and compares their results with a product in f64. The cases cover one and two
 // terms, and various bit widths, group sizes, matrix sizes, numbers of rows, epilogues, norms and adapters. They run with every
-// instruction set that this machine supports. The AMX kernels also run on the software model of the tiles, on any machine.
+// instruction set that this machine supports. On every machine, the AMX kernels also run on the software model of the tiles.
 #include "projection.hpp"
 
 #include <algorithm>
@@ -49,7 +49,7 @@ Case with_few_rows(size_t i) {
             epilogue_of(i / 2)};
 }
 
-// Sizes around those at which the kernels for AMX divide rows and weights differently.
+// Sizes around the thresholds at which the AMX kernels change how they divide rows and weights.
 constexpr size_t LARGE_MS[] = {64, 65, 96, 255, 256, 257, 512}, LARGE_KS[] = {256, 288, 2048, 2080, 4128};
 
 Case with_large_sizes(size_t i) {

@@ -82,7 +82,8 @@ struct RandomWeight {
 
 // The way in which kernels round the source and the weights.
 enum class Rounding {
-    // Rounds the source to 8 or 15 bits, with one scale for 32 consecutive numbers, except for outliers.
+    // Rounds the source to 8 or 15 bits, with one scale for each group of 32 consecutive numbers. With 8 bits, outliers are not
+    // rounded.
     to_integers,
     // Rounds the source and the weights to bf16.
     to_bf16,

@@ -48,8 +48,8 @@ bool saves_tiles() {
 }
 
 Support request() {
-    // The numbers of the arch_prctl operations, which older headers do not define, and that of the XSAVE component with the
-    // tile data.
+    // The numbers of two arch_prctl operations, which older headers do not define, and the number of the XSAVE component for
+    // the tile data.
     constexpr int get_permission = 0x1022, request_permission = 0x1023, tile_data = 18;
     if (!has_tiles()) return {};
     if (!saves_tiles()) return {TileSupport::denied, "the operating system does not support AMX"};

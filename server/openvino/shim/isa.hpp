@@ -12,7 +12,7 @@ constexpr int64_t ISA_COUNT = 8;
 
 // Whether this process may use the tile registers of AMX with bf16.
 enum class TileSupport {
-    // The processor has no tile registers, or cannot multiply bf16 with them, or this is not Linux on x86-64.
+    // The processor has no tile registers or cannot multiply bf16 with them, or the platform is not Linux on x86-64.
     absent,
     // The processor has tile registers, but the operating system does not let this process use them.
     denied,

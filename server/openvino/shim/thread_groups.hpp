@@ -1,4 +1,4 @@
-// Groups of threads, usually each on one NUMA node, among which the weights and the KV heads are divided (tensor parallelism).
+// Groups of threads, usually one per NUMA node, among which the weights and the KV heads are divided (tensor parallelism).
 #pragma once
 
 #include <cstddef>
@@ -13,7 +13,7 @@ size_t num_thread_groups();
 void bind_to_group(size_t number);
 
 // Moves the whole pages within a range of memory to the NUMA node of a group. Pages stay where they are if there is only one
-// group, if the group has no node, or if the system cannot move them: the placement affects only the speed.
+// group, if the group has no node, or if the system cannot move them. The placement affects only the speed.
 void place_on_group(const void* memory, size_t bytes, size_t number);
 
 }  // namespace ovfleet

@@ -17,7 +17,7 @@ namespace ovfleet {
 
 inline size_t div_up(size_t count, size_t part) { return (count + part - 1) / part; }
 
-// The alignment of buffers in bytes, so that the buffers of two threads never share a cache line.
+// The alignment of buffers in bytes. It ensures that the buffers of two threads never share a cache line.
 constexpr size_t ALIGNMENT = 128;
 
 // Memory that is reused in every step.
@@ -63,12 +63,13 @@ struct Groups {
     // The first slot of a group.
     size_t begin(size_t group) const { return group * threads / count; }
     size_t of_slot(size_t slot) const { return ((slot + 1) * count - 1) / threads; }
-    // Returns the first block of a matrix that the thread in a slot multiplies if there are several groups.
+    // If there are several groups, the blocks of a matrix are divided among the slots. Returns the first block of a slot.
     size_t first_block(size_t slot, size_t blocks) const { return slot * blocks / threads; }
 };
 
-// The default number of tokens per thread from which on each thread owns a part of the tokens, for which it reads all weights.
-// With fewer tokens, reading all weights in each thread would cost more than reading the results of other threads.
+// The default of `tokens_per_owner`. If a step has at least this many tokens per thread, each thread owns a part of the tokens
+// and reads all weights for it. With fewer tokens, reading all weights in each thread would cost more than reading the results
+// of other threads.
 constexpr size_t TOKENS_PER_OWNER = 8;
 
 // Returns the number of threads that each own a part of the tokens of a step, or 1 if all threads share the tokens.

@@ -160,8 +160,8 @@ private:
         return Number(normal(value));
     }
     // Multiplication and addition are fused. Without an instruction for this, the sum of the product and an f32 number is
-    // computed in f64, where it is inexact only if it is not near the midpoint between two f32 numbers. Rounding the sum to f32
-    // therefore produces the bits of a single rounding.
+    // computed in f64. A sum that f64 cannot represent exactly is never near the midpoint between two f32 numbers, so rounding
+    // the f64 sum to f32 produces the same bits as a single rounding.
     static inline void add_products(float (&sums)[TILE_ROWS], Number a, const Number (&b)[TILE_ROWS]) {
         for (size_t column = 0; column < TILE_ROWS; ++column)
 #if defined(__FMA__)
@@ -180,8 +180,8 @@ private:
 // The tile registers of a product of 2 x 2 tiles: those of the sums, of the rows and of the columns.
 constexpr int SUMS_00 = 0, SUMS_01 = 1, SUMS_10 = 2, SUMS_11 = 3, ROWS_0 = 4, ROWS_1 = 5, COLUMNS_0 = 6, COLUMNS_1 = 7;
 
-// The tile registers, and a buffer for stores that only shorten the time between two stores: a store takes 300 ns if the
-// previous one was more than half a microsecond earlier.
+// The tile registers, and a buffer for dummy stores. These stores prevent long pauses between stores: a store takes 300 ns if
+// the previous one was more than half a microsecond earlier.
 struct TileRegisters {
     explicit inline TileRegisters(const TileConfig& config) : tiles(config) {}
     inline void keep_storing() { tiles.store<SUMS_00>(unused, TILE_ROW_BYTES); }

@@ -220,8 +220,8 @@ inline Floats fused_multiply_add(Floats a, Floats b, Floats c) {
 #endif
 }
 
-// Computes exp(x) for x <= 0, with an error of at most 2 units in the last place; 0 for x < -87. The function uses the
-// polynomial of Cephes over [-ln 2 / 2, ln 2 / 2].
+// Computes exp(x) for x <= 0, with an error of at most 2 units in the last place. For x < -87, the result is 0. The function
+// uses the polynomial of Cephes over [-ln 2 / 2, ln 2 / 2].
 inline Floats exponential(Floats x) {
     constexpr float low = -87.0f, log2_e = 1.44269504f, ln2_high = 0.693359375f, ln2_low = -2.12194440e-4f;
     const auto is_tiny = x < low;
@@ -248,7 +248,7 @@ constexpr float LOG2_E = 1.44269504f;
 // takes half as many instructions as `exponential`. For x < -126, the result is 0 or a subnormal number. The polynomial
 // minimizes the maximum relative error over [-1/2, 1/2] (Remez).
 inline Floats power_of_two(Floats x) {
-    // The difference of two infinities would be NaN.
+    // Without this limit, `x - whole` would be NaN for x = -infinity.
     x = larger(x, broadcast(-200.0f));
     // The addition rounds to the nearest integer, which is then in the low bits of the result.
     const Floats shifted = x + 12582912.0f, whole = shifted - 12582912.0f, rest = x - whole;

@@ -146,7 +146,7 @@ fn projections(model: &mut Model, origin: GraphOrigin<'_>) -> Result<BTreeMap<St
         let Some(module) = module else { continue };
         let mut projection = projection.clone();
         if origin == GraphOrigin::Ir {
-            // The rows of an exported IR are in the same order as those of adapters.
+            // The rows of a projection in an exported IR are in the same order as those in an adapter.
             projection.paired = None;
         }
         if named.insert(module.clone(), projection).is_some() {

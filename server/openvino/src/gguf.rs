@@ -361,7 +361,8 @@ fn is_split(file: &GgufFile) -> bool {
 /// Whether a tensor is replaced, because it contains weights of a matrix or of experts that the front end may round or
 /// did not read.
 fn is_replaced(entry: &TensorEntry, input: GraphInput) -> bool {
-    // The biases of experts have two dimensions, but the front end reads them, as it reads the biases of projections.
+    // The biases of experts have two dimensions, as matrices do, but need no replacement: the front end reads them, as
+    // it reads the biases of projections.
     !entry.name.ends_with(".bias")
         && (entry.shape.len() == 2 || entry.shape.len() == 3 && entry.name.contains(EXPERTS))
         && (entry.kind.is_quantized()

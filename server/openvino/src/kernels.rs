@@ -239,7 +239,7 @@ impl fmt::Display for KernelPlan {
         }
         write!(formatter, ", {kv_cache} KV cache, {activations} activations")?;
         if let Some(mass) = attention_mass {
-            write!(formatter, ", sparse from {mass}")?;
+            write!(formatter, ", sparse (attention mass {mass})")?;
         }
         if block_scores { formatter.write_str(", block scores") } else { Ok(()) }
     }

@@ -97,7 +97,7 @@ impl OpenVinoRunner {
         count: usize,
         logits_indices: impl Iterator<Item = i64>,
     ) -> Result<(), Error> {
-        // The output refers to memory of the request, which must not be referenced while the request runs.
+        // The output refers to memory of the request. Nothing may refer to this memory while the request runs.
         self.output = None;
         for copy in &batch.copies {
             self.kv_cache.copy(*copy)?;
@@ -124,8 +124,10 @@ impl OpenVinoRunner {
         if values.len() == rows * vocabulary as usize {
             return Ok(Logits::new(values, vocabulary));
         }
-        let message =
-            format!("the model returned {} values for {rows} rows of {vocabulary} values", values.len());
+        let message = format!(
+            "the model returned {} values instead of {rows} rows of {vocabulary} values",
+            values.len()
+        );
         Err(Error::runtime("read the logits", &message))
     }
 }

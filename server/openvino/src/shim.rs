@@ -312,7 +312,8 @@ pub(crate) fn projection_support(model: &mut Model) -> Result<ProjectionSupport,
     };
     check(code, "check the projections")?;
     let experts = ExpertSupport::new(experts as u64).ok_or_else(|| {
-        let message = format!("the shim returned {experts} for the support of experts (known: 0, 1 and 2)");
+        let message =
+            format!("the shim returned {experts} as the level of expert support (known: 0, 1 and 2)");
         Error::runtime("check the projections", &message)
     })?;
     Ok(ProjectionSupport { supports_all: supported != 0, experts })

@@ -160,8 +160,8 @@ fn block_scores_sum_up_to_the_number_of_heads_of_all_layers() {
 #[test]
 fn chunks_mixed_batches_and_copied_blocks_do_not_change_the_answer() {
     let mut runner = sample();
-    // The prompt is computed in chunks of 10 tokens, in the same steps as a shorter prompt, whose sequence begins to
-    // decode after two steps. A third sequence joins after four steps.
+    // The prompts of two sequences are computed in chunks of 10 tokens. The second prompt is shorter, so its sequence
+    // begins to decode after two steps. A third sequence joins after four steps.
     let mut sequences = vec![Stepper::new(0, &QUESTION), Stepper::new(1, &QUESTION[..20])];
     for _ in 0..4 {
         step(&mut runner, &mut sequences, 10);
@@ -260,7 +260,7 @@ fn compiled_models_are_cached_and_damaged_ones_are_replaced() {
     let cold = answer(true);
     assert_eq!(answer(false), cold);
     let is_compiled = |path: &PathBuf| path.to_str().unwrap().contains("compiled-");
-    // The only directory is the private one.
+    // The cache directory contains only the private directory.
     let private = std::fs::read_dir(directory.path()).unwrap().next().unwrap().unwrap().path();
     let mut files = std::fs::read_dir(private).unwrap().map(|entry| entry.unwrap().path());
     let file = files.find(is_compiled).unwrap();
@@ -273,9 +273,10 @@ fn compiled_models_are_cached_and_damaged_ones_are_replaced() {
 #[test]
 fn a_block_that_is_read_and_written_elsewhere_is_identical() {
     let [exact, quantized] = [config(), native("u4")].map(|config| load(&config, &mut |_| {}).unwrap().0);
-    // A block in u4 has less than a fifth of the size of a block in f32.
+    // The size of a u4 block is less than a fifth of that of an f32 block.
     assert!(quantized.layout().block_bytes * 5 < exact.layout().block_bytes, "{:?}", quantized.layout());
-    // The logits of the two most likely tokens are so close that rounding to u4 may change their order.
+    // Check the answer only in f32, because the logits of the two most likely tokens are so close that rounding to u4
+    // may change their order.
     assert_eq!(argmax(&expect_identical_copies(exact)), ANSWER[0]);
     expect_identical_copies(quantized);
 }
@@ -450,7 +451,7 @@ fn expect_same_logits_in_chunks(config: &Config) {
         // This processor has no native projections.
         return;
     }
-    // The logits of the last token of a prompt, and those of a token that is generated after it.
+    // Returns the logits of the last token of a prompt, and those of the token that follows the prompt.
     let mut logits = |chunks: &mut dyn FnMut(usize) -> usize, others: u64| {
         let mut first = Stepper::new(0, &long());
         let mut others: Vec<Stepper> =

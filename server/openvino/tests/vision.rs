@@ -264,8 +264,8 @@ fn check_features(directory: &Path, cases: &[Case]) {
         let largest = case.features.iter().map(|value| value.abs()).fold(0.0, f32::max);
         for span in &images.prompt.spans {
             for row in span.first_row..span.first_row + span.num_tokens {
-                // Compare only the values of the feature. Layers of the language model add the values after them to
-                // their hidden states (DeepStack).
+                // Compare only the values of the feature. They are followed by values that layers of the language model
+                // add to their hidden states (DeepStack).
                 let features = encoded[&span.digest].values(row..row + 1).iter();
                 for (value, expected) in features.zip(expected.next().unwrap()) {
                     let difference = (value - expected).abs() / largest;
@@ -365,8 +365,8 @@ async fn check_family(family: &str) {
     let total: u32 = cases.iter().map(images).sum();
     check_features(&directory, &cases);
     check_batch(&directory, &cases);
-    // Submit each prompt alone, twice. The second time, the encoder does not run, and all but the last block comes from
-    // the prefix cache, unless the attention within images is bidirectional.
+    // Submit each prompt alone, twice. The second time, the encoder does not run. Unless the attention within images is
+    // bidirectional, all blocks except the last one come from the prefix cache.
     let (engine, encoded) = start(&directory, 512);
     for case in &cases {
         check(&ask(&engine.handle(), case).await, case);
@@ -383,7 +383,7 @@ async fn check_family(family: &str) {
     }
     assert_eq!(encoded.load(Ordering::Relaxed), total);
     drop(engine);
-    // Submit all prompts together, with steps of 24 tokens, so that longer prompts are divided.
+    // Submit all prompts together, with steps of 24 tokens, so that longer prompts are divided into chunks.
     let (engine, _) = start(&directory, 24);
     let handle = engine.handle();
     let streams: Vec<_> = cases.iter().map(|case| handle.submit(request(case)).unwrap()).collect();

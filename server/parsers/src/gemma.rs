@@ -265,14 +265,15 @@ impl GemmaObject {
         let part = if matches!(self.state, State::Key) { Part::Key } else { Part::Value };
         self.word.push(letter);
         if !self.word.starts_with('<') {
-            // Keys and values without quotes contain no `<`, with which the tokens begin. Keys contain no brackets,
-            // commas or newlines either.
+            // Keys and values without quotes contain no `<`, because this character begins a token. Keys contain no
+            // brackets, commas or newlines either.
             let is_wrong =
                 letter == '<' || part == Part::Key && matches!(letter, ',' | '{' | '}' | '[' | ']' | '\n');
             return if is_wrong { ValueEffect::Invalid } else { ValueEffect::Continues };
         }
         if part == Part::Key && !QUOTE.starts_with(&self.word) && CALLS_END.starts_with(&self.word) {
-            // The marker follows a comma or an opening brace, in place of the closing brace.
+            // This may be the marker that ends the calls. It can follow a comma or an opening brace, in place of the
+            // closing brace.
             let read = std::mem::take(&mut self.word);
             self.is_comma_due = false;
             return self.go(State::End { read });

@@ -321,7 +321,10 @@ impl BlockPool {
         let counted = self.blocks.iter().map(|block| block.cached.map_or(0, |cached| cached.children));
         assert!(counted.eq(children), "invariant: the children of each block are counted");
         assert_eq!(self.by_hash.len(), cached_blocks, "invariant: the map has only cached blocks");
-        assert!(self.images.keys().all(|block| self.is_cached(*block)), "invariant: only cached blocks have images");
+        assert!(
+            self.images.keys().all(|block| self.is_cached(*block)),
+            "invariant: only cached blocks have images"
+        );
         self.check_inactive(active);
     }
 

@@ -341,8 +341,8 @@ impl ImageCache {
             requested().sum::<u64>(),
             "invariant: the rows of requested images are counted"
         );
-        // Only the last requested image may exceed the budget. Which image was the last is not recorded, so the largest
-        // one is subtracted.
+        // Only the image that was requested last may exceed the budget. The cache does not record which image that is,
+        // so subtract the largest one.
         let before_last = self.rows_requested - requested().max().unwrap_or(0);
         let budget = u64::from(self.limits.max_num_encoder_input_tokens);
         assert!(

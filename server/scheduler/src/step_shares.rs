@@ -71,7 +71,7 @@ impl StepShares {
             next_decode: None,
         });
         if usage.sequences == 0 {
-            // Idle time earns no credit, and time used before remains charged.
+            // Idle time earns no credit, and the time that the tenant has already used remains charged.
             usage.seconds = usage.seconds.max(least);
         }
         usage.sequences += 1;

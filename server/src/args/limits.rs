@@ -41,10 +41,10 @@ pub struct LimitArgs {
     pub max_body_bytes: ByteSize,
 
     /// Maximum total size of request bodies and their parsed JSON values in memory, from their arrival until the
-    /// requests are prepared. Image files count as well, whether they are fetched or decoded from data: URLs. The parts
-    /// of a request that its response repeats, and the items to be stored with the response, count until the response
-    /// is complete. Up to one eighth of the total is reserved for bodies of up to 64 KiB. The total must be at least
-    /// four times `--max-body-bytes`.
+    /// requests are prepared. Image files also count toward the limit, whether they are fetched or decoded from data:
+    /// URLs. The parts of a request that its response repeats, and the items to be stored with the response, count
+    /// toward the limit until the response is complete. Up to one eighth of the total is reserved for bodies of up to
+    /// 64 KiB. The total must be at least four times `--max-body-bytes`.
     ///
     /// If exceeded: further requests are rejected with 429, `body_buffer_full`, and `Retry-After`; a request whose
     /// images alone need more than the part that is not reserved for small bodies is rejected with 400,
@@ -53,7 +53,7 @@ pub struct LimitArgs {
     pub max_buffered_body_bytes: ByteSize,
 
     /// Maximum memory for texts that are being tokenized. Tokenization takes up to 400 bytes of memory per byte of
-    /// text. Texts of up to 64 KiB do not count.
+    /// text. Texts of up to 64 KiB do not count toward the limit.
     ///
     /// If exceeded: further texts wait; a text that could need more than the limit is rejected with 400,
     /// `string_above_max_length`.
@@ -79,7 +79,7 @@ pub struct LimitArgs {
     )]
     pub max_connections: u32,
 
-    /// Time within which a client must send the headers of a request, and the same time again for the body. Idle
+    /// Time within which a client must send the headers of a request and, counted separately, the body. Idle
     /// connections are closed after the same time.
     ///
     /// If exceeded: the connection is closed; if only the body is late, the client first receives 408,

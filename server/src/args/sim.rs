@@ -46,8 +46,8 @@ pub struct SimArgs {
     )]
     pub sim_block_tokens: u32,
 
-    /// Number of the step, counted from 1, at which the simulated device fails permanently, to test how a fleet handles
-    /// a replica whose engine has failed. Default: the device does not fail.
+    /// Number of the step, counted from 1, at which the simulated device fails permanently. Use this flag to test how a
+    /// fleet handles a replica whose engine has failed. Default: the device does not fail.
     #[arg(long, value_name = "COUNT", value_parser = value_parser!(u64).range(1..))]
     pub sim_fatal_step: Option<u64>,
 

@@ -10,9 +10,9 @@ use process::units::ByteSize;
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Engine")]
 pub struct SpillArgs {
-    /// Directory to which blocks that are evicted from the KV cache are written. If a later prompt begins with the
-    /// tokens of these blocks, the blocks are read back instead of being recomputed, even after a restart with the same
-    /// version, model and configuration. Only one server can use the directory at a time.
+    /// Directory to which the server writes the blocks that it evicts from the KV cache. If a later prompt begins with
+    /// the tokens of these blocks, the blocks are read back instead of being recomputed, even after a restart with the
+    /// same version, model and configuration. Only one server can use the directory at a time.
     ///
     /// The directory is useful if reading a block is faster than computing it, which is usually the case with a local
     /// disk. Errors when accessing the directory are logged and do not affect requests. Default: evicted blocks are

@@ -13,7 +13,7 @@ pub struct FetchArgs {
     #[arg(long, value_name = "PATH")]
     pub into: PathBuf,
 
-    /// Before fetching, remove the sibling directories of the target directory that contain earlier fetches.
+    /// Before fetching, remove those sibling directories of the target directory that contain earlier fetches.
     // Jobs that an earlier version of the operator created pass the alias.
     #[arg(long, alias = "remove-former")]
     pub remove_previous: bool,
@@ -43,7 +43,7 @@ pub struct FetchArgs {
     #[arg(long, value_name = "URL", help_heading = "Source")]
     pub url: Option<String>,
 
-    /// An S3 object, BUCKET/KEY, or all objects with a prefix, BUCKET/PREFIX/.
+    /// An S3 object (BUCKET/KEY), or all objects with a prefix (BUCKET/PREFIX/).
     #[arg(long, value_name = "OBJECT", help_heading = "Source")]
     pub s3_object: Option<String>,
 
@@ -55,7 +55,7 @@ pub struct FetchArgs {
     #[arg(long, value_name = "URL", help_heading = "Source")]
     pub s3_endpoint: Option<String>,
 
-    /// The expected SHA-256 digest of the file, for a source with a single file.
+    /// The expected SHA-256 digest of the file. The source must consist of a single file.
     #[arg(long, value_name = "DIGITS", help_heading = "Source")]
     pub sha256: Option<String>,
 
@@ -63,8 +63,9 @@ pub struct FetchArgs {
     #[arg(long, value_enum, default_value = "auto", help_heading = "Source")]
     pub format: Format,
 
-    /// A directory with one file per credential: token; username and password; or accessKeyId, secretAccessKey and,
-    /// for temporary credentials, sessionToken.
+    /// A directory with one file per credential. For --hf-repo and --url, the files are `token`, or `username` and
+    /// `password`. For --s3-object, the files are `accessKeyId`, `secretAccessKey` and, for temporary credentials,
+    /// `sessionToken`.
     #[arg(long, value_name = "PATH", help_heading = "Source")]
     pub credentials: Option<PathBuf>,
 
@@ -72,7 +73,8 @@ pub struct FetchArgs {
     #[arg(long, value_name = "PATH")]
     pub report: Option<PathBuf>,
 
-    /// A port, on all addresses of this machine, on which GET /progress returns the progress as JSON.
+    /// A port on which GET /progress returns the progress as JSON. The command listens on all addresses of this
+    /// machine.
     #[arg(long, value_name = "PORT")]
     pub progress_port: Option<u16>,
 
@@ -83,7 +85,8 @@ pub struct FetchArgs {
     pub idle_timeout: u64,
 
     /// Maximum number of consecutive attempts in which `ovfleet-server fetch` fails to list the files or receives no
-    /// data of a file. Attempts that discard the downloaded part of a file are counted separately, with the same limit.
+    /// data for a file. Attempts that discard the downloaded part of a file are counted separately, with the same
+    /// limit.
     ///
     /// If exceeded: the command fails with exit code 21 (the source is too slow) or 22 (the source cannot be reached or
     /// returns an error).

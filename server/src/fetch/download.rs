@@ -83,8 +83,8 @@ impl Downloader<'_> {
                 Err(error) => error,
             };
             failures = if part.bytes > before { 0 } else { failures + 1 };
-            // Without this count, a file whose source never confirms that the downloaded part is current would be
-            // downloaded from the beginning forever.
+            // Without this count, the download would restart forever if the source never confirmed that the downloaded
+            // part is current.
             restarts += u32::from(part.bytes < before);
             if failures.max(restarts) >= self.attempts_max {
                 return Err(error);
@@ -136,7 +136,7 @@ impl Downloader<'_> {
         match answer.status() {
             StatusCode::NOT_MODIFIED if is_complete && etag.is_some() => return Ok(()),
             // Some sources, such as MinIO, ignore `If-Range` and return a range of the changed content. Therefore, the
-            // range is accepted only with the same ETag or with a digest to verify.
+            // range is accepted only if the ETag is unchanged, or if the digest is known and can be verified.
             StatusCode::PARTIAL_CONTENT
                 if begins_at(&answer) == Some(part.bytes) && (is_unchanged || has_digest) => {}
             StatusCode::PARTIAL_CONTENT | StatusCode::RANGE_NOT_SATISFIABLE => {

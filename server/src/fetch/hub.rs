@@ -46,7 +46,7 @@ struct Lfs {
 
 impl Hub<'_> {
     /// Returns the files that match one of `patterns`, and their commit. Without patterns, returns all files whose
-    /// paths do not begin with a dot. If the first part of a split model matches, all its parts are returned.
+    /// paths do not begin with a dot. If the first part of a split model matches, returns all parts of the model.
     pub(crate) async fn files(
         &self,
         client: &Client,
@@ -115,7 +115,7 @@ impl Hub<'_> {
             }
         }
         serde_json::from_slice(&body).map_err(|error| {
-            Error::Wrong(format!("the response of {url} is not a valid list of files: {error}"))
+            Error::Wrong(format!("the response from {url} is not a valid list of files: {error}"))
         })
     }
 

@@ -11,7 +11,7 @@ use rustix::io::Errno;
 use super::error::Error;
 
 /// The name of the lock file. The file remains after the fetch: if it were removed, a process that waits for the lock
-/// would lock a file that other processes do not see.
+/// would lock the deleted file, while later processes lock a new one.
 const LOCK: &str = "lock";
 /// The interval between two attempts to lock the file.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
@@ -42,11 +42,14 @@ impl DirectoryLock {
                 Ok(()) => break,
                 Err(TryLockError::WouldBlock) => {
                     if attempt == 0 {
-                        tracing::info!(directory = %into.display(), "waiting for another fetch into this directory");
+                        tracing::info!(
+                            directory = %into.display(),
+                            "waiting for another fetch into this directory to finish"
+                        );
                     } else if attempt % ATTEMPTS_PER_WARNING == 0 {
                         tracing::warn!(
                             lock = %path.display(),
-                            "still waiting for another fetch into this directory; if no other fetch is running, delete the lock and restart this fetch"
+                            "still waiting for another fetch into this directory to finish; if no other fetch is running, delete the lock and restart this fetch"
                         );
                     }
                     tokio::time::sleep(POLL_INTERVAL).await;

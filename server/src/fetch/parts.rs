@@ -1,4 +1,4 @@
-//! Determines the parts of split GGUF models from file names. Paths of a source can contain directories.
+//! Determines the parts of split GGUF models from the paths of files in a source. The paths can contain directories.
 
 use server_gguf::PartName;
 use server_gguf::limits::PARTS_MAX;

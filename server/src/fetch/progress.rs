@@ -30,7 +30,7 @@ impl Progress {
         self.bytes.fetch_add(bytes, Ordering::Relaxed);
     }
 
-    /// Removes downloaded bytes that were discarded.
+    /// Subtracts downloaded bytes that were discarded.
     pub(crate) fn remove(&self, bytes: u64) {
         self.bytes.fetch_sub(bytes, Ordering::Relaxed);
     }
@@ -42,7 +42,7 @@ impl Progress {
     }
 }
 
-/// Serves the progress on `port`. An error is logged, and the fetch continues.
+/// Serves the progress on `port`. Errors are logged and do not stop the fetch.
 pub(crate) async fn serve(port: u16, progress: Arc<Progress>) {
     let pages = Router::new().route("/progress", get(page)).with_state(progress);
     let outcome = match TcpListener::bind(&every_address(port)[..]).await {

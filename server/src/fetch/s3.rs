@@ -24,7 +24,7 @@ pub(crate) struct S3Endpoint<'a> {
     pub(crate) region: &'a str,
 }
 
-/// Returns the objects that `object`, which is BUCKET/KEY or BUCKET/PREFIX/, names. If the key names a part of a split
+/// Returns the objects that `object` names in the form BUCKET/KEY or BUCKET/PREFIX/. If the key names a part of a split
 /// model, the result contains all parts.
 pub(crate) async fn files(
     client: &Client,
@@ -61,14 +61,14 @@ pub(crate) async fn files(
     }
     let mut files = Vec::new();
     for (found, bytes) in list(client, &bucket, keys.as_ref(), key).await? {
-        // Skip keys that end with a slash: S3 consoles create such an object for an empty directory.
+        // Skip objects whose keys end with a slash: S3 consoles create them for empty directories.
         match found.strip_prefix(key) {
             Some(path) if !path.is_empty() && !path.ends_with('/') => files.push(file(&found, path, bytes)?),
             _ => {}
         }
     }
     if files.is_empty() {
-        return Err(wrong(format!("no object with the prefix {key:?} is a file")));
+        return Err(wrong(format!("no files have the prefix {key:?}")));
     }
     Ok(files)
 }

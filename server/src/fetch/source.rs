@@ -12,7 +12,7 @@ use rusty_s3::{Bucket, Credentials};
 use super::error::Error;
 use super::parts::all_parts;
 
-/// Size of a file with a credential.
+/// Size of a file in the directory given by `--credentials`.
 ///
 /// If exceeded: `ovfleet-server fetch` fails with exit code 13.
 const CREDENTIAL_BYTES_MAX: usize = 64 << 10;
@@ -185,7 +185,7 @@ impl SourceCredentials {
 /// Returns the file at a URL. If it is a part of a split model, returns all parts.
 ///
 /// # Errors
-/// `url` or the name of its file is invalid, or the file is a part of a model with too many parts.
+/// `url` or the file name in it is invalid, or the file is a part of a model with too many parts.
 pub(crate) fn web(url: &str, credentials: &SourceCredentials) -> Result<Vec<File>, Error> {
     let url =
         Url::parse(url).map_err(|error| Error::Wrong(format!("{url:?} is not a valid URL: {error}")))?;
@@ -209,7 +209,7 @@ pub(crate) fn checked_path(path: &str) -> Result<String, Error> {
     if path.len() > 1024 || !path.split('/').all(is_good) {
         return Err(Error::Wrong(format!(
             "{path:?} is not a valid file path (allowed: relative paths of up to 1024 bytes without backslashes, NUL \
-             characters, and empty, \".\" or \"..\" components)"
+             characters, or components that are empty, \".\" or \"..\")"
         )));
     }
     Ok(path.to_owned())

@@ -1,4 +1,4 @@
-//! Fetches from a web server that each test runs and that can simulate faults.
+//! Tests fetches from a web server, which each test starts and which can simulate faults.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
@@ -40,7 +40,7 @@ struct Web {
     token: Option<&'static str>,
     /// Whether the server ignores `If-Range` and `If-None-Match`.
     ignores_conditions: bool,
-    /// Whether answers with a range have no ETag.
+    /// Whether partial answers (status 206) have no ETag.
     omits_etag_of_ranges: bool,
     /// Continues an answer that [`Fault::Pauses`] has interrupted.
     resume: Arc<Notify>,
@@ -284,8 +284,7 @@ async fn a_complete_part_is_used_only_if_the_source_still_has_its_content() {
             ("api/models/o/n/revision/main", listing.into_bytes()),
             ("o/n/resolve/c/model.gguf", content()),
         ]);
-        // If the part is current, the content of the file never arrives, so the fetch succeeds only if it uses the
-        // part.
+        // If the part is current, stall the download of the file, so that the fetch succeeds only if it uses the part.
         let faults = if is_current { vec![Fault::Succeeds, Fault::Stalls(0)] } else { Vec::new() };
         let faults = Mutex::new(faults);
         let web = Arc::new(Web { files, faults, ignores_conditions, ..Web::default() });

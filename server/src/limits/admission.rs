@@ -134,7 +134,7 @@ mod tests {
         for second in 0..10 {
             admitted[0].ended(start + Duration::from_secs(second));
         }
-        // One request is completed per second, and fifty requests have to be completed first.
+        // One request is completed per second, so half of the 100 requests in progress end within 50 seconds.
         assert_eq!(admission.retry_after(start + Duration::from_secs(10)), Duration::from_secs(50));
         assert_eq!(admission.retry_after(start + Duration::from_secs(500)), Duration::from_secs(60));
     }

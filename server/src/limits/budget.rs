@@ -5,15 +5,15 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use axum::body::Bytes;
 
-/// Maximum size of a reservation that may use all of the budget. Larger reservations leave a part to smaller ones, so
-/// that clients with small requests, which are the majority, are served while other clients send as much as they can.
+/// Maximum size of a reservation that may use the whole budget. Larger reservations must leave a part of it free. Most
+/// requests are small, and this part remains available to them even while other clients send as much data as they can.
 const SMALL_RESERVATION_BYTES: usize = 64 << 10;
 
 /// The bytes that all requests together may use for one purpose.
 #[derive(Debug)]
 pub(crate) struct ByteBudget {
     bytes_max: usize,
-    /// The total number of reserved bytes up to which a reservation may grow beyond [`SMALL_RESERVATION_BYTES`].
+    /// The maximum total number of reserved bytes when a reservation grows beyond [`SMALL_RESERVATION_BYTES`].
     large_bytes_max: usize,
     reserved: AtomicUsize,
 }
@@ -41,8 +41,7 @@ impl ByteBudget {
         self.bytes_max
     }
 
-    /// Returns the total number of reserved bytes up to which a reservation may grow beyond
-    /// [`SMALL_RESERVATION_BYTES`].
+    /// Returns the maximum total number of reserved bytes when a reservation grows beyond [`SMALL_RESERVATION_BYTES`].
     pub(crate) fn large_bytes_max(&self) -> usize {
         self.large_bytes_max
     }

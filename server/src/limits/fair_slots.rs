@@ -101,7 +101,8 @@ impl Drop for FairSlot {
             next
         };
         if let Some(next) = next {
-            // If the request was canceled in the meantime, sending fails and drops the slot, which passes it on.
+            // If the request was canceled in the meantime, sending fails, and dropping the slot passes it to the next
+            // request.
             let _ = next.send(Self { queue: Arc::clone(&self.queue) });
         }
     }

@@ -2,11 +2,11 @@
 
 use std::io::Write;
 
-/// Memory for the parsed JSON values of a request body, including their text, with the default `--max-body-bytes` and
-/// `--max-buffered-body-bytes`. With `--max-body-bytes` above 32 MiB, the limit is twice that size. It is never more
-/// than half of the difference between `--max-buffered-body-bytes` and `--max-body-bytes`, so that there is also memory
-/// for the items that the response retains. The server estimates the memory from the length of the text and the numbers
-/// of objects, arrays and elements.
+/// Memory for the text and the parsed JSON values of a request body, with the default `--max-body-bytes` and
+/// `--max-buffered-body-bytes`. If `--max-body-bytes` is above 32 MiB, the limit is twice the value of this flag. The
+/// limit is never more than half of the difference between `--max-buffered-body-bytes` and `--max-body-bytes`, so that
+/// there is also memory for the items that the response retains. The server estimates the memory from the length of the
+/// text and the numbers of objects, arrays and elements.
 ///
 /// If exceeded: 400, `too_many_values`.
 const VALUES_BYTES_MAX: usize = 64 << 20;
@@ -19,7 +19,7 @@ pub(super) fn values_bytes_max(body_bytes_max: usize, all_bytes_max: usize) -> u
         .min(all_bytes_max.saturating_sub(body_bytes_max) / 2)
 }
 
-/// Memory in bytes of an object, with room for four members and their index, and with the struct into which an input
+/// Memory in bytes of an object. It includes room for four members and their index, and the struct into which an input
 /// item of a response is parsed.
 const OBJECT_BYTES: usize = 512;
 /// Memory in bytes of an array, with room for four elements.

@@ -11,15 +11,15 @@ use super::json::values_bytes_max;
 pub struct HttpLimits {
     /// Size of a request body in bytes.
     pub max_body_bytes: usize,
-    /// Total size in bytes of the request bodies, their values and their images in memory, from their arrival until the
-    /// requests are prepared.
+    /// Total size in bytes of the request bodies in memory, including their parsed values and images. A body counts
+    /// toward the limit from its arrival until its request is prepared.
     pub max_buffered_body_bytes: usize,
-    /// Number of concurrent requests. A request counts from the arrival of its body until its answer fits into the
-    /// buffers of its connection.
+    /// Number of concurrent requests. A request counts toward the limit from the arrival of its body until its answer
+    /// fits into the buffers of its connection.
     pub max_concurrent_requests: usize,
     /// Number of open connections. Further connections wait in the operating system's queue.
     pub max_connections: usize,
-    /// Time within which a client must send the headers of a request, and the same time again for the body.
+    /// Time within which a client must send the headers of a request and, counted separately, the body.
     pub read_timeout: Duration,
     /// Time within which a client must read a part of its answer once the connection's buffers are full.
     pub write_timeout: Duration,
@@ -74,8 +74,8 @@ impl HttpLimits {
         /// If exceeded: further connections wait, and connections that have not sent a request within one second are
         /// closed to make room for them.
         const CONNECTIONS_MAX: usize = 256;
-        /// Time within which a client of the port given by `--admin-port` must send a request, and the same time again
-        /// for reading the response.
+        /// Time within which a client of the port given by `--admin-port` must send a request and, counted separately,
+        /// read the response.
         ///
         /// If exceeded: the connection is closed.
         const TIMEOUT: Duration = Duration::from_secs(5);

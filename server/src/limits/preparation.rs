@@ -17,7 +17,7 @@ const WAIT_MAX: Duration = Duration::from_secs(30);
 ///
 /// If exceeded: further requests wait.
 const SLOTS_MAX: usize = 16;
-/// The minimum number of slots, so that one long prompt does not delay all others on a machine with one core.
+/// The minimum number of slots. With two slots, one long prompt does not delay all others on a machine with one core.
 const SLOTS_MIN: usize = 2;
 
 /// Returns the number of slots on this machine: one for each core that the process may use, between [`SLOTS_MIN`] and
@@ -64,7 +64,7 @@ impl PreparationSlot {
     /// Runs `work` on a separate thread and returns its result, or `None` if it panics or no thread can be started.
     /// Dropping the future does not end the work, which occupies the slot until it returns.
     ///
-    /// The thread has the priority of [`blocking::lower_priority`].
+    /// The thread runs with the priority that [`blocking::lower_priority`] sets.
     pub(crate) async fn run<T: Send + 'static>(self, work: impl FnOnce() -> T + Send + 'static) -> Option<T> {
         let (sender, receiver) = oneshot::channel();
         let thread = std::thread::Builder::new().name("prepare".to_owned()).spawn(move || {

@@ -24,8 +24,8 @@ impl TokenizerMemory {
         Self { text_bytes: WaitingBudget::new(text_bytes_max) }
     }
 
-    /// Reserves the memory for a text of `bytes` bytes; texts of up to [`UNRESERVED_BYTES_MAX`] bytes need none. Blocks
-    /// the thread until other texts have returned enough memory.
+    /// Reserves the memory for a text of `bytes` bytes, and blocks the thread until enough memory is free. Texts of up
+    /// to [`UNRESERVED_BYTES_MAX`] bytes need no reservation.
     ///
     /// # Errors
     /// The text could need more memory than the whole budget. The error contains the size of the longest text that can

@@ -8,8 +8,8 @@ use std::time::Duration;
 use anyhow::Context as _;
 use server_guidance::{Trial, TrialError, try_grammar};
 
-/// CPU time to compile a form that may be expensive. A separate process compiles it first, and then the server does.
-/// One such form is compiled at a time.
+/// CPU time to compile a form that may be expensive. The server compiles the form only after a separate process has
+/// compiled it within this limit. One such form is compiled at a time.
 ///
 /// If exceeded: 400, `invalid_value`.
 const TRIAL_CPU_MAX: Duration = Duration::from_secs(2);
@@ -48,7 +48,7 @@ impl Trial for TrialProcesses {
             // A process that runs out of memory or stack before it checks its limits is killed by a signal, so it has
             // no exit code.
             Some(EXCEEDED) | None => Err(TrialError::TooExpensive(format!(
-                "needs too much time or memory to be compiled (limits: {} s of processor time, {} s of elapsed time and {} \
+                "takes too much time or memory to compile (limits: {} s of processor time, {} s of elapsed time and {} \
                  MiB of memory)",
                 TRIAL_CPU_MAX.as_secs(),
                 TRIAL_TIME_MAX.as_secs(),

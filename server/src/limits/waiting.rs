@@ -3,7 +3,7 @@
 
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
-/// An amount, such as bytes, that all reservations together never exceed.
+/// An amount, such as a number of bytes, that all reservations together never exceed.
 #[derive(Debug)]
 pub(crate) struct WaitingBudget {
     max: usize,

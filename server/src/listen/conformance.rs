@@ -1,5 +1,5 @@
-//! Rejects requests that violate requirements of HTTP/1.1 that `hyper` does not check, because a proxy could interpret
-//! such a request differently.
+//! Rejects requests that violate requirements of HTTP/1.1 that `hyper` does not check, because a proxy and the server
+//! could interpret such a request differently.
 
 use axum::Router;
 use axum::extract::Request;

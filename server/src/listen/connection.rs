@@ -33,7 +33,7 @@ pub(super) struct Connection {
 struct Replacement {
     bytes: Vec<u8>,
     written: usize,
-    /// The length of the replaced answer in bytes, which is the number of written bytes that `hyper` expects.
+    /// The length of the replaced answer in bytes. `hyper` expects the write to return this number.
     replaced: usize,
 }
 

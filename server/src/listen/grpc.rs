@@ -101,7 +101,7 @@ async fn serve_connection(
         .keep_alive_timeout(PING_TIMEOUT);
     let mut connection = pin!(builder.serve_connection(TokioIo::new(connection), service));
     tokio::select! {
-        // Errors of the connection are the client's fault, so they are not logged.
+        // Connection errors are caused by the client or the network, so they are not logged.
         _ = connection.as_mut() => return,
         () = is_idle(&mut open_calls, pressure) => {}
     }

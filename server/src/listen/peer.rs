@@ -54,7 +54,7 @@ impl Peer {
         if !can_probe || self.stream().try_write(PROBE).ok() != Some(PROBE.len()) {
             return;
         }
-        // Waiting fails only after a reset, so an error means the same as success.
+        // Waiting fails only after a reset, so an error also means that the client has closed its connection.
         let _ = self.stream().ready(Interest::ERROR).await;
     }
 

@@ -49,7 +49,7 @@ const RESERVED_V4: [IpNet; 15] = [
     v4([203, 0, 113, 0], 24),
     // Multicast.
     v4([224, 0, 0, 0], 4),
-    // Reserved, and the broadcast address.
+    // Reserved addresses, including the broadcast address.
     v4([240, 0, 0, 0], 4),
 ];
 
@@ -205,7 +205,7 @@ mod tests {
             "::ffff:127.0.0.1",
             "::ffff:10.0.0.1",
             "::ffff:169.254.169.254",
-            // NAT64 with a private address, and the NAT64 prefix for local use.
+            // NAT64 addresses that embed an address that is not public, and one with the NAT64 prefix for local use.
             "64:ff9b::10.0.0.1",
             "64:ff9b::169.254.169.254",
             "64:ff9b:1::8.8.8.8",

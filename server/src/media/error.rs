@@ -28,7 +28,7 @@ pub(crate) enum MediaError {
     UrlsDisabled,
     #[error("URLs with a user name or password are not supported")]
     Credentials,
-    #[error("the host {host:?} is not one of --allowed-media-domains")]
+    #[error("the host {host:?} is not in --allowed-media-domains")]
     HostNotAllowed { host: String },
     /// The host is allowed, but with other ports.
     #[error("--allowed-media-domains does not allow port {port} of the host {host:?}")]

@@ -277,13 +277,13 @@ async fn addresses_in_urls_need_an_allowed_network() {
 async fn a_name_server_cannot_exchange_the_address_after_the_check() {
     let allowed = WebServer::start([Answer::with_body(b"image")]).await;
     let host = format!("images.test:{}", allowed.port());
-    // This server listens on the same port of an address that the policy does not allow.
+    // This server listens on the same port, but at an address that the policy does not allow.
     let internal =
         WebServer::listen(&format!("127.0.0.2:{}", allowed.port()), [Answer::with_body(b"secret")]).await;
     let resolver = FakeResolver::new([&["127.0.0.1"], &["127.0.0.2"], &["127.0.0.2", "127.0.0.1"]]);
     let fetcher = MediaFetcher::with_resolver(policy(&[&host]), resolver.clone()).unwrap();
     let url = format!("http://{host}/a.png");
-    // The client connects to the address that was checked, because it resolves the name once.
+    // The client connects to the address that was checked, because it resolves the name only once.
     assert_eq!(fetcher.fetch(&url, Tenant::default()).await.unwrap(), "image");
     assert_eq!(resolver.names().len(), 1);
     // The next fetch checks the new address, and does not use the previous connection.
@@ -364,7 +364,7 @@ async fn an_image_has_at_most_the_maximum_size() {
     let body = vec![7; BYTES_MAX + 1];
     let exact = WebServer::start([Answer::with_body(&body[..BYTES_MAX])]).await;
     assert_eq!(fetch_from(&exact).await.unwrap(), body[..BYTES_MAX]);
-    // The declared length suffices to refuse an image: the image itself is never sent.
+    // This answer declares a length but has no body: the length suffices to refuse the image.
     let declared = Answer::Bytes(b"HTTP/1.1 200 OK\r\ncontent-length: 1001\r\n\r\n".to_vec());
     let unframed = Answer::Bytes([b"HTTP/1.1 200 OK\r\n\r\n", &body[..]].concat());
     for answer in [declared, Answer::with_body(&body), unframed, Answer::Flood] {
@@ -426,7 +426,8 @@ async fn a_server_without_tls_is_not_used_for_https() {
     let server = WebServer::start([Answer::with_body(b"image")]).await;
     let address = server.address.to_string();
     let mut policy = policy(&[&address]);
-    // The server waits for the end of the request's head, which never comes, so the fetch may end only at this timeout.
+    // The server waits for the end of an HTTP request's head, which never arrives, so the fetch may last until this
+    // timeout.
     policy.image_fetch_timeout = Duration::from_secs(1);
     let error = fetcher(policy).fetch(&format!("https://{address}/"), Tenant::default()).await.unwrap_err();
     assert!(matches!(error, MediaError::Transport { .. } | MediaError::TimedOut { .. }), "{error:?}");

@@ -27,7 +27,8 @@ impl ImageCacheMetrics {
             metrics.zero("image_cache_bytes", "Total size of the cached image encoder outputs in bytes");
         let lookups: Family<LookupLabels, Counter> = metrics.zero(
             "image_cache_lookups",
-            "Lookups of images in the cache of encoder outputs, by result: hit (cached, or requested already) or miss",
+            "Lookups of images in the cache of encoder outputs, by result: hit (cached, or already requested from the \
+             encoder) or miss",
         );
         let counter = |result| Counter::clone(&lookups.get_or_create(&LookupLabels { result }));
         Self { bytes, hits: counter("hit"), misses: counter("miss") }

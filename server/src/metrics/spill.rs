@@ -24,7 +24,7 @@ impl SpillMetrics {
             restored: metrics.zero("spill_read_blocks", "Blocks read back from --kv-spill-dir"),
             dropped: metrics.zero(
                 "spill_dropped_blocks",
-                "Evicted blocks that were not written to --kv-spill-dir, for example because the disk is \
+                "Evicted blocks that were not written to --kv-spill-dir, for example because the disk was \
                  full or slow",
             ),
             unreadable: metrics

@@ -82,7 +82,7 @@ impl FormRequest<'_> {
         let Self { conversation, content, .. } = self;
         let must_call = conversation.may_call() && conversation.choice.is_required();
         let strict = conversation.may_call() && tools::offered(conversation).any(|(_, tool)| tool.strict);
-        // Even if the tool choice does not require a call, it may exclude tools, which the answer must not call.
+        // Even if the tool choice does not require a call, the form must prevent calls of the tools that it excludes.
         let limited = conversation.may_call() && matches!(conversation.choice, ToolChoice::Allowed { .. });
         content.is_none() && !must_call && !strict && !limited
     }

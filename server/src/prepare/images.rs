@@ -57,7 +57,8 @@ pub(super) struct AssignedImages {
 
 /// Whether preparing a request with this body may decode images.
 pub(crate) fn may_decode_images(body: &[u8]) -> bool {
-    // The name of a key or a type may be written with escape sequences, but then `may_compile` is true.
+    // This search does not find a key or a type that contains escape sequences. The caller also checks `may_compile`,
+    // which is true for such a body.
     const SIGNS: [&[u8]; 2] = [b"image_url", b"input_image"];
     SIGNS.iter().any(|sign| memchr::memmem::find(body, sign).is_some())
 }

@@ -53,8 +53,7 @@ pub(super) fn prompts(
     if prefixes.is_empty() {
         return Err(Error::coded("empty_array", "prompt", "is empty"));
     }
-    // If the tokenizer adds a token at the beginning of a text, that token comes before the first special token of the
-    // format.
+    // If the tokenizer adds a BOS token, that token comes before the first special token of the format.
     let first = tokenizer.encode("", true, false).unwrap_or_default();
     let first: Vec<TokenId> = first.into_iter().take_while(|token| Some(*token) == tokenizer.bos()).collect();
     let [before, after, middle] = form;

@@ -69,8 +69,8 @@ pub(super) fn resolve(
     let text = text(generation, target)?;
     let beams = beams::beams(generation, choices, candidates, &text, &target.model.text.tokenizer)?;
     let token_ids = generation.return_token_ids.unwrap_or(false) || !text.detokenize;
-    // The parts of an answer contain token IDs only together with log probabilities. The log probabilities also rank
-    // the choices of `best_of`.
+    // Without log probabilities, the parts of an answer contain no token IDs, and the choices of `best_of` cannot be
+    // ranked.
     let reported = logprobs.or((token_ids || candidates > choices && beams.is_none()).then_some(0));
     let prompt_logprobs = generation.prompt_logprobs;
     Ok(ResolvedParameters {

@@ -83,8 +83,8 @@ pub(super) fn render(
         return Ok(RenderedPrompt { tokens: encoder.prompt(&text, SpecialTokens::Absent)?, images, end });
     };
     let text = images::expand(&text, &images, param, reader, tokens_max)?;
-    // Templates of vision-language models often omit the token that begins a text. In this case, the tokenizer adds it,
-    // as in transformers.
+    // Templates of vision-language models often omit the BOS token. In this case, the tokenizer adds it, as in
+    // transformers.
     let tokenizer = &model.text.tokenizer;
     let has_start = tokenizer.bos().is_none_or(|start| text.starts_with(&tokenizer.token_text(start)));
     let tokens = encoder.prompt(&text, SpecialTokens::added_if(!has_start))?;

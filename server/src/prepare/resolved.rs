@@ -343,8 +343,8 @@ impl ResolvedParameters {
                 let length = target.limits.requests.max_model_len;
                 let answer = match tokens_max {
                     None => 1,
-                    // Cap the default length of the answer, which may exceed the context length, because the prompt
-                    // takes precedence over a default.
+                    // The default length of the answer may exceed the context length. Cap it, because the prompt takes
+                    // precedence over a default.
                     Some(TokensMax { tokens, source: LimitSource::Default, .. }) => {
                         tokens.min(length / ANSWER_SHARE)
                     }

@@ -116,7 +116,7 @@ fn prepare_undecoded(
     let mut generation = request.generation.clone();
     target.model.api_rules.complete(&mut generation);
     generation.response_format = Some(chat_format(&format));
-    // Other endpoints use these names for `max_output_tokens`. They have no effect here.
+    // Other endpoints accept these names instead of `max_output_tokens`. This endpoint ignores them.
     (generation.max_tokens, generation.max_completion_tokens) = (None, None);
     // A response object has no fields for the results of these parameters.
     (generation.detokenize, generation.return_token_ids, generation.prompt_logprobs) = (None, None, None);

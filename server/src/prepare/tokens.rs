@@ -26,7 +26,8 @@ const TEXT_BYTES_MAX: usize = 4 << 20;
 
 /// Whether the answer to a request with this body may have padding, so that it may be much larger than the request.
 pub(crate) fn may_pad(body: &[u8]) -> bool {
-    // The name of the parameter may be written with escape sequences, but then `may_compile` is true.
+    // This search does not find a name that contains escape sequences. The caller also checks `may_compile`, which is
+    // true for such a body.
     memchr::memmem::find(body, b"pad_to_max_length").is_some()
 }
 

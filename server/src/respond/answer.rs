@@ -202,7 +202,7 @@ impl Answer {
                 self.record.failed(&error);
                 self.prompts.clear();
                 let failed = self.end.insert(AnswerEvent::Failed(error));
-                // Return the deltas that precede the failure first.
+                // First return the deltas that precede the failure.
                 let event = if deltas.is_empty() { failed.clone() } else { AnswerEvent::Deltas(deltas) };
                 return Poll::Ready(event);
             }
@@ -287,8 +287,8 @@ impl PromptAnswer {
                 }
                 Some(Event::Finished { index, reason, drafts }) => {
                     count_drafts(drafts, usage);
-                    // A request whose tokens are discarded allows no tokens, so its limit is reached regardless of the
-                    // generated token.
+                    // Tokens are discarded if the request limits the answer to 0 tokens, so the limit is the reason,
+                    // regardless of the generated token.
                     let reason = if self.discards { server_engine::FinishReason::Length } else { reason };
                     self.choices[index as usize].finish(self.first + index, reason, deltas);
                 }

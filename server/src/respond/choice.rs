@@ -143,7 +143,7 @@ impl Choice {
         match filter.push(text) {
             StopFilterOutput::Text(text) => {
                 self.bytes_out += text.len();
-                // A token is returned with the first part of its text. If no text is held, tokens without text are
+                // A token is returned with the first part of its text. If no text is held back, tokens without text are
                 // returned, too.
                 let certain = if self.bytes_out == self.bytes { usize::MAX } else { self.bytes_out };
                 let tokens = self.release(certain);

@@ -207,7 +207,7 @@ impl Assembly {
     fn text(&mut self, choice: usize, text: &str, tokens: Vec<TokenText>, sink: Sink<'_>) {
         let at = match self.choices[choice].open {
             OpenItem::Message(at) => at,
-            // Whitespace alone does not begin a message: it may only separate reasoning from a call.
+            // Whitespace alone does not begin a message: it may merely separate reasoning from a call.
             _ if text.trim().is_empty() => {
                 self.choices[choice].blank.push_str(text);
                 self.choices[choice].tokens.extend(tokens);
@@ -325,7 +325,7 @@ impl Assembly {
         }
         let Self { response, number, choices, .. } = self;
         let Item::FunctionCall(Call { id, call_id, arguments, .. }) = &mut response.output[at] else {
-            // The arguments contain the input of a custom tool, which is reported when they are complete.
+            // This is a call of a custom tool. Its input is extracted and reported when the arguments are complete.
             choices[choice].arguments.push_str(new);
             return;
         };

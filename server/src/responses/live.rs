@@ -287,7 +287,7 @@ mod tests {
         let delta = ChoiceDelta::Text { choice: 0, text: "a".to_owned(), tokens: Vec::new() };
         live.add(vec![delta.clone()]).now_or_never().expect("a small delta is added immediately");
         let mut adding = Box::pin(live.add(vec![delta]));
-        // This thread has locked the response, so it would wait for itself if it added the delta.
+        // This thread has locked the response, so adding the delta on this thread would deadlock.
         live.change(|_, _| assert!(adding.as_mut().now_or_never().is_none()));
         adding.await;
         let response = live.response();

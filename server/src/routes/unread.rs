@@ -74,8 +74,8 @@ fn reserve(
 
 /// Returns the size of a response in bytes if the response counts toward limits while it is sent, otherwise 0.
 fn large_bytes(response: &Response) -> usize {
-    // The events of a response in progress have no known size. They do not count, because the stream sends the
-    // available events and then waits for more.
+    // The event stream of a response in progress has no known size. It does not count toward the limits, because it
+    // sends the available events and then waits for more.
     let bytes = response.body().size_hint().exact().unwrap_or_default();
     if bytes > UNCOUNTED_BYTES_MAX { usize::try_from(bytes).unwrap_or(usize::MAX) } else { 0 }
 }

@@ -176,7 +176,7 @@ impl Index {
             self.followers.remove(&previous);
         }
         if let Some(followed) = self.records.get_mut(&previous) {
-            // No other leaf has this last use, because the record that had it has just been removed.
+            // `used` remains unique among the leaves, because the record that had this value has just been removed.
             followed.used = followed.used.max(used);
             if is_leaf {
                 self.leaves.insert(followed.used, previous);

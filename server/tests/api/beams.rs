@@ -42,8 +42,8 @@ async fn found(server: &Server, body: String) -> Vec<(String, f64)> {
 #[tokio::test]
 async fn the_best_texts_come_first_and_a_wider_search_is_no_worse() {
     let server = random();
-    // Search over all tokens, because log probabilities refer to all tokens. Few of the tokens are valid text, so
-    // compare token IDs.
+    // Search over all tokens, because log probabilities are normalized over all tokens. Few of the tokens are valid
+    // text, so compare token IDs.
     let of_all = |mut parameters: Value| {
         parameters["allowed_token_ids"] = Value::Null;
         parameters["return_token_ids"] = json!(true);

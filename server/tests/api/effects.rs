@@ -244,7 +244,7 @@ async fn an_echoed_prompt_has_its_own_log_probabilities() {
 #[tokio::test]
 async fn an_echo_with_log_probabilities_is_the_same_streamed() {
     let server = gibberish();
-    // The long prompt is encoded on another thread.
+    // The chunk with the log probabilities of the long prompt is encoded on another thread.
     let prompts = ["Hello ".repeat(20), "Hi".to_owned()];
     let parameters = json!({"prompt": prompts, "echo": true, "logprobs": 1, "max_tokens": 4, "n": 2});
     let whole = answer(&server, parameters.clone()).await;
@@ -357,7 +357,8 @@ async fn no_stop_string_ends_a_choice_before_min_tokens() {
     let text_and_reason = |text: &str, reason: &str| (text.to_owned(), reason.to_owned());
     assert_eq!(with(json!({"stop": "e"})).await, text_and_reason("cd", "stop"));
     assert_eq!(with(json!({"stop": "e", "min_tokens": 2})).await, text_and_reason("cd", "stop"));
-    // The third token completes the stop string too early, so the string is text. The next occurrence ends the choice.
+    // The third token completes the stop string too early, so the string remains in the text. The next occurrence ends
+    // the choice.
     let later = json!({"stop": "e", "min_tokens": 3, "max_tokens": 20});
     assert_eq!(with(later).await, text_and_reason("cdefghabcd", "stop"));
     assert_eq!(with(json!({"stop": "e", "min_tokens": 3})).await, text_and_reason("cdefghab", "length"));

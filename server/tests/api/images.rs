@@ -50,8 +50,8 @@ fn image(url: &str) -> Value {
 #[tokio::test]
 async fn a_truncated_conversation_has_as_many_fetched_images_as_fit() {
     let directory = tempfile::tempdir().unwrap();
-    // The memory has room for 27 images, and the part of the conversation that fits has 17. The memory of several
-    // attempts to truncate the conversation must not add up.
+    // The image memory has room for 27 images, and the part of the conversation that fits has 17. Several attempts to
+    // truncate the conversation must therefore not hold memory at the same time.
     let server = reading_files(directory.path()).start();
     let turn = |number| {
         let image = json!({"type": "input_image", "image_url": image_file(directory.path(), number, 0)});

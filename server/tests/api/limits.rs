@@ -219,7 +219,7 @@ async fn the_default_length_of_answers_is_limited_to_the_room_after_the_prompt()
         let error = &rejected.json()["error"];
         assert_eq!((&error["code"], &error["param"]), (&json!("context_length_exceeded"), &json!(name)));
     }
-    // A long conversation is truncated as if there were no default length of answers.
+    // A long conversation is truncated as if the model did not limit the length of answers by default.
     let turns: Vec<Value> = (0..20).map(|_| json!({"role": "user", "content": "x".repeat(24)})).collect();
     let body = request(json!({"input": turns}), json!({"truncation": "auto"}));
     let usage = server.post("/v3/responses", body).await.json()["usage"].clone();
@@ -249,8 +249,8 @@ async fn bodies_share_a_budget_and_one_that_exceeds_it_is_429() {
     setup.limits.max_body_bytes = 64 * 1024;
     setup.limits.max_buffered_body_bytes = 160 * 1024;
     let server = setup.start();
-    // Only 40 KiB of this body arrives. Its buffer has 64 KiB, and its text counts a second time, because it may become
-    // a value.
+    // Only 40 KiB of this body arrives. Its buffer has 64 KiB, and the received text counts a second time, because
+    // parsing may copy it into a value.
     let begun = Bytes::from(vec![b' '; 40 * 1024]);
     let (sender, sent) = tokio::sync::oneshot::channel::<()>();
     let pieces = futures_util::stream::iter([begun.clone(), Bytes::from_static(b" ")])

@@ -308,7 +308,7 @@ async fn both_endpoints_reject_shared_parameters_alike() {
             let answer = server.post(path, body).await;
             let mut error = answer.json()["error"].clone();
             if error["code"] == "context_length_exceeded" {
-                // The message contains the length of the prompt, which includes the template for chats.
+                // The message contains the length of the prompt. For chats, the prompt includes the chat template.
                 error["message"] = json!("…");
             }
             (answer.status.as_u16(), error)

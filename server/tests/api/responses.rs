@@ -394,7 +394,7 @@ async fn many_log_probabilities_are_streamed_and_stored() {
             "max_output_tokens": 200, "top_logprobs": 2, "stream": true, "background": background,
         });
         permits.send(()).unwrap();
-        // The server has read at most the first token when the engine has generated all other tokens.
+        // When the engine has generated all tokens, the server has read at most the first one.
         let unread = server.open(PATH, request(parameters)).await;
         drop(permits);
         server.block_until_computed(1);

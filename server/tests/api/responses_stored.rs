@@ -62,7 +62,7 @@ async fn a_response_continues_another_with_its_whole_history() {
     ]);
     let whole = ask(&server, json!({"input": items})).await;
     assert_eq!(whole["usage"]["input_tokens"], third["usage"]["input_tokens"]);
-    // Two responses may follow the same one.
+    // Several responses can continue the same previous response.
     let other = ask(&server, json!({"input": "x", "previous_response_id": first["id"]})).await;
     assert_eq!(text(&other), "Two.");
 }
@@ -185,7 +185,7 @@ async fn stored_responses_are_retrieved_listed_and_deleted() {
     ] {
         assert_eq!(code(&answer), (404, "response_not_found".to_owned()));
     }
-    // The response that followed the deleted one still exists, but no new response can follow it.
+    // The second response still exists, but no new response can continue it, because its history is incomplete.
     assert_eq!(server.get(&path).await.status, 200);
     for (previous, missing) in [(&first, &first), (&second, &first)] {
         let answer = server.post(PATH, request(json!({"previous_response_id": previous["id"]}))).await;
@@ -219,7 +219,7 @@ async fn a_streamed_response_is_stored_before_its_last_event() {
     assert_eq!(server.get(&format!("{PATH}/{}", id(&first))).await.json(), first);
     let second = ask(&server, json!({"previous_response_id": first["id"]})).await;
     assert_eq!(text(&second), "Two.");
-    // The events of this response are not stored.
+    // Events are stored only for responses that were created with both `background` and `stream`.
     let replay = server.get(&format!("{PATH}/{}?stream=true", id(&first))).await;
     assert_eq!((replay.status.as_u16(), &replay.json()["error"]["param"]), (400, &json!("stream")));
 }
@@ -439,7 +439,7 @@ async fn a_background_response_is_polled_until_it_is_complete() {
         (&json!("incomplete"), 8)
     );
     assert_eq!(done["usage"]["output_tokens"], 8);
-    // The final state of the response does not change.
+    // Canceling a response that has ended does not change it.
     assert_eq!(server.post(&format!("{path}/cancel"), "").await.json(), done);
     let next = server.post(PATH, request(json!({"previous_response_id": begun["id"]}))).await;
     assert_eq!(next.status, 200, "{}", next.body);
@@ -567,7 +567,7 @@ async fn a_response_is_stored_with_its_turn_even_if_the_client_disconnects() {
     let conversation = id(&server.post(CONVERSATIONS, "{}").await.json());
     let record = directory.path().join(format!("{conversation}.record"));
     let joining = async {
-        // The preparation of the request reads the record, so replace the record afterward.
+        // The server reads the record while it prepares the request, so replace the record after that.
         eventually(async || (server.engine.handle().submissions() != 0).then_some(())).await;
         replace_with_pipe(&record);
         drop(permits);

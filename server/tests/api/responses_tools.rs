@@ -124,7 +124,7 @@ async fn a_stream_has_comments_while_the_input_of_a_custom_tool_is_generated() {
         }
         let parameters = json!({"stream": true, "background": background, "max_output_tokens": 4000});
         let mut body = server.open(PATH, asks(parameters)).await.into_body();
-        // While this test waits, the paused clock advances, so keep-alive comments may also precede the call.
+        // While this test waits, Tokio advances the paused clock, so keep-alive comments may also precede the call.
         while !sent(&mut body).await.contains("response.output_item.added") {}
         for _ in 0..3 {
             assert_eq!(sent(&mut body).await, ": keep-alive\n\n", "background: {background}");

@@ -107,7 +107,7 @@ async fn a_history_that_is_too_large_is_rejected_before_it_is_parsed() {
     let add = || server.post(&added, body.clone());
     assert_eq!(add().await.status, 200);
     let name = path.rsplit('/').next().unwrap();
-    // The conversation's 14 MiB are within the limit of a request, but one more item exceeds this limit.
+    // The conversation has 14 MiB, which is within the limit of a request. With one more item, it exceeds this limit.
     let body = json!({"conversation": name, "input": references(&others[0], 1)});
     let more = server.post(PATH, request(body)).await;
     assert_eq!(refusal(&more), (400, json!("context_length_exceeded"), json!("input[0].id")));
@@ -142,7 +142,8 @@ async fn a_page_is_limited_in_bytes_and_continues_where_it_ended() {
 #[tokio::test]
 async fn replays_of_events_that_are_not_read_are_limited() {
     let server = start();
-    // Several events repeat the tool. The prompt does not contain it, because `tool_choice` is `none`.
+    // Several events contain the tool definition, so the replay is large. The prompt does not contain the definition,
+    // because `tool_choice` is `none`.
     let tool =
         json!({"type": "function", "name": "f", "description": "x".repeat(30 << 10), "parameters": {}});
     let parameters = json!({"background": true, "stream": true, "tools": [tool], "tool_choice": "none"});

@@ -184,8 +184,8 @@ async fn a_streamed_answer_contains_the_call_in_parts() {
 async fn calls_are_parsed_in_the_format_of_the_template() {
     let cases: [(&str, &[&str], &str); 6] = [
         (HERMES, &[], CALL),
-        // The template does not render tools, so the prompt describes them as text, which also determines the format of
-        // calls.
+        // The template does not render tools, so the prompt describes them as text. This text also specifies the format
+        // of the calls.
         (PLAIN, &[], CALL),
         (
             "{% for m in messages %}<|start_header_id|>{{ m.role }}\n{{ m.content }}{% endfor %}{% if tools %}{{ tools | tojson }}<|python_tag|>{% endif %}{% if add_generation_prompt %}<|start_header_id|>assistant\n{% endif %}",

@@ -48,7 +48,7 @@ fn probes_and_metrics_are_answered_while_the_api_has_no_free_connection() {
     let server = Server::start(&mut command(&arguments));
     let admin = server.logged("metrics and probes on ");
     let mut silent = server.connect();
-    // Once an answer arrives, the connection has been accepted.
+    // Wait for an answer, to be sure that the server has accepted the connection.
     silent.write_all(b"GET /v2/health/live HTTP/1.1\r\nhost: x\r\n\r\n").unwrap();
     silent.read_exact(&mut [0; 12]).unwrap();
     let get = |path: &str| {
@@ -170,7 +170,7 @@ fn forms_that_would_take_gigabytes_to_compile_are_rejected() {
         assert!(error["message"].as_str().unwrap().contains("to be compiled"), "{error}");
         assert!(error["param"].as_str().unwrap().starts_with("guided_"), "{error}");
     }
-    // A form that is large but not costly passes its trial in a separate process and is then compiled.
+    // A large form that is cheap to compile passes its trial in a separate process, so the server compiles it.
     let valid = json!({"guided_json": {"type": "object", "properties": properties}});
     let accepted = ask(valid);
     assert!(accepted.starts_with("HTTP/1.1 200"), "{accepted}");

@@ -96,7 +96,8 @@ fn images_are_fetched_from_allowed_places() {
         "--allowed-local-media-path",
         directory.path().to_str().unwrap(),
     ]);
-    // The server must ignore this proxy, because a proxy would resolve names itself. Nothing listens on its address.
+    // The server must ignore this proxy, because a proxy would resolve names itself. Requests through the proxy would
+    // fail, because nothing listens on the proxy's address.
     let server = Server::start(command.env("http_proxy", "http://127.0.0.2:9"));
     let url = format!("http://{web}/image.png");
     let path = file.to_str().unwrap();

@@ -1,4 +1,4 @@
-// Sends images to the endpoints of chat completions and responses, with the AI SDK and two of its providers.
+// Sends images to the chat completions and responses endpoints, with the AI SDK and two of its providers.
 // Usage: node ai_sdk_images.js BASE_URL MODEL
 //
 // The server's model must use 16 prompt tokens for an image, and its answers must depend on the images. The first

@@ -1,4 +1,4 @@
-// Makes images for the scripts of the clients.
+// Creates images for the client tests.
 
 // Returns a GIF image of one pixel, as bytes. Images with different values of `red` (0 to 255) have different colors.
 export function gif(red) {

@@ -1,8 +1,8 @@
 // Tests the responses endpoint with the official JavaScript client.
 // Usage: node responses.js BASE_URL MODEL scripted|real
 //
-// This script is the counterpart of responses.py, which describes the two kinds. The first scenario that fails ends the
-// run.
+// This script is the counterpart of responses.py, which describes `scripted` and `real`. The first scenario that fails
+// ends the run.
 
 import assert from "node:assert/strict";
 import OpenAI from "openai";
@@ -56,8 +56,8 @@ async function aLoopOfThreeTurnsByTheServersMemory() {
   await expectError(OpenAI.NotFoundError, "response_not_found", client.responses.retrieve(response.id));
 }
 
-// Returns the response that the client's helper assembles from the events of a stream. Its items must have the same IDs
-// as those of the response in the last event.
+// Returns the response that the client's helper assembles from the events of a stream, and checks that its items have
+// the same IDs as those of the response in the last event.
 async function streamed(parameters) {
   const runner = client.responses.stream({ model, temperature: 0, ...parameters });
   let number = 0;
@@ -102,7 +102,7 @@ async function aResponseInTheBackgroundIsPolledAndFollowed() {
   for await (const event of await client.responses.retrieve(id, { stream: true })) again.push(event);
   assert.deepEqual(again, events);
   const helped = await client.responses.stream({ response_id: id, starting_after: 3 }).finalResponse();
-  // Compare only the texts and arguments, because the helper adds parsed values to the response.
+  // Compare only the IDs, texts and arguments, because the helper adds parsed values to the response.
   const said = (response) => response.output.map((item) => [item.id, item.content?.[0]?.text ?? item.arguments]);
   assert.deepEqual(said(helped), said(events.at(-1).response));
 }

@@ -1,7 +1,7 @@
 // Tests tools with the official JavaScript client. Usage: node tools.js BASE_URL MODEL scripted|required
 //
-// This script is the counterpart of tools.py, which describes the two kinds. The first scenario that fails ends
-// the run.
+// This script is the counterpart of tools.py, which describes `scripted` and `required`. The first scenario that fails
+// ends the run.
 
 import assert from "node:assert/strict";
 import OpenAI from "openai";

@@ -128,7 +128,7 @@ def n_gives_several_choices_reproducibly(client, model):
 def stop_strings_end_the_text_before_them(client, model):
     arguments = dict(model=model, messages=PARIS, temperature=0)
     whole = client.chat.completions.create(**arguments).choices[0].message.content
-    # The string begins inside one word and ends with the space after it, so it does not consist of whole tokens.
+    # The string begins inside a word and ends with the space after that word, so it does not consist of whole tokens.
     stop = whole[whole.index("ital of") :][:5]
     for stops in (stop, ["never in the text", stop]):
         answer = client.chat.completions.create(**arguments, stop=stops)
@@ -160,8 +160,8 @@ def a_repeated_prompt_is_cached(client, model):
         content = f"Repeat after me. The {animal} says: " + f"The quick brown {animal} jumps over it. " * 20
         messages = [{"role": "user", "content": content}]
         client.chat.completions.create(model=model, messages=messages, max_tokens=1)
-        # The second request follows without a pause, so behind a router, the replica's next load report has not arrived
-        # yet.
+        # The second request follows without a pause, because a router must choose the same replica even before the
+        # replica's next load report arrives.
         usage = client.chat.completions.create(model=model, messages=messages, max_tokens=1).usage
         cached = usage.prompt_tokens_details.cached_tokens
         assert usage.prompt_tokens / 2 < cached < usage.prompt_tokens, usage

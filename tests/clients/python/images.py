@@ -105,7 +105,7 @@ def responses_have_images(client, model):
     assert events[-1].response.output_text == said, events[-1]
     [item] = client.responses.input_items.list(first.id).data
     assert item.content[0].type == "input_image" and item.content[0].image_url == image["image_url"], item
-    # The stored image is part of the next turn.
+    # The prompt of the next turn includes the stored image.
     second = client.responses.create(input="Sure?", previous_response_id=first.id, **parameters)
     assert second.usage.input_tokens > first.usage.input_tokens + first.usage.output_tokens, second
     assert second.usage.input_tokens_details.cached_tokens > IMAGE_TOKENS, second

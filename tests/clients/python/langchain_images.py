@@ -1,4 +1,4 @@
-"""Sends images to the endpoints of chat completions and responses, with LangChain.
+"""Sends images to the chat completions and responses endpoints with LangChain.
 
 Usage: langchain_images.py BASE_URL MODEL
 
@@ -32,7 +32,7 @@ def model_of(base_url, model, **parameters):
 
 
 def forms(url):
-    """Returns an image in the forms that LangChain's documentation shows: two of LangChain's own, and OpenAI's."""
+    """Returns an image in the formats that LangChain's documentation shows: two of LangChain, and one of OpenAI."""
     base64_content = url.partition(",")[2]
     return [
         {"type": "image", "base64": base64_content, "mime_type": "image/png"},
@@ -56,7 +56,7 @@ def answers_depend_on_the_images(chat):
 def usage_counts_the_tokens_of_images(chat):
     usages = [chat.invoke([HumanMessage([QUESTION, *forms(png())[:1] * count])]).usage_metadata for count in range(3)]
     counts = [usage["input_tokens"] for usage in usages]
-    # The text around an image takes the same number of tokens each time.
+    # Each image adds the same number of tokens: its own, and those of the text around it.
     assert counts[1] - counts[0] >= IMAGE_TOKENS and counts[2] - counts[1] == counts[1] - counts[0], usages
 
 

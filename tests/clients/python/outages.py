@@ -23,7 +23,7 @@ async def whole_or_broken(client, request):
             chunks += 1
             finish = chunk.choices[0].finish_reason if chunk.choices else finish
     except openai.APIError as error:
-        # For status errors and connection errors, the client raises exceptions of other types, which are subclasses.
+        # For status errors and connection errors, the client raises subclasses of `APIError`, so check the exact type.
         assert type(error) is openai.APIError and error.code == "replica_failed", repr(error)
         assert chunks > 0, "an answer failed before its first byte"
         return "broken"

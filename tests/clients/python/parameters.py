@@ -20,7 +20,7 @@ def an_echoed_prompt_has_the_log_probabilities_of_its_tokens(client, model):
     arguments = dict(model=model, temperature=0, logprobs=3)
     ids = {"return_token_ids": True}
     generated = client.completions.create(prompt=PROMPT, max_tokens=8, extra_body=ids, **arguments).choices[0]
-    # A stop token has no text and no log probability here, so omit its ID.
+    # `logprobs` has no entry for a stop token that ends the answer, so omit the ID of this token.
     tokens = generated.prompt_token_ids + generated.token_ids[: len(generated.logprobs.tokens)]
     echoed = client.completions.create(
         prompt=tokens, max_tokens=0, echo=True, extra_body={"prompt_logprobs": 0}, **arguments
@@ -33,7 +33,7 @@ def an_echoed_prompt_has_the_log_probabilities_of_its_tokens(client, model):
     count = len(generated.logprobs.tokens)
     assert logprobs.tokens[-count:] == generated.logprobs.tokens, (logprobs.tokens, generated.logprobs.tokens)
     for one, other in zip(logprobs.token_logprobs[-count:], generated.logprobs.token_logprobs):
-        # Rounding errors depend on the batch.
+        # The echoed tokens are computed in prefill and the generated ones in decode, so rounding errors differ.
         assert math.isclose(one, other, abs_tol=0.05), (one, other)
     for token, offset in zip(logprobs.tokens, logprobs.text_offset):
         assert choice.text[offset:].startswith(token), (token, offset)
@@ -159,8 +159,8 @@ def every_parameter_of_the_client_is_in_the_openapi_document(client, model):
 
 
 def answers_are_of_the_clients_types(client, model):
-    # The client does not validate responses by default. Strict validation of its types reports missing fields and wrong
-    # types of values.
+    # The client does not validate responses by default. Strict validation against its types detects missing fields
+    # and values of the wrong type.
     messages = [{"role": "user", "content": "Hi"}]
     common = dict(model=model, max_tokens=4, seed=1, n=2)
     chat = client.chat.completions.with_raw_response
@@ -172,11 +172,12 @@ def answers_are_of_the_clients_types(client, model):
     for chunk in data(streamed):
         ChatCompletionChunk.model_validate_json(chunk, strict=True)
     texts = client.completions.with_raw_response
-    # Answers with `echo` are not validated: the first token of a prompt has no probability, which the types of the
-    # client do not allow.
+    # Answers with `echo` are not validated: the log probability of the first prompt token is null, which the client's
+    # types do not allow.
     Completion.model_validate_json(texts.create(prompt=PROMPT, logprobs=2, **common).text, strict=True)
     for chunk in data(texts.create(prompt=PROMPT, stream=True, stream_options={"include_usage": True}, **common)):
-        # The client uses one type for whole completions and for chunks, most of which have no finish reason.
+        # The client uses the same type for whole completions and for chunks. The type requires a finish reason, which
+        # most chunks do not have.
         part = json.loads(chunk)
         for choice in part["choices"]:
             choice["finish_reason"] = choice["finish_reason"] or "stop"

@@ -1,4 +1,4 @@
-"""Makes images for the scripts of the clients."""
+"""Creates images for the client tests."""
 
 import base64
 import random
@@ -7,7 +7,7 @@ import zlib
 
 
 def png(width=8, height=8, value=None):
-    """Returns the data: URL of a PNG image with one color, which is random by default."""
+    """Returns the data URL of a PNG image in a single color, which is random by default."""
     color = random.randbytes(3) if value is None else bytes([value] * 3)
     chunk = lambda kind, content: (
         struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))

@@ -1,8 +1,8 @@
 """Tests the responses endpoint with the official Python client. Usage: responses.py BASE_URL MODEL scripted|real
 
-`scripted`: the model returns the answers in `tests/tests/e2e_responses.rs`: in the first turn it reasons and calls a
-tool, in the second it calls two tools, and in the third it answers. `real`: a real model answers, so only a few checks
-depend on the text.
+`scripted`: the model returns the answers in `tests/tests/e2e_responses.rs`. In each turn, it first reasons. It then
+calls one tool in the first turn and two tools in the second, and answers with text in the third.
+`real`: a real model answers, so only a few checks depend on the text.
 Each scenario is a function whose name describes the expected behavior. The run ends at the first failure.
 """
 
@@ -239,8 +239,8 @@ def a_conversation_is_changed_item_by_item(client, model):
 
 
 def answers_and_events_are_of_the_clients_types(client, model):
-    # The client does not validate responses by default. Strict validation of its types reports missing fields and wrong
-    # types of values.
+    # The client does not validate responses by default. Strict validation against its types detects missing fields
+    # and values of the wrong type.
     arguments = dict(model=model, input=QUESTION, tools=PLAIN, max_output_tokens=400)
     raw = client.responses.with_raw_response
     types.Response.model_validate_json(raw.create(**arguments).text, strict=True)
@@ -318,8 +318,9 @@ def function_tool(name):
     return {"type": "function", "name": name, "parameters": {"type": "object", "properties": {}}, "strict": False}
 
 
-# The expected treatment of each tool type of this client. A new type in the client must be added here, and to
-# `BUILT_IN` of `server/src/prepare/tools.rs` if it cannot be offered to the model.
+# The tool types that this version of the client defines: those that the server offers to the model, and those that it
+# ignores. If a new version defines another type, add it here, and to `BUILT_IN` in `server/src/prepare/tools.rs` if it
+# cannot be offered to the model.
 OFFERED = {
     "function": function_tool("f"),
     "custom": {"type": "custom", "name": "c"},

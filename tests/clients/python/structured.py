@@ -41,8 +41,8 @@ class Report(BaseModel):
     degrees: int = Field(ge=-50, le=60)
 
 
-# Requests with these options also set a seed, because an answer that is sampled without one may contain so much
-# whitespace that it does not end within `max_tokens`.
+# At this temperature, an answer may contain so much whitespace that it does not end within `max_tokens`. Requests with
+# these options therefore set a seed, so that each run samples the same answers.
 OPTIONS = {"max_tokens": 400, "temperature": 1.0}
 
 

@@ -1,7 +1,8 @@
 """Tests tool calls with the official Python client. Usage: tools.py BASE_URL MODEL scripted|required
 
-`scripted`: the model returns the answers in `tests/tests/e2e_tools.rs`: one call in the first turn, two in the
-second, and text in the third. `required`: a tool call is enforced even if the model prefers to answer with text.
+`scripted`: the model returns the answers in `tests/tests/e2e_tools.rs`. It calls one tool in the first turn and two
+tools in the second, and answers with text in the third.
+`required`: a tool call is enforced even if the model prefers to answer with text.
 Each function in `SCENARIOS` is a scenario; its name describes the expected behavior. The run ends at the first failure.
 """
 

@@ -18,7 +18,7 @@ mounts() {
   mount -t tmpfs -o mode=755 tmpfs /run
   mount --bind "$NODE/lib" /var/lib
   mount --bind "$NODE/log" /var/log
-  # The kubelet would change these kernel settings for the whole machine, so private files replace them.
+  # The kubelet would change these kernel settings for the whole machine, so mount private files over them.
   local sysctl
   for sysctl in vm/overcommit_memory=1 vm/panic_on_oom=0 kernel/panic=10 kernel/panic_on_oops=1 \
     kernel/keys/root_maxkeys=1000000 kernel/keys/root_maxbytes=25000000; do

@@ -55,7 +55,7 @@ class RecordingTokenizer(transformers.PreTrainedTokenizerFast):
         return {"input_ids": [[0] for _ in self.texts], "attention_mask": [[1] for _ in self.texts]}
 
 
-# The processors accept only the tokenizer classes of their models.
+# Disable this check, because the processors would accept only the tokenizer classes of their models.
 transformers.ProcessorMixin.check_argument_for_proper_class = lambda self, name, value: type(value)
 # The recorded text is not tokenized, so there are no tokens to count.
 transformers.ProcessorMixin._check_special_mm_tokens = lambda self, text, text_inputs, modalities: None
@@ -75,7 +75,7 @@ def integers(array) -> dict:
 
 
 def floats(array) -> dict:
-    """Returns the shape, the sum of magnitudes, and samples, which the Rust tests take at the same indices."""
+    """Returns the shape, the sum of magnitudes, and samples at the indices that the Rust tests also use."""
     array = np.asarray(array).astype(np.float32)
     flat = array.reshape(-1)
     indices = np.arange(SAMPLES, dtype=np.int64) * 7919 % max(flat.size, 1)
@@ -84,7 +84,7 @@ def floats(array) -> dict:
 
 
 def pixels(array, plane: int, mean: list[float], std: list[float]) -> dict:
-    """Returns the samples, and a digest of the 8-bit pixels. The color of value i is i // plane % 3."""
+    """Returns the result of `floats`, and a digest of the 8-bit pixels. Value i belongs to color i // plane % 3."""
     array = np.asarray(array).astype(np.float32)
     flat = array.reshape(-1).astype(np.float64)
     color = np.arange(flat.size) // plane % 3
@@ -266,7 +266,7 @@ def llava_next() -> dict:
         return {"num_tokens": rows.numel(), "text": compact(tokenizer.texts[0], "<image>"),
                 "pixel_values": tiles(values, processor), "feature_rows": integers(rows)}
 
-    # 200 x 5 replaces 200 x 3, because the processor mistakes a picture that it resized to three rows for one with three
+    # 200 x 5 replaces 200 x 3, which the processor would resize to three rows and then mistake for a picture with three
     # channels.
     sizes = [(200, 5) if size == (200, 3) else size for size in SIZES]
     config = {"vision_feature_select_strategy": "default", "image_grid_pinpoints": pinpoints,

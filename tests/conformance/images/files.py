@@ -32,7 +32,7 @@ def with_alpha(picture: Image.Image) -> Image.Image:
 
 
 def png16(mode: str) -> bytes:
-    """Encodes a PNG file with 16 bits for each color, which Pillow can write only in gray."""
+    """Encodes a PNG file with 16 bits for each color. Pillow can write such files only in gray."""
     import struct
     import zlib
 

@@ -21,7 +21,8 @@ from pictures import draw
 
 FILTERS = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC,
            "lanczos": Image.Resampling.LANCZOS}
-# Width and height before and after resizing: growing, shrinking, one axis only, single pixels, and extreme proportions.
+# Width and height before and after resizing. The cases cover enlarging, shrinking, changing only one axis, single
+# pixels, and extreme proportions.
 RESIZES = [
     ((1, 1), (5, 3)), ((2, 1), (1, 7)), ((3, 200), (28, 476)), ((300, 200), (308, 196)), ((300, 200), (56, 56)),
     ((182, 126), (182, 60)), ((182, 126), (61, 126)), ((17, 31), (448, 448)), ((4000, 28), (448, 448)),

@@ -3,12 +3,12 @@ transformers.
 
     python make_models.py DIRECTORY [FAMILY ...]
 
-For each family, DIRECTORY/FAMILY is the exported model, and DIRECTORY/FAMILY/reference has cases for tests:
-`cases.json` has the tokens of each prompt, their positions if the model uses M-RoPE, the tokens of the greedy answer,
-and the logits of its first token. The other files are the images, and the features that take the place of the image
-tokens of a prompt: `f32` values, little-endian. DIRECTORY/FAMILY-int8 is the same model with 8-bit weights in the image
-encoder. requirements.txt lists the package versions with which the models are made. Phi-4-multimodal needs another
-version of transformers (requirements-phi.txt) and is made only if it is named.
+For each family, DIRECTORY/FAMILY is the exported model, and DIRECTORY/FAMILY/reference contains cases for tests. The
+file `cases.json` contains the tokens of each prompt, their positions if the model uses M-RoPE, the tokens of the greedy
+answer, and the logits of its first token. The other files are the images, and the features that replace the image
+tokens of each prompt, as little-endian `f32` values. DIRECTORY/FAMILY-int8 is the same model with 8-bit weights in the
+image encoder. requirements.txt lists the package versions with which the models are made. Phi-4-multimodal needs
+another version of transformers (requirements-phi.txt) and is made only if it is named.
 """
 
 import json
@@ -73,8 +73,8 @@ def train_tokenizer(special, bos=None):
 
 def draw_weights(model, embedding_deviation, seed, wide=()):
     """Draws matrices and biases at random. The standard deviations of matrices preserve the magnitude of activations,
-    so that answers depend on the image; those of matrices whose names contain a part in `wide` are four times as
-    large."""
+    so that answers depend on the image. If the name of a matrix contains an element of `wide`, its standard deviation
+    is four times as large."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -209,13 +209,13 @@ def qwen_tokenizer():
 
 
 def qwen(names, vision, seed, rope, text=None, patch=14, colors=None):
-    """Creates a model of a Qwen family; `names` are the names of the classes of its configuration, model, processor and
-    video processor in transformers."""
+    """Creates a model of a Qwen family; `names` are the names of the transformers classes for its configuration, model,
+    processor and video processor."""
     config_class, model_class, processor_class, video_class = (getattr(transformers, name) for name in names)
     tokenizer = qwen_tokenizer()
     token = tokenizer.convert_tokens_to_ids
-    # The text model of Qwen2-VL has heads of 16 elements, so the plugin computes its attention. Those of the other
-    # Qwen families have heads of 32 elements, which the native attention supports.
+    # The text model of Qwen2-VL has heads of 16 elements, so the plugin computes its attention. The text models
+    # of the other Qwen families have heads of 32 elements, which the native attention supports.
     text = {**{name: value for name, value in TEXT.items() if name != "head_dim"}, **(text or {})}
     config = config_class(
         text_config={**text, "vocab_size": len(tokenizer), "rope_scaling": rope},
@@ -240,7 +240,7 @@ def qwen(names, vision, seed, rope, text=None, patch=14, colors=None):
 
 
 def qwen_names(version):
-    """Returns the names of the classes of transformers that implement a family."""
+    """Returns the names of the transformers classes that implement a family."""
     video = "Qwen3VLVideoProcessor" if version == "Qwen3VL" else "Qwen2VLVideoProcessor"
     prefix = version.replace("2_5VL", "2_5_VL")
     return f"{prefix}Config", f"{prefix}ForConditionalGeneration", f"{prefix}Processor", video
@@ -403,8 +403,8 @@ def phi4_multimodal():
     )
     model = transformers.Phi4MultimodalForCausalLM(config)
     draw_weights(model, 0.5, 12, wide=["img_projection_down"])
-    # With PyTorch's attention, transformers makes the attention of patches causal if no patch is masked. In the exported
-    # model, it is never causal.
+    # With PyTorch's attention, transformers would make the attention between patches causal if no patch is masked.
+    # Eager attention is never causal, like that of the exported model.
     model.model.embed_tokens_extend.image_embed.img_processor.config._attn_implementation = "eager"
     processor = transformers.Phi4MultimodalProcessor(
         # With 36 crops, the default, the tokens of a large image would not fit into the context.
@@ -431,7 +431,8 @@ FAMILIES = {
 
 
 def picture(seed, width, height):
-    """Returns a picture with areas of random colors and some noise, so that resizing and patches matter."""
+    """Returns a picture with areas of random colors and some noise, so that resizing and the order of patches affect
+    the features."""
     random = np.random.default_rng(seed)
     areas = random.integers(0, 256, (4, 5, 3), dtype=np.uint8)
     pixels = np.asarray(Image.fromarray(areas).resize((width, height), Image.Resampling.BILINEAR)).astype(int)
@@ -583,7 +584,7 @@ def compress_encoder(exported, compressed):
 
 
 def make(name, directory):
-    # Some models initialize vectors at random. Of these, draw_weights replaces only the biases.
+    # Some models initialize vectors at random, and draw_weights replaces only those that are biases, so set a seed.
     torch.manual_seed(0)
     model, processor, marker = FAMILIES[name]()
     model = model.eval()

@@ -1,4 +1,4 @@
-"""Pictures for the reference values, computed from their size alone, so that the Rust tests can draw the same ones."""
+"""Pictures for the reference values. A picture depends only on its size, so the Rust tests can draw the same one."""
 
 from __future__ import annotations
 

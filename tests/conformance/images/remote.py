@@ -1,4 +1,4 @@
-"""The processing of InternVL and MiniCPM-V 2.6, which their authors publish as code next to the models."""
+"""Implements the image processing of InternVL and MiniCPM-V 2.6, whose authors publish its code next to the models."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def position_ids(rows: int, columns: int, side: int) -> np.ndarray:
 
 
 def pos_embed(hidden: int, rows: int, columns: int) -> np.ndarray:
-    """Returns the sines and cosines of the column, then of the row, for each patch: [rows, columns, hidden]."""
+    """Returns the sines and cosines of the column and then of the row of each patch, as [rows, columns, hidden]."""
     omega = np.arange(hidden // 4, dtype=np.float32) / np.float32(hidden / 4)
     omega = np.float32(1) / np.float32(10000) ** omega
 

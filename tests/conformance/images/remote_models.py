@@ -15,7 +15,7 @@ import remote
 
 
 class VisionAttention(nn.Module):
-    """Attention of all patches to all patches."""
+    """Attention in which each patch attends to all patches."""
 
     use_flash_attn = False
 
@@ -163,7 +163,7 @@ class MiniCPMVConfig(transformers.Qwen2Config):
 
 
 class SliceAttention(nn.Module):
-    """Attention of all patches of a slice to all patches of this slice."""
+    """Attention in which each patch of a slice attends to all patches of the slice."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()

@@ -1,8 +1,9 @@
 #!/bin/sh
-# Makes the tiny vision-language models in .deps/models/vision, and creates the Python environments for this purpose,
-# unless they are up to date. .deps/venv-vision is for all families except Phi-4-multimodal, which needs other versions
-# of the packages (.deps/venv-vision-phi). With the argument `environment`, the script creates only .deps/venv-vision.
-# Each environment takes 5.3 GB, because it contains torch with its CUDA libraries.
+# Makes the tiny vision-language models in .deps/models/vision, and the Python environments that this requires, unless
+# they are up to date. Phi-4-multimodal needs other versions of the packages than the other families, so it has its own
+# environment, .deps/venv-vision-phi; the other families use .deps/venv-vision. With the argument `environment`, the
+# script creates only .deps/venv-vision. Each environment takes 5.3 GB, because it contains torch with its CUDA
+# libraries.
 set -eu
 cd "$(dirname "$0")/../../.."
 here=tests/conformance/images

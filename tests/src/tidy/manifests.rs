@@ -11,7 +11,8 @@ const EDGES: [(&str, &[&str]); 16] = [
     ("operator-api", &[]),
     ("process", &[]),
     ("proto", &[]),
-    // The router reads the headers of images. The scheduler is used only by an example that simulates policies.
+    // The router uses `server-images` to read the headers of images, and `server-scheduler` only in an example that
+    // simulates routing policies.
     ("router", &["process", "proto", "server-images", "server-scheduler"]),
     (
         "server",

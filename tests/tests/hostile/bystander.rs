@@ -148,7 +148,7 @@ fn send_probes(address: &str, stopping: &AtomicBool) -> anyhow::Result<Duration>
         for path in ["/v2/health/live", "/v2/health/ready"] {
             let start = Instant::now();
             let status = probe(address, path)?;
-            ensure!(status == 200, "{path} of {address} has the status {status}");
+            ensure!(status == 200, "{path} of {address} returned the status {status}");
             slowest = slowest.max(start.elapsed());
         }
         std::thread::sleep(PROBE_INTERVAL);

@@ -43,7 +43,8 @@ impl<T> PerProcess<T> {
 
 /// The processes and the limits that they run under.
 pub(crate) struct Fleet {
-    // The fields are dropped in this order: a control group can be removed only after its processes have ended.
+    // Fields are dropped in declaration order, so the processes end before their control groups are removed, as the
+    // kernel requires.
     router: Router,
     server: Server,
     _limits: PerProcess<MemoryLimit>,

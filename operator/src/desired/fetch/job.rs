@@ -34,7 +34,7 @@ pub(crate) fn manifests(valid: &ValidDeployment, observed: &ObservedState) -> Ve
     let owner = &valid.owner;
     let claim = owner.manifest(Kind::PersistentVolumeClaim, &owner.cache_claim(), Component::Fetch, claim);
     let job = job(valid, fetched, observed);
-    // Only one Job exists at a time: each removes unused directories, which another Job could be about to use.
+    // Run only one Job at a time, because a Job removes unused directories, which another Job could be about to use.
     let mut others = observed.owned.keys().filter(|(kind, name)| *kind == Kind::Job && *name != job.name);
     let may_exist = observed.job(&job.name).is_some() || others.next().is_none();
     if may_exist { vec![claim, job] } else { vec![claim] }

@@ -166,7 +166,7 @@ async fn a_stream_releases_the_body_of_its_request() {
     let (mut connection, mut replica) = connected().await;
     let body = Bytes::from_owner(TrackedBytes(vec![b'x'; BYTES], Arc::clone(&is_released)));
     let read = async {
-        // Read the whole request: as many bytes as the body has, and then the rest, which is as long as the head.
+        // Read the whole request: after the first `BYTES` bytes, the rest is as long as the head.
         replica.read_exact(&mut vec![0; BYTES]).await.unwrap();
         let _ = replica.read(&mut [0; 1024]).await.unwrap();
         let head = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n1\r\na\r\n";

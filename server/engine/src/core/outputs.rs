@@ -387,7 +387,7 @@ fn take_ready(requests: &mut Requests, wait: LockWait, locks: &mut Vec<CommitLoc
         let is_pending = |index: u32| guides[index as usize].is_pending();
         let mut logits = Vec::new();
         if search.is_some() {
-            // A beam search continues when the guides of all its beams are ready.
+            // A beam search continues only when the guides of all its beams are ready.
             if suspended_logits.keys().any(|&index| is_pending(index)) {
                 requests.suspended.insert(request);
                 continue;

@@ -180,7 +180,7 @@ fn compute(job: GuideJob) -> Result<ReadyGuide, GuideError> {
     }));
     let panicked = |_| Err(GuideError::Failed("the guide panicked".to_owned()));
     let (run, progress) = result.unwrap_or_else(panicked)?;
-    // An error or panic in `lookahead` is ignored, because the draft before it may be rejected.
+    // An error or panic in `lookahead` is ignored, because the draft that causes it may be rejected.
     let lookahead = catch_unwind(AssertUnwindSafe(|| lookahead(&run, &drafts))).unwrap_or_default();
     Ok(ReadyGuide { run, progress, lookahead })
 }

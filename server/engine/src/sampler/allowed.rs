@@ -156,7 +156,7 @@ mod tests {
             if sampling.temperature == 0.0 || sampling.top_k == 1 || chosen.is_err() {
                 assert_eq!(chosen, expected, "round {round}: {sampling:?}");
             }
-            // The order of summation differs, so a draw near a boundary may differ.
+            // The two ways sum the weights in different orders, so draws near a boundary may differ.
             differ += u32::from(chosen != expected);
         }
         assert!(differ < 3, "{differ} draws differ");

@@ -70,8 +70,8 @@ pub(super) fn top(blocks: Blocks<'_>, count: usize, top: &mut Vec<Candidate>) ->
         return Cutoff { logit: f32::INFINITY, token: 0 };
     }
     let room = count.saturating_mul(2).max(ROOM_MIN);
-    // At first, logits that equal the bound are added. After `keep_best`, a logit equal to the worst one is not added,
-    // because its token has a higher id.
+    // At first, `exceeded` is just below the `count`-th greatest maximum, so logits equal to this maximum are added.
+    // After `keep_best`, a logit equal to the worst remaining one is not added, because its token has a higher ID.
     let mut exceeded = nth_greatest(blocks.maxima, count, top).next_down();
     for (start, (block, greatest)) in (0..).step_by(BLOCK).zip(blocks.iter()) {
         if greatest <= exceeded {
@@ -178,7 +178,7 @@ fn keep_bucket(candidates: &mut Vec<Candidate>, mass: f64) -> f64 {
     let logits = || candidates.iter().map(|candidate| candidate.logit);
     let max = logits().fold(f32::NEG_INFINITY, f32::max);
     let min = logits().fold(f32::INFINITY, f32::min);
-    // The scale is infinite if all logits are equal, and zero if they are too far apart. The cast saturates and turns
+    // The scale is infinite if all logits are equal, and zero if `max - min` is infinite. The cast saturates and turns
     // NaN into zero, and each step is monotonic, so no token is more probable than a token in an earlier bucket.
     let scale = (BUCKETS - 1) as f32 / (max - min);
     let bucket = |candidate: &Candidate| (((max - candidate.logit) * scale) as usize).min(BUCKETS - 1);

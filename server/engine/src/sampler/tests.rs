@@ -169,8 +169,8 @@ fn draws_follow_the_probabilities() {
     let logits: Vec<f32> = [0.30f32, 0.05, 0.15, 0.02, 0.18, 0.12, 0.08, 0.10].map(f32::ln).to_vec();
     let draws = 40_000;
     for (index, filtered) in [(0, false), (1, false), (0, true)] {
-        // A nucleus that contains almost all tokens is drawn from a list of candidates instead of the whole vocabulary,
-        // with the same distribution.
+        // With this `top_p`, the nucleus contains all tokens, but the sampler draws from a list of candidates instead
+        // of the whole vocabulary. The distribution is the same.
         let top_p = if filtered { 0.999_999 } else { 1.0 };
         let sampling = Sampling { seed: 11, top_p, ..sampling(1.0) };
         let (mut history, stop) = (History::new(&[], &sampling), StopCriteria::default());

@@ -165,7 +165,7 @@ impl CostModel {
         let saved = match (drafts, measured) {
             (0, _) => -draft_seconds,
             (_, Some(measured)) => sequence * f64::from(accepted) - measured - draft_seconds,
-            // The time that the step would take without drafts is not known, so the cost of its drafts is estimated.
+            // The time that the step would have taken without drafts is unknown, so estimate the cost of its drafts.
             (_, None) => {
                 let draft = draft.unwrap_or(INITIAL_DRAFT_COST * sequence);
                 sequence * f64::from(accepted) - draft * f64::from(drafts) - draft_seconds

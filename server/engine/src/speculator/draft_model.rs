@@ -225,7 +225,7 @@ impl DraftModel {
                 if count == 0 || blocks.iter().any(|block| written_blocks.contains(block)) {
                     return false;
                 }
-                // Blocks with drafts need no record, because no other sequence has them.
+                // Blocks into which drafts are written need not be recorded, because no other sequence uses them.
                 written_blocks.extend_from_slice(blocks);
                 batch.tokens.extend(text.tokens(range.clone()));
                 digests.extend(text.digests(range));

@@ -126,7 +126,7 @@ impl SequenceDrafter {
         let ngram =
             request.index.as_ref().zip(request.lookup.as_ref()).map(|(index, lookup)| NgramProposer {
                 output: LookupOutput::new(index),
-                // The settings in a model's directory can set any number of draft tokens, but the scheduler never
+                // The settings in a model's directory can specify any number of draft tokens, but the scheduler never
                 // schedules more than `DRAFT_TOKENS_MAX`.
                 num_draft_tokens: lookup.num_draft_tokens.min(DRAFT_TOKENS_MAX) as usize,
                 acceptance: None,
@@ -203,7 +203,7 @@ impl SequenceDrafter {
                 ngram.limit = next_limit(ngram.limit, ngram.num_draft_tokens, accepted, computed);
                 record_drafts(own, global, accepted, computed);
             } else if let Some(&draft) = ngram.drafts.first() {
-                // The draft was not computed, but the sampled token shows whether it was correct.
+                // This draft was not part of the step, but the sampled token shows whether it was correct.
                 record(&mut own, global, draft == first);
             }
         }

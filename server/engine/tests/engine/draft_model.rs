@@ -145,8 +145,8 @@ async fn compare_all(differences: DraftDifferences, has_lookup: bool) -> (DraftC
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn all_drafts_are_accepted_if_the_draft_model_is_the_model() {
-    // Some requests have penalties, some are preempted or dropped, and their blocks are evicted, shared and copied. If
-    // the cache of the draft model ever had the wrong content, a draft would be rejected.
+    // Some requests have penalties, and some are preempted or dropped. Blocks are evicted, shared and copied. If the
+    // cache of the draft model ever had the wrong content, a draft would be rejected.
     let (counts, preempted) = compare_all(DraftDifferences::default(), false).await;
     assert_eq!(counts.rejected, 0);
     assert!(counts.accepted > 5000 && preempted > 20, "{counts:?} {preempted}");
@@ -269,14 +269,17 @@ async fn a_fast_and_accurate_draft_model_saves_time() {
 #[tokio::test]
 async fn a_wrong_or_slow_draft_model_is_soon_not_used() {
     let cases = [
-        // In these cases, the draft model is always wrong and fast; always wrong and nearly as slow as the model; often
-        // wrong; as slow as the model; useless because verifying a draft token takes nearly as long as generating one;
-        // or always wrong and slow at reading the prompt.
+        // The draft model is fast, but always wrong.
         (1000, costs(10, 1, 0), costs(1, 0, 0)),
+        // The draft model is always wrong and nearly as slow as the model.
         (1000, costs(10, 1, 0), costs(9, 0, 0)),
+        // The draft model is often wrong.
         (700, costs(10, 3, 0), costs(4, 0, 0)),
+        // The draft model is always right, but as slow as the model.
         (0, costs(10, 1, 0), costs(10, 0, 0)),
+        // Verifying a draft token takes nearly as long as generating a token.
         (300, costs(0, 9, 10), costs(1, 1, 1)),
+        // The draft model is always wrong and reads the prompt slowly.
         (1000, costs(10, 1, 0), costs(1, 9, 0)),
     ];
     for (wrong, target, own) in cases {

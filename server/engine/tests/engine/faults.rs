@@ -76,7 +76,7 @@ async fn a_failed_step_does_not_change_the_measured_rates() {
     settled(&handle).await;
     let rate = handle.load().borrow().prefill_tokens_per_second;
     assert_eq!(rate, 8.0 / 0.005);
-    // The failed step computes more tokens in the same time than the first step.
+    // The failed step takes as long as the first step, but computes more tokens.
     let failed = outcome(handle.submit(request(&prompt(2, 64), 1)).unwrap()).await;
     assert!(failed.failure.is_some());
     settled(&handle).await;

@@ -256,7 +256,8 @@ async fn a_complete_form_ends_the_sequence() {
 #[tokio::test]
 async fn stop_tokens_are_sampled_only_where_the_form_may_end() {
     let engine = Setup::new(100).start();
-    // Every token is a stop token, so no token remains for the form, which may be empty.
+    // Every token is a stop token, so no token remains for the form. The form may be empty, so the sequence stops
+    // immediately.
     let form = Form::new(9, 30);
     let stop = StopCriteria { stop_token_ids: (0..VOCABULARY).collect(), max_tokens: 50, min_tokens: 0 };
     let base = sampled(&prompt(2, 10), 50, 4);
@@ -274,8 +275,8 @@ async fn stop_tokens_are_sampled_only_where_the_form_may_end() {
         form.check(&outcome.tokens[0], FinishReason::Stop);
         lengths.push(outcome.tokens[0].len());
     }
-    // The form may end after any multiple of three tokens. The minimum is four tokens, so it ends after six, and the
-    // stop token follows.
+    // The form may end after any multiple of three tokens. `min_tokens` is four, so the form ends after six tokens, and
+    // the stop token follows.
     assert!(lengths.iter().all(|&length| length == 7), "{lengths:?}");
     settled(&engine.handle()).await;
 }

@@ -97,7 +97,7 @@ async fn a_cached_prefix_with_an_image_needs_no_encoder() {
     assert_eq!(ask(&handle, with_images(0, &[1], 9)).await.cached_tokens, Some(0));
     let mut turn = with_images(0, &[1], 9);
     turn.prompt.extend(prompt(3, 11));
-    // Both prompts have the same first 34 tokens, of which the whole blocks of 8 tokens are cached.
+    // Both prompts begin with the same 34 tokens. Only whole blocks of 8 tokens are cached.
     assert_eq!(ask(&handle, turn.clone()).await.cached_tokens, Some(32));
     assert_eq!(encoder.encoded(), [digest(1)]);
     // A prompt with another image can share only whole blocks before the image, and this prompt has none.
@@ -312,7 +312,7 @@ async fn a_request_ends_the_pause_of_generation() {
     let (engine, gate) = Gate::start_with(with_long_steps(), &SimEncoder::default(), EncoderDefect::None);
     let handle = engine.handle();
     let (_waiting, mut paused) = pause(&handle, &gate).await;
-    // This request gets its only token from one step, in which the other sequence gets a token too.
+    // The step that generates the only token of this request also generates a token of the paused sequence.
     let text = prompt(6, 40);
     let answer = tokens(handle.submit(request(&text, 1)).unwrap()).await;
     assert_eq!(answer, expected_tokens(&text, 1, VOCABULARY));
@@ -399,7 +399,7 @@ async fn submit_while_busy(
     let mut streams = vec![handle.submit(with_image(1)).unwrap()];
     gate.expect(&[1]);
     streams.extend(requests.into_iter().map(|request| handle.submit(request).unwrap()));
-    // The engine passes images to the encoder before it computes the step of a later request.
+    // The engine passes the images to the encoder before it computes this later request, so wait for its answer.
     tokens(handle.submit(request(&prompt(9, 3), 2)).unwrap()).await;
     streams
 }

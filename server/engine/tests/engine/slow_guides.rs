@@ -68,7 +68,7 @@ impl GuideState for SlowGuideState {
             Slowness::Time(clock, time) => clock.spend(*time),
             Slowness::Random(shared) => {
                 let _hold = shared.lock();
-                // In the meantime, the engine computes several steps of other requests.
+                // At every fifth token, spin long enough for the engine to compute several steps of other requests.
                 for _ in 0..if self.count.is_multiple_of(5) { 100_000 } else { 0 } {
                     std::hint::spin_loop();
                 }

@@ -52,7 +52,7 @@ async fn fill(handle: &EngineHandle) {
         settled(handle).await;
         until(handle, |spill| spill.queued() == 0).await;
     }
-    // Each prompt and its answer have 13 blocks, and the cache has room for those of two prompts.
+    // A prompt and its answer together occupy 13 blocks, and the cache has room for two prompts with their answers.
     let spill = handle.spill_stats().unwrap();
     assert!(spill.written() >= 5 * 13 && spill.dropped() == 0, "{spill:?}");
 }
@@ -472,7 +472,8 @@ fn start_adapted(directory: &Path, adapters: &[u64]) -> Result<Engine, StartErro
 #[tokio::test]
 async fn stored_blocks_identify_adapters_by_content_and_not_by_number() {
     let directory = tempfile::tempdir().unwrap();
-    // The adapters at each start, and the number of cached tokens for each adapter's request.
+    // Each entry lists the adapters at a start, and the numbers of cached tokens of three requests: without an adapter,
+    // with the first adapter, and with the second one.
     let starts: [(&[u64], [u32; 3]); 4] = [
         (&[11, 22], [0, 0, 0]),
         (&[33, 44], [96, 0, 0]),

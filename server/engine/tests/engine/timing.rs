@@ -42,8 +42,8 @@ async fn a_long_prompt_delays_decoding_streams_by_no_more_than_a_chunk() {
 
     let reports: Vec<StepReport> = before.into_iter().chain(reports).collect();
     let chunks: Vec<_> = reports.iter().filter(|report| report.prefill_tokens > 100).collect();
-    // Attention costs nothing in this simulation, but the first steps may be smaller, until the step-time model has
-    // measured the cost of attention.
+    // Attention costs nothing in this simulation, but the first chunks may be smaller than the later ones, because the
+    // step-time model has not measured the cost of attention yet.
     let least = 4096_u32.div_ceil(chunk - 8);
     assert!(
         (least..least + 2).contains(&(chunks.len() as u32)),

@@ -134,8 +134,7 @@ impl<'a> Root<'a> {
             if let Some(reference) = schema.get("$ref").and_then(Value::as_str) {
                 if followed == REFERENCES_MAX {
                     let problem = format!(
-                        "is a reference that is reached through {REFERENCES_MAX} references (limit: {REFERENCES_MAX} \
-                         consecutive references)"
+                        "is a reference that exceeds the limit of {REFERENCES_MAX} consecutive references"
                     );
                     return Err(FormError::new(at, problem));
                 }

@@ -178,7 +178,7 @@ impl<'a> Reader<'a> {
     fn choice(&mut self) -> Result<Node, String> {
         self.depth += 1;
         if self.depth > DEPTH_MAX {
-            let problem = format!("the rule and its groups are nested deeper than {DEPTH_MAX} levels");
+            let problem = format!("the rule is nested deeper than {DEPTH_MAX} levels");
             return Err(self.error(&problem));
         }
         let mut parts = vec![self.sequence()?];
@@ -415,7 +415,7 @@ mod tests {
             assert_eq!(rules(text).unwrap_err(), problem, "{text}");
         }
         let deep = format!("root ::= {}", "(".repeat(1000));
-        let problem = "line 1: the rule and its groups are nested deeper than 100 levels";
+        let problem = "line 1: the rule is nested deeper than 100 levels";
         assert_eq!(rules(&deep).unwrap_err(), problem);
         assert!(rules(&format!("root ::= \"a\"{}", "*?+{2}".repeat(2))).is_ok());
         let many = format!("root ::= \"a\"{}", "*".repeat(200_000));

@@ -90,7 +90,7 @@ fn form(kind: u8, text: &str) -> Option<Form> {
 fn follow(guide: &Guide, input: &[u8]) {
     let vocabulary = COMPILER.vocabulary().len() as u32;
     let mut allowed = TokenSet::new(vocabulary);
-    // A form that exceeds the work limit of a step fails only its request.
+    // An error is not a defect: if a form exceeds the work limit of a step, only its request fails.
     let Ok(mut state) = guide.start() else { return };
     let mut hash =
         input.iter().fold(7_u32, |hash, byte| hash.wrapping_mul(31).wrapping_add(u32::from(*byte)));

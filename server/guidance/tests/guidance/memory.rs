@@ -41,7 +41,7 @@ fn a_sequence_that_exhausts_its_lexer_fails_alone() {
     let guide = compiler.compile(&form).unwrap();
     let mut beside = guide.start().unwrap();
     follow(&mut *beside, letters(1, 20)).unwrap();
-    // A token that is chosen before the failure and committed after it is not lost.
+    // A token is not lost if it is chosen before the failure and committed after the failure.
     let mut allowed = TokenSet::new(vocabulary().len() as u32);
     let mut between = guide.start().unwrap();
     between.allow(&mut allowed).unwrap();
@@ -158,7 +158,7 @@ fn a_sequence_whose_text_needs_too_much_memory_fails_alone() {
 fn tokens_with_large_rows_are_consumed_when_the_next_set_is_computed() {
     let compiler = compiler(GuideLimits::default());
     let guide = compiler.compile(&wide("", 2000)).unwrap();
-    // The first sequence of a form shows how large its rows are.
+    // The first sequence records that the rows of the form are large.
     follow(&mut *guide.start().unwrap(), *b"x").unwrap();
     let mut state = guide.start().unwrap();
     let started = compiler.memory_bytes();

@@ -122,7 +122,7 @@ fn forms_above_a_limit_are_rejected() {
 
 #[test]
 fn schemas_that_grow_without_bound_do_not_hang_the_compiler() {
-    // Multiplied out, each level contains the inner schema twice.
+    // If `allOf` is distributed over `anyOf`, each level contains the inner schema twice.
     let mut doubled = json!({"type": "object", "properties": {"x": {"type": "string"}}});
     for _ in 0..24 {
         doubled = json!({"allOf": [{"anyOf": [doubled.clone(), {"type": "integer"}]}, {"anyOf": [{"type": "object"}, {"minimum": 3}]}]});

@@ -115,7 +115,7 @@ fn a_trial_has_the_result_of_the_compilation() {
     let valid = object(600);
     let (result, trials) = compile(&json_form(valid, "schema"), None);
     assert_eq!((result, trials), (Ok(()), 1));
-    // The grammar identifies special tokens by their IDs, which the vocabulary of the trial must have.
+    // The grammar identifies special tokens by their IDs, so the vocabulary of the trial must contain these IDs.
     let special = format!("start: <[257]> %json {}\n", object(600));
     assert_eq!(compile(&grammar(&special), None), (Ok(()), 1));
 

@@ -58,7 +58,8 @@ impl LlavaNext {
             pinpoints.and_then(|values| values.iter().map(resolution).collect());
         let resolutions = resolutions.filter(|resolutions| !resolutions.is_empty()).ok_or_else(|| {
             let problem = format!(
-                "must be a list of one or more [height, width] pairs of multiples of {}, each with at most {TILES_MAX} tiles",
+                "must be a list of one or more [height, width] pairs of at most {TILES_MAX} tiles each, and both sides \
+                 must be multiples of {}",
                 tile.height
             );
             file.fault("image_grid_pinpoints", problem)
@@ -110,7 +111,7 @@ impl LlavaNext {
         let columns = resolution.width / self.clip.crop.width * patches;
         let rows = resolution.height / self.clip.crop.height * patches;
         let (width, height) = (f64::from(size.width), f64::from(size.height));
-        // Python's round(value, 7) corrects products that differ from an integer only in their last bits.
+        // Like Python's round(value, 7), correct products that differ from an integer only in their last bits.
         let rounded = |value: f64| ((value * 1e7).round_ties_even() / 1e7) as u32;
         if width / height > f64::from(columns) / f64::from(rows) {
             let kept = rounded(height * (f64::from(columns) / width));

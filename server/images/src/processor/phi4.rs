@@ -94,7 +94,7 @@ impl Phi4 {
     }
 
     fn feature_rows(&self, plan: TilePlan) -> Vec<FeatureRow> {
-        // The encoder averages squares of two by two patches.
+        // The encoder averages each 2x2 group of patches.
         let edge = self.edge / self.patch / 2;
         let (rows, columns) = (plan.valid_rows.div_ceil(2), plan.valid_columns.div_ceil(2));
         let mut features = Vec::new();

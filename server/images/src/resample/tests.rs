@@ -69,7 +69,7 @@ fn a_part_of_a_huge_result_is_cheap() {
 
 #[test]
 fn sums_do_not_overflow() {
-    // The sums of the weights are largest where a window is cut at the edge of the image.
+    // The sum of the absolute weights is largest for windows that are cut at the edge of the image.
     for filter in FILTERS {
         for from in 1..=40 {
             for to in 1..=120 {

@@ -13,7 +13,7 @@ const LIMITS: DecodeLimits = DecodeLimits { file_bytes_max: 1 << 16, pixels_max:
 
 static PROCESSORS: LazyLock<Vec<ImageProcessor>> = LazyLock::new(|| {
     let directory = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
-    // The fuzz target is compiled in another package, `server/fuzz`, and therefore has another directory.
+    // The fuzz target is compiled in another package, `server/fuzz`, so its `CARGO_MANIFEST_DIR` is different.
     let directory = [directory.join("tests/reference"), directory.join("../images/tests/reference")];
     let directory = directory.into_iter().find(|directory| directory.is_dir()).expect("the directory exists");
     let processor = |family: ModelFamily| {

@@ -116,7 +116,7 @@ fn take(one: &mut Progress, event: Option<Event>, now: f64) {
             one.ended = true;
         }
         Some(Event::Failed(failure)) => one.error = Some(failure.to_string()),
-        // No scenario requests scores.
+        // The requests of a `generate` scenario do not ask for scores.
         Some(Event::Scored { .. }) | None => {}
     }
     if one.error.is_some() {

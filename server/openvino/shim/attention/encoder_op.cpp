@@ -1,5 +1,5 @@
-// The native attention of image encoders as an operation of a graph: which operations it replaces, and how it divides the
-// tokens into sequences.
+// The native attention of image encoders as an operation of a graph. This file defines which operations it replaces, and how it
+// divides the tokens into sequences.
 #include "encoder_op.hpp"
 
 #include <cmath>
@@ -144,7 +144,8 @@ bool is_supported(const Attention& attention, Isa isa) {
 
 void replace_with_native(Attention& attention, Isa isa) {
     const auto& shape = attention.get_input_partial_shape(QUERY);
-    // Exchanges the heads and the tokens. The plugin removes pairs of transposes that cancel each other.
+    // `EncoderAttention` expects the dimension of the tokens before that of the heads, so these two dimensions are swapped. The
+    // plugin removes pairs of transposes that cancel each other.
     const std::vector<int64_t> axes = shape.size() == 3 ? std::vector<int64_t>{1, 0, 2} : std::vector<int64_t>{0, 2, 1, 3};
     const auto order = integer_constant(axes);
     const auto transposed = [&](const Value& value) { return std::make_shared<op::v1::Transpose>(value, order); };

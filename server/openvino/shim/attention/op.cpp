@@ -48,8 +48,8 @@ enum Input : size_t {
 // The type name of the plugin's paged attention.
 constexpr const char* PLUGIN_ATTENTION = "PagedAttentionExtension";
 
-// The name of the model input for block scores: a buffer of `[kv_head][block]` in f32, passed as bytes, to which the layers
-// add.
+// The name of the model input for block scores. The input is a buffer `[kv_head][block]` of f32, passed as bytes, to which each
+// layer adds its scores.
 constexpr const char* BLOCK_SCORES_NAME = "block_scores";
 
 // Whether an attention layer applies the rotary embedding itself.
@@ -128,8 +128,8 @@ public:
         const size_t tokens = set_activations(layer, inputs, tensors);
         outputs[0].set_shape({tokens, layer.heads * layer.value_size});
         tensors.output = outputs[0].data();
-        // The operation writes to the cache, although the cache is an input: it belongs to the runner, and no other node reads
-        // or writes it.
+        // The operation writes to the cache, although the cache is an input. This is safe, because the cache belongs to the
+        // runner, and no other node reads or writes it.
         tensors.key_cache = const_cast<uint8_t*>(static_cast<const uint8_t*>(inputs[KEY_CACHE].data()));
         tensors.value_cache = const_cast<uint8_t*>(static_cast<const uint8_t*>(inputs[VALUE_CACHE].data()));
         const size_t cache_blocks = std::min(inputs[KEY_CACHE].get_size() / (layer.kv_heads * layer.key_bytes),
@@ -154,8 +154,8 @@ public:
     }
 
 private:
-    // Sets the queries, keys and values of a step, and returns the number of its tokens. Throws unless the inputs have the
-    // sizes of the layer.
+    // Sets the queries, keys and values of a step, and returns the number of tokens in the step. Throws unless the sizes of the
+    // inputs match the layer.
     size_t set_activations(const Layer& layer, const ov::TensorVector& inputs, StepTensors& tensors) const {
         const size_t queries = layer.heads * layer.key_size, keys = layer.kv_heads * layer.key_size,
                      values = layer.kv_heads * layer.value_size;
@@ -224,8 +224,8 @@ int64_t size_of(const ov::Node& node, const char* name) {
     return found->second.as<int64_t>();
 }
 
-// Throws unless the numbers of heads and the head sizes of an attention layer are from 1 to `HEADS_MAX`, because other sizes
-// are divided by them.
+// Throws unless the numbers of KV heads and the head sizes of an attention layer are from 1 to `HEADS_MAX`. This check comes
+// before any use of these numbers, because other sizes are divided by them.
 void check_heads(const ov::Node& node) {
     for (const char* name : {"num_k_heads", "k_head_size", "num_v_heads", "v_head_size"}) {
         const auto size = size_of(node, name);
@@ -258,7 +258,7 @@ std::optional<std::vector<float>> sinks_of(const ov::Node& node, size_t heads) {
 }
 
 // Whether a layer uses none of the plugin's features that the native attention lacks (ALiBi slopes, score aggregation,
-// rotations, masks), so that the inputs of these features are empty. Scalars among these inputs only configure unused features.
+// rotations, masks). The inputs of an unused feature are empty constants, or scalars that only configure the feature.
 bool has_no_other_features(const ov::Node& node) {
     for (size_t input = ALIBI_SLOPES; input < node.get_input_size(); ++input) {
         if (input == MAX_CONTEXT_LEN || input == SINKS) continue;
@@ -338,8 +338,8 @@ void ovfleet::replace_attention(ov::Model& model, const AttentionPlan& plan) {
         if (!sinks.empty())
             inputs.push_back(
                 std::make_shared<op::v0::Constant>(ov::element::u8, ov::Shape{sinks.size() * sizeof(float)}, sinks.data()));
-        // The plugin's operations use the configured precision regardless of the graph; native operations use that of the
-        // graph.
+        // The plugin's operations compute in the configured precision, regardless of the types in the graph. Native operations
+        // use the types in the graph, so their inputs are converted here.
         if (plan.is_bf16)
             for (auto input : {QUERY, KEY, VALUE})
                 inputs[input] = std::make_shared<op::v0::Convert>(inputs[input], ov::element::bf16);

@@ -26,7 +26,7 @@ bool supports_native_attention(const ov::Model& model);
 // model.
 void replace_attention(ov::Model& model, const AttentionPlan& plan);
 
-// Throws unless the numbers of heads and the head sizes of each attention layer of a model are from 1 to `HEADS_MAX`.
+// Throws unless the numbers of KV heads and the head sizes of each attention layer of a model are from 1 to `HEADS_MAX`.
 void check_attention_layers(const ov::Model& model);
 
 // The extension with which an `ov::Core` can read graphs that contain this operation.

@@ -29,7 +29,7 @@ bool is_number(const Output& value, float number) {
     return constant && ov::shape_size(constant->get_shape()) == 1 && constant->cast_vector<float>()[0] == number;
 }
 
-// Whether a transposition does not move elements in memory, because it moves only axes of size 1.
+// Whether a Transpose is equivalent to a reshape: it moves only axes of size 1, and therefore no elements in memory.
 bool is_reshape(const op::v1::Transpose& transpose) {
     const auto shape = transpose.get_input_partial_shape(0);
     const auto order = integers(transpose.input_value(1));
@@ -43,8 +43,8 @@ bool is_reshape(const op::v1::Transpose& transpose) {
     return true;
 }
 
-// The value before reshapes and before conversions between floating-point types: the kernels convert their inputs to f32 in any
-// case.
+// Returns the value before reshapes and before conversions between floating-point types. The conversions can be skipped,
+// because the kernels convert their inputs to f32 in any case.
 Output source_of(Output value) {
     for (;;) {
         const auto node = value.get_node_shared_ptr();
@@ -63,7 +63,7 @@ bool is_last_axis(int64_t axis, const Output& value) {
     return axis == -1 || (rank.is_static() && axis == rank.get_length() - 1);
 }
 
-// Whether a value is one half of the last axis of `whole`, starting at `begin`.
+// Whether a value is the half of `whole` that begins at index `begin` of the last axis.
 bool is_half(const Output& value, const Output& whole, int64_t begin, int64_t half) {
     if (value.get_node()->get_input_size() == 0 || value.get_node()->input_value(0) != whole) return false;
     if (auto split = as<op::v1::VariadicSplit>(value)) {

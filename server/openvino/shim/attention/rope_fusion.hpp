@@ -16,8 +16,8 @@ struct RopeInputs {
     ov::Output<ov::Node> qkv, cos, sin;
 };
 
-// Returns the inputs of an attention layer that applies the rotary embedding, or no value if the graph before the layer has
-// another structure.
+// Returns the inputs of an attention layer that applies the rotary embedding, or no value if the graph before the layer does
+// not split a merged projection and apply rotary embeddings.
 std::optional<RopeInputs> find_rope(const ov::Output<ov::Node>& queries, const ov::Output<ov::Node>& keys,
                                     const ov::Output<ov::Node>& values, const Layer& layer);
 

@@ -16,8 +16,8 @@ constexpr size_t STORED_TOKENS = 4 * BLOCK_TOKENS;
 // The number of scalar multiplications of queries by keys below which a second thread costs more time than it saves.
 constexpr size_t SERIAL_PRODUCTS = 1 << 17;
 
-// The number of consecutive items that a thread takes at a time, so that it can prefetch the blocks of the next item. Threads
-// take single items unless there are more than `GRAINS_PER_THREAD` such groups of items per thread.
+// A thread takes `ITEM_GRAIN` consecutive items at a time, so that it can prefetch the blocks of the next item. If there are at
+// most `GRAINS_PER_THREAD` such groups of items per thread, threads take single items instead.
 constexpr size_t ITEM_GRAIN = 4, GRAINS_PER_THREAD = 8;
 
 // A decode is divided into parts if attending to all of its keys in one KV head takes more than 1 /
@@ -45,7 +45,7 @@ private:
     std::vector<T> sorted_;
 };
 
-// The new keys and values of a chunk of a prompt in one KV head, which are stored before the work items run.
+// The new keys and values of one KV head for a chunk of a prompt. They are stored before the work items run.
 struct StoreItem {
     Sequence chunk;
     size_t kv_head;
@@ -54,7 +54,7 @@ struct StoreItem {
 // The work of a step. Its memory is reused in every step.
 struct Work {
     std::vector<WorkItem> items;
-    // Chunks of prompts, whose new keys and values several items may read.
+    // Chunks of prompts. Their new keys and values are stored first, because several items may read them.
     std::vector<StoreItem> stored;
     size_t tokens, products, queries_max, blocks_max;
     // The number of items with a partial result.
@@ -88,7 +88,7 @@ void add_stored(const Layer& layer, const Sequence& sequence, std::vector<StoreI
 
 // Assigns work to the slots of the arena. If the projections divide the rows among threads, the owner of a token's attention
 // usually also owns the token's row in the projections. If there are several groups of threads, each group computes some of the
-// KV heads, so that the cache of these heads is on the node of the group.
+// KV heads, so that the cache of these heads is on the NUMA node of the group.
 class Owners {
 public:
     Owners(const Layer& layer, size_t tokens)
@@ -125,10 +125,9 @@ void add_items(const Kernels& kernels, const Layer& layer, const Sequence& seque
             layer.window && sequence.past + begin + 1 > layer.window ? sequence.past + begin + 1 - layer.window : 0;
         const size_t first = hidden / (BLOCK_TOKENS * CHUNK_BLOCKS) * CHUNK_BLOCKS;
         // Usually, only large decodes are divided into one item for each part, because prompts and steps with many decodes have
-        // enough items anyway. With two features, every decode is divided: with block scores, because a tile has memory for the
-        // scores of only one part; and with sparse attention, because items that are longer than a part can skip keys, although
-        // a decode must attend to all keys. The latest token and the draft tokens of a sequence are not a decode here: like a
-        // prompt, they can skip keys.
+        // enough items anyway. Two features require that every decode is divided. With block scores, a tile has memory for the
+        // scores of only one part. With sparse attention, an item that is longer than a part could skip keys, but a decode must
+        // attend to all keys. A sequence with draft tokens does not count as a decode here: like a prompt, it may skip keys.
         const bool is_decode = sequence.count == 1, needs_parts = layer.block_scores || layer.attention_mass > 0;
         const bool is_large = (blocks - first) * num_threads() * UNDIVIDED_FRACTION > work.token_blocks * layer.kv_heads;
         const bool is_divided = is_decode && (needs_parts || (num_threads() > 1 && is_large));
@@ -181,8 +180,8 @@ void attend(const Kernels& kernels, const Layer& layer, const StepTensors& tenso
 
 void ovfleet::run(const Kernels& kernels, const Layer& layer, const std::vector<Sequence>& sequences,
                   const StepTensors& tensors) {
-    // Other threads use these objects of this thread through the references: in a lambda, the name of a thread_local object
-    // refers to the object of the thread that runs the lambda.
+    // Other threads access this thread's objects through the references below. In a lambda, the name of a thread_local object
+    // would refer to the object of the thread that runs the lambda.
     thread_local Work work_of_thread;
     thread_local Buffer<float> parts;
     thread_local Buffer<Done> done_of_thread;

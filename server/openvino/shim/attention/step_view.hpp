@@ -18,11 +18,11 @@ namespace ovfleet {
 // - the index of the first block of each sequence, followed by the number of blocks [S + 1];
 // - the blocks of all sequences.
 //
-// A view parses and validates the tensor once per step. The other layers of the step receive the same content, so they only
-// compare it with the view. The view contains a copy of the tensor, so that the validated content cannot change.
+// A view parses and validates the tensor when the first layer of a step reads it. The other layers receive the same content, so
+// they only compare it with the view's copy. The view has its own copy so that the validated content cannot change.
 class StepView {
 public:
-    // The tensor of the metadata, as an operation on the inputs of the plugin's paged attention.
+    // Returns the output of an operation that builds the metadata tensor from inputs of the plugin's paged attention.
     static ov::Output<ov::Node> concat(const ov::Output<ov::Node>& past_lens, const ov::Output<ov::Node>& subsequence_begins,
                                        const ov::Output<ov::Node>& block_indices_begins,
                                        const ov::Output<ov::Node>& block_indices);

@@ -93,7 +93,7 @@ std::optional<Products> products_of(const Output& value) {
     if (!sum) return plain_products_of(value);
     for (size_t side : {0, 1}) {
         auto products = plain_products_of(sum->input_value(side));
-        // For each expert of a source row, this value contains the row of the bias that belongs to the expert.
+        // For each expert of a source row, this value contains the expert's row of the bias.
         const auto rows = before_reshapes(sum->input_value(1 - side)).get_node_shared_ptr();
         if (!products || !ov::is_type<ov::op::util::GatherBase>(rows)) continue;
         products->bias = constant_of(rows->get_input_node_shared_ptr(0));
@@ -128,8 +128,8 @@ struct Activation {
     Epilogue epilogue;
 };
 
-// Returns the inputs of a clamped SwiGLU, or nullopt if the kernels do not support its constants. `gate` contains its clamped
-// gates, `scaled` is the input of its sigmoid, and `shifted` is its other factor.
+// Returns the inputs of a clamped SwiGLU, or nullopt if the values are not those of a clamped SwiGLU with the constants of the
+// kernels. `gate` contains its clamped gates, `scaled` is the input of its sigmoid, and `shifted` is its other factor.
 std::optional<Activation> clamped_swiglu_of(const Output& gate, const Output& scaled, const Output& shifted) {
     constexpr double infinity = std::numeric_limits<float>::max(), limit = CLAMPED_SWIGLU_LIMIT;
     const auto gates = as<op::v0::Clamp>(gate);
@@ -164,7 +164,7 @@ bool is_normalized(const Output& weights, const Output& chosen) {
     const auto divided = as<op::v1::Divide>(before_reshapes(weights));
     if (!divided || before_reshapes(divided->input_value(0)) != chosen) return false;
     auto divisor = before_reshapes(divided->input_value(1));
-    // The clamp prevents a division by 0. The sum of the largest probabilities is never that small, so the clamp has no effect.
+    // The clamp prevents a division by 0. The sum of the largest probabilities is never close to 0, so the clamp has no effect.
     if (as<op::v0::Clamp>(divisor)) divisor = before_reshapes(divisor.get_node()->input_value(0));
     const auto sum = as<op::v1::ReduceSum>(divisor);
     return sum && before_reshapes(sum->input_value(0)) == chosen;
@@ -332,7 +332,8 @@ void replace(const Layer& layer, const Target& target) {
     set_scale_factor({&layer.down.weight}, experts.down);
     const char* fault = unsupported(experts);
     OPENVINO_ASSERT(!fault, "the experts of a layer are not supported: ", fault);
-    // The closure keeps its captures alive, so it must not capture nodes that read the source.
+    // Do not capture nodes that read `layer.src`: the closure keeps its captures alive, so they would remain readers of this
+    // value.
     const auto router = layer.router->get_input_node_shared_ptr(1);
     const auto fill = [experts, router, router_bias = layer.router_bias, gates = layer.gate, ups = layer.up,
                        downs = layer.down](uint8_t* to) {

@@ -19,8 +19,8 @@ using namespace projection;
 
 // The numbers of rows and of experts whose logits a thread computes at a time.
 constexpr size_t ROUTED_ROWS = 32, ROUTED_EXPERTS = 8;
-// The approximate number of multiplications that a thread computes at a time, and the minimum number of parts for each thread,
-// so that a late thread delays the others less.
+// The approximate number of multiplications that a thread computes at a time, and the minimum number of parts for each thread.
+// With several parts per thread, a late thread delays the others less.
 constexpr size_t GRAIN_PRODUCTS = 1 << 20, PARTS_PER_THREAD_MIN = 8;
 // The minimum number of elements for which a second thread makes packing rows or adding results faster.
 constexpr size_t PARALLEL_ELEMENTS = 1 << 14;
@@ -47,8 +47,8 @@ struct ProductItem {
 struct Workspace {
     // The logits of the router, and the weight of each assignment.
     std::vector<float> logits, weights;
-    // The indices of the source rows, the expert of each assignment, the index of each assignment among the rows of all
-    // experts, and the source row at each of these indices.
+    // `numbers` contains the indices of the source rows, and `chosen` the expert of each assignment. `places` contains the
+    // index of each assignment among the rows of all experts, and `rows` the source row at each of these indices.
     std::vector<uint32_t> numbers, chosen, places, rows;
     std::vector<size_t> ends;
     // The rows of all experts: as copied from the source, as packed for the kernels, after the first matrix of each expert,
@@ -288,8 +288,8 @@ void place(const Experts& experts, const uint8_t* memory) {
 
 void run(const Kernels& kernels, const Experts& experts, const uint8_t* memory, size_t M, FloatData src, FloatData dst) {
     if (M == 0) return;
-    // Other threads use the workspace of this thread through the reference: in a lambda, the name of a thread_local object
-    // refers to the object of the thread that runs the lambda.
+    // Other threads access this thread's workspace through the reference below. In a lambda, the name of a thread_local object
+    // would refer to the object of the thread that runs the lambda.
     thread_local Workspace workspace_of_thread;
     auto& space = workspace_of_thread;
     route(kernels, experts, memory, M, src, space);

@@ -16,18 +16,18 @@ struct Experts {
     size_t count, used;
     // Whether the router and the matrices have biases.
     bool has_biases;
-    // The sizes and formats of the two matrices of each expert. Their pointers to weights and biases are not set.
+    // The sizes and formats of the two matrices of each expert. The pointers to weights and biases are not set.
     Matmul gate_up, down;
 };
 
-// The largest supported numbers of experts, of experts for each row, of columns of a matrix, and of rows of the source.
+// The maximum supported numbers of experts, experts per row, columns of a matrix, and rows of the source.
 constexpr size_t COUNT_MAX = 1 << 12, USED_MAX = 64, COLUMNS_MAX = 1 << 20, ROWS_MAX = 1 << 24;
 
 // Returns the reason why the kernels do not support a layer, or null if they do. The attributes of an operation in a graph are
 // checked with this function before any of them is used as a size or a divisor.
 const char* unsupported(const Experts& experts);
 
-// The matrix of the router has this many rows of f32: one for each expert, and padding.
+// The number of rows of the router's matrix, which is in f32: one row for each expert, and padding.
 inline size_t router_rows(const Experts& experts) {
     return (experts.count + projection::RANK_BLOCK - 1) / projection::RANK_BLOCK * projection::RANK_BLOCK;
 }
@@ -36,10 +36,14 @@ inline size_t matrix_bytes(const Matmul& matmul) { return num_n_blocks(matmul) *
 // The number of elements in the packed bias of a matrix, including the padding.
 inline size_t bias_size(const Matmul& matmul) { return num_n_blocks(matmul) * projection::N_BLOCK; }
 
-// The memory of a layer contains, in this order: the matrix of the router; if the layer has biases, the biases of the
-// router, of the first matrix of each expert, and of the second matrix of each expert; the first matrix of each expert;
-// and the second matrix of each expert. These functions return the positions in bytes of the router's bias and of the
-// biases and matrices of the first expert, and the size of the memory.
+// The memory of a layer contains, in this order:
+// - the matrix of the router
+// - if the layer has biases: the biases of the router, of the `gate_up` matrices, and of the `down` matrices
+// - the `gate_up` matrices of all experts
+// - the `down` matrices of all experts
+//
+// The following functions return the offsets of these parts, except for the router's matrix, and the size of the memory, all
+// in bytes.
 inline size_t router_bias_at(const Experts& experts) { return router_rows(experts) * experts.gate_up.K * sizeof(float); }
 inline size_t gate_up_bias_at(const Experts& experts) {
     const size_t bytes = experts.has_biases ? router_rows(experts) * sizeof(float) : 0;

@@ -125,8 +125,8 @@ public:
 private:
     // The number of axes after the axis of the tokens. Before the model is paged, a value has an axis of sequences and
     // an axis of tokens. In a paged model, each token is a sequence: the tokens are in the first axis whose size is not
-    // 1, and all other axes except the last have the size 1. (With another shape, the selection would broadcast: a step
-    // of n tokens would compute n² rows of logits, and fail.)
+    // 1, and all other axes except the last have the size 1. (With a mask of another shape, the selection would
+    // broadcast: a step of n tokens would compute n² rows of logits, and fail.)
     static size_t axes_behind_tokens(const NodePtr& product) {
         const auto& shape = product->get_output_partial_shape(0);
         OPENVINO_ASSERT(shape.rank().is_static(), "the rank of a projection is dynamic");
@@ -135,8 +135,8 @@ private:
         OPENVINO_THROW("a projection has no axis of tokens");
     }
 
-    // Returns the node that computes whether each rank belongs to the adapter of each token. Groups of projections with the
-    // same `adapters` and `behind` share the node.
+    // Returns the node that computes, for each token and each rank, whether the rank belongs to the token's adapter. Groups
+    // of projections with the same `adapters` and `behind` share the node.
     NodePtr rank_mask(const std::vector<int32_t>& adapters, size_t behind) {
         auto& mask = masks_[{behind, adapters}];
         if (mask) return mask;

@@ -1,8 +1,8 @@
 // Writes and reads compiled models, so that the server does not have to compile the model at each start.
 //
-// The CPU plugin can write a compiled model and read it again, except for its paged attention: the plugin does not write the
-// numbers and sizes of the heads, which it requires for reading. This code therefore stores them in the names of the key cache
-// inputs, and adds them to the attention when a model is read.
+// The CPU plugin can write a compiled model and read it again, except for its paged attention: to read this operation, the
+// plugin requires the numbers and sizes of the heads, but it does not write them. This code therefore stores them in the names
+// of the key cache inputs, and adds them to the attention operations when it reads a model.
 #include <cstdio>
 #include <cstring>
 #include <fstream>
@@ -26,8 +26,8 @@ constexpr const char* paged_attention = "PagedAttentionExtension";
 constexpr const char* sizes[] = {"k_head_size", "num_k_heads", "v_head_size", "num_v_heads"};
 constexpr const char* mark = " heads ";
 
-// Reads a paged attention operation with the plugin's extension, and stores the numbers and sizes of its heads, which the name
-// of its key cache input contains, in its runtime info.
+// Reads a paged attention operation with the plugin's extension, and copies the numbers and sizes of the heads from the name of
+// the key cache input to the runtime info of the operation.
 class PagedAttentionReader : public ov::BaseOpExtension {
 public:
     explicit PagedAttentionReader(ov::BaseOpExtension::Ptr plugin) : plugin_(std::move(plugin)) {}

@@ -2,8 +2,8 @@
 //
 // A deferred constant has reserved memory, which no code can access yet, and parts that know how to compute their content.
 // Until the content is computed, rewrites read only the shapes and types of deferred constants, and concatenate parts instead
-// of content. `fill` computes the content, in the format that the compiled model uses: a packed weight is computed from its
-// tensors in the model's files, a few rows at a time, so these tensors are never in memory as a whole.
+// of content. `fill` computes the content, in the format that the compiled model uses. It computes a packed weight from the
+// weight's tensors in the model's files, a few rows at a time, so these tensors are never in memory as a whole.
 #pragma once
 
 #include <cstddef>
@@ -27,8 +27,8 @@ public:
     TensorSource& operator=(const TensorSource&) = delete;
     ~TensorSource() { source_.free(source_.context); }
 
-    // Reads rows of a tensor in the format of its constants in the graph. The pointer for a constant that is not needed is
-    // null. Several threads may read at the same time.
+    // Reads rows of a tensor, converted to the format of the tensor's constants in the graph. Pass null for each constant
+    // that is not needed. Several threads may read at the same time.
     void read(size_t tensor, size_t first, size_t count, void* quants, float* scales, void* zeros) const;
 
 private:

@@ -1,5 +1,5 @@
-// Reads IRs, and GGUF files through OpenVINO's front end. This file also defines the functions that are not specific to a part
-// of the shim.
+// Reads IRs, and GGUF files through OpenVINO's front end. This file also defines the functions that do not belong to a specific
+// part of the shim.
 #include <dlfcn.h>
 
 #include <iostream>

@@ -27,8 +27,9 @@ using NodeSet = std::unordered_set<const ov::Node*>;
 // The largest number of elements of a value from which a condition is computed.
 constexpr size_t condition_elements_max = 16;
 
-// The largest number of operations that compute a condition, where an operation counts each time that the recursion reaches it.
-// This limit bounds the depth of the recursion, and its time for graphs in which every operation reads the one before it twice.
+// The maximum number of operations that the recursion visits to compute a condition, including repeated visits. This limit
+// bounds the depth of the recursion. It also bounds the run time for graphs in which each operation reads the previous
+// operation twice.
 constexpr size_t condition_nodes_max = 1000;
 
 bool is_input(const ov::Output<ov::Node>& value, const char* name) {
@@ -76,8 +77,8 @@ ConstantPtr static_size(const ov::Output<ov::Node>& value) {
                                     std::vector<int64_t>{shape[axis].get_length()});
 }
 
-// Returns what `value` is in a step with the longest possible sequence. Returns null if this is unknown, for example because
-// `value` also depends on other inputs or is computed from more than `remaining` operations. Subtracts the number of these
+// Computes `value` for a step with the longest possible sequence. Returns null if the result is unknown, for example because
+// `value` also depends on other inputs or is computed from more than `remaining` operations. Subtracts the number of visited
 // operations from `remaining`.
 ConstantPtr value_for(const ov::Output<ov::Node>& value, int64_t max_model_len, size_t& remaining) {
     if (remaining == 0) return nullptr;

@@ -28,7 +28,7 @@ NodePtr vocabulary_projection(const NodePtr& result) {
     OPENVINO_THROW("the logits are not computed by a projection");
 }
 
-// Returns the shape, for any number of rows, of a value that has a row for each token.
+// Returns the shape of a value that has a row for each token, with -1 for the number of rows.
 std::vector<int64_t> sizes_of(const ov::PartialShape& shape) {
     std::vector<int64_t> sizes;
     for (const auto& one : shape) sizes.push_back(one.is_static() ? one.get_length() : -1);

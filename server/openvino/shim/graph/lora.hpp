@@ -11,7 +11,7 @@ namespace ovfleet {
 
 constexpr const char* ADAPTERS_INPUT = "adapters";
 
-// The part of an adapter that adds up * (down * x) to `rows` outputs of a projection, starting at `first`.
+// The part of an adapter that adds `up * (down * x)` to `rows` outputs of a projection, starting at the output `first`.
 struct LoraPart {
     int32_t adapter;
     size_t first, rows, ranks;

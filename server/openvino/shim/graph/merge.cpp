@@ -22,7 +22,7 @@ size_t num_elements(const NodePtr& node) { return ov::shape_size(node->get_outpu
 
 bool are_equal(const NodePtr& a, const NodePtr& b) {
     const auto left = ov::as_type_ptr<op::v0::Constant>(a), right = ov::as_type_ptr<op::v0::Constant>(b);
-    // The content of deferred constants is not in memory.
+    // The content of a deferred constant is not in memory yet, so it cannot be compared.
     if (ovfleet::deferred_parts(*left) || ovfleet::deferred_parts(*right)) return false;
     return left->get_byte_size() == right->get_byte_size() &&
            std::memcmp(left->get_data_ptr(), right->get_data_ptr(), left->get_byte_size()) == 0;

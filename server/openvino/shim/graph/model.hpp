@@ -51,7 +51,7 @@ int guarded(Body body) {
         body();
         return 0;
     } catch (const std::ios_base::failure& error) {
-        // The messages of stream exceptions do not include the error of the system.
+        // The message of a stream exception does not include the system error, which is in errno.
         last_error() = errno ? std::strerror(errno) : error.what();
     } catch (const std::exception& error) {
         last_error() = error.what();

@@ -17,12 +17,12 @@ std::shared_ptr<Op> as(const ov::Output<ov::Node>& value) {
     return ov::as_type_ptr<Op>(value.get_node_shared_ptr());
 }
 
-// A constant vector, for example of the sizes of a shape.
+// Returns a constant vector, for example the sizes of a shape.
 inline std::shared_ptr<ov::op::v0::Constant> integer_constant(const std::vector<int64_t>& values) {
     return ov::op::v0::Constant::create(ov::element::i64, {values.size()}, values);
 }
 
-// An input of a model. Its node and its tensor have this name.
+// Returns an input of a model, whose node and tensor have the name `name`.
 inline std::shared_ptr<ov::op::v0::Parameter> named_parameter(const char* name, const ov::element::Type& type,
                                                               const ov::PartialShape& shape) {
     auto parameter = std::make_shared<ov::op::v0::Parameter>(type, shape);

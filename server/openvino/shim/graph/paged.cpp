@@ -16,7 +16,8 @@ namespace {
 
 namespace op = ov::op;
 
-// The model attribute with the sliding window of all attention layers, which is also written to an IR.
+// The section and the name of the model attribute that contains the sliding window of all attention layers. An IR also stores
+// this attribute.
 constexpr const char* window_section = "ovfleet";
 constexpr const char* window_name = "sliding_window";
 

@@ -1,5 +1,6 @@
-// Computes the patches of an image encoder with one matrix multiplication. Qwen's encoders apply to each patch a convolution
-// whose kernel is as large as the patch. The plugin computes such convolutions one patch at a time, which is much slower.
+// Computes the patch embeddings of an image encoder with one matrix multiplication. Qwen's encoders compute them with a
+// convolution whose kernel is as large as a patch. The plugin computes such convolutions one patch at a time, which is much
+// slower.
 #include <algorithm>
 #include <memory>
 

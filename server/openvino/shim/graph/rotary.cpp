@@ -58,8 +58,8 @@ bool rotated_pairs(const ov::Output<ov::Node>& value, ov::Output<ov::Node>& x) {
     return true;
 }
 
-// Returns the name that the weight of a projection has in the file, if x is the reshaped output of the projection, or otherwise
-// an empty string.
+// If x is the reshaped output of a projection, returns the name that the weight of the projection has in the file. Otherwise,
+// returns an empty string.
 std::string projection(const ov::Output<ov::Node>& x) {
     auto reshape = as<op::v1::Reshape>(x);
     auto matmul = reshape ? as<op::v0::MatMul>(reshape->input_value(0)) : nullptr;
@@ -97,7 +97,8 @@ struct HalfRotation {
     size_t head_size;
 };
 
-// Replaces a rotation with x * cos + rotated * sin. Rotations with the same tables share the tables for whole heads, `doubled`.
+// Replaces a rotation with x * cos + rotated * sin. `doubled` contains the tables for whole heads, which rotations with the
+// same tables share.
 void rewrite(const HalfRotation& rotation, std::map<ov::Output<ov::Node>, NodePtr>& doubled) {
     const auto twice = [&](const ov::Output<ov::Node>& table) {
         auto& concat = doubled[table];
@@ -117,7 +118,7 @@ void rewrite(const HalfRotation& rotation, std::map<ov::Output<ov::Node>, NodePt
     ov::replace_node(rotation.node, sum);
 }
 
-// Matches the product of an output of `split` (of any split, if it is null) and a table.
+// Matches the product of a table and an output of `split`, or of any split if `split` is null.
 bool is_half_product(const ov::Output<ov::Node>& value, NodePtr& split, size_t& half, ov::Output<ov::Node>& table) {
     auto product = as<op::v1::Multiply>(value);
     auto halves = product ? as<op::v1::VariadicSplit>(product->input_value(0)) : nullptr;
@@ -158,8 +159,8 @@ bool match(const NodePtr& node, HalfRotation& found) {
     return true;
 }
 
-// Returns the projection that computes x, perhaps followed by reshapes, additions and multiplications, or null if other
-// operations are in between.
+// Returns the projection from whose output x is computed, directly or through reshapes, additions and multiplications. Returns
+// null if other operations are in between.
 std::shared_ptr<op::v0::MatMul> origin(ov::Output<ov::Node> x) {
     for (int steps = 0; steps < 16; ++steps) {
         if (auto matmul = as<op::v0::MatMul>(x)) return matmul;
@@ -194,7 +195,8 @@ bool are_permutable(const std::vector<PairRotation>& rotations) {
     return true;
 }
 
-// The frequencies of an angle: the constant in its product with positions and scalars, or in a sum of such products.
+// Returns the frequencies from which an angle is computed: a constant with `count` elements that is multiplied by positions and
+// scalars, possibly as part of a sum of such products. Returns null if no such constant exists.
 std::shared_ptr<op::v0::Constant> frequencies(const ov::Output<ov::Node>& angle, size_t count) {
     if (!as<op::v1::Multiply>(angle) && !as<op::v1::Add>(angle)) return nullptr;
     for (const auto& side : angle.get_node()->input_values()) {

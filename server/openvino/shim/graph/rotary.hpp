@@ -11,9 +11,9 @@ namespace ovfleet {
 // the number of these embeddings whose projection was not found.
 std::map<const ov::Node*, size_t> paired_projections(const ov::Model& model, size_t& unknown);
 
-// Rewrites rotary embeddings that compute the two halves of a head separately into embeddings that compute whole heads. Plugins
-// fuse both forms, but when they export a compiled model, they omit the size of the cos and sin tables, which only the first
-// form needs.
+// Rewrites rotary embeddings that compute the two halves of a head separately, so that they compute whole heads. Plugins fuse
+// both forms. However, when plugins export a compiled model, they omit the size of the cos and sin tables, which only the form
+// with separate halves needs.
 void rotate_whole_heads(const ov::Model& model);
 
 }  // namespace ovfleet

@@ -14,7 +14,7 @@
 #include "nodes.hpp"
 #include "weights.hpp"
 
-// The last node of each weight, after its decompression, by the name of the weight's tensor in the file.
+// The node that outputs each decompressed weight, keyed by the name of the weight's tensor in the file.
 struct ovfleet_weights {
     std::shared_ptr<const ovfleet::TensorSource> source;
     std::unordered_map<std::string, std::shared_ptr<ov::Node>> nodes;
@@ -59,9 +59,9 @@ std::shared_ptr<ov::Node> constant(const ovfleet::TensorRows& rows, Content cont
     return ovfleet::deferred_constant(type, shape, {{(bits + 7) / 8, fill, rows}});
 }
 
-// Builds a weight in the form in which plugins keep it compressed: a Constant and a Convert, followed for weights with groups
-// by Subtract (if they have zero points), Multiply and Reshape. `flat` is the shape of the weight in the graph: a matrix, or a
-// stack of matrices.
+// Builds a weight in the form in which plugins keep it compressed: a Constant and a Convert. If the weight has groups, Subtract
+// (only with zero points), Multiply and Reshape follow. `flat` is the shape of the weight in the graph: a matrix, or a stack of
+// matrices.
 std::shared_ptr<ov::Node> decompressed(const std::shared_ptr<const ovfleet::TensorSource>& source, const ovfleet_weight& weight,
                                        const ov::Shape& flat) {
     namespace op = ov::op;

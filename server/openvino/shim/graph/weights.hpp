@@ -8,14 +8,14 @@
 
 namespace ovfleet {
 
-// Returns the constant that a node is or converts, or null for any other node.
+// If a node is a constant or converts a constant, returns this constant. Otherwise, returns null.
 inline std::shared_ptr<ov::op::v0::Constant> constant_of(std::shared_ptr<ov::Node> node) {
     if (ov::is_type<ov::op::v0::Convert>(node)) node = node->get_input_node_shared_ptr(0);
     return ov::as_type_ptr<ov::op::v0::Constant>(node);
 }
 
-// The largest number of nodes of a weight, where a node counts each time that the recursion reaches it. A compressed weight has
-// about ten. Without the limit, the check would take exponential time for a chain of operations that read their input twice.
+// The maximum number of nodes of a weight that the recursion visits, including repeated visits. A compressed weight has about
+// ten nodes. Without the limit, the check would take exponential time for a chain of operations that read their input twice.
 constexpr size_t WEIGHT_NODES_MAX = 64;
 
 inline bool is_weight(const std::shared_ptr<ov::Node>& node, size_t& nodes_left) {

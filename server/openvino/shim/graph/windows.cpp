@@ -1,5 +1,5 @@
-// Rewrites the attention of Qwen's image encoders so that it needs no masks with an element for each pair of patches: patches
-// attend to each other within windows, or in the whole image.
+// Rewrites the attention of Qwen's image encoders so that it needs no masks with an element for each pair of patches. Depending
+// on the layer, patches attend to each other within windows or in the whole image.
 #include <vector>
 
 #include <openvino/op/ops.hpp>

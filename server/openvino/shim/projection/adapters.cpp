@@ -10,8 +10,8 @@
 namespace ovfleet::projection {
 namespace {
 
-// The maximum numbers of input rows and of rows of the down matrix in a work item. These rows of the down matrix stay in the
-// cache of a core while the input rows are multiplied by them.
+// The maximum size of a work item: the number of input rows, and the number of rows of the down matrix. These rows of the down
+// matrix stay in the cache of a core while the input rows are multiplied by them.
 constexpr size_t ITEM_ROWS = 32, ITEM_RANKS = 8;
 
 // A part of an adapter, and its offset in the adapter's rank dimension, in which the parts are concatenated.

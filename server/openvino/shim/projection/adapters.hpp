@@ -20,7 +20,7 @@ public:
     void plan(const Matmul& matmul, size_t M, size_t padded, const int32_t* numbers);
 
     size_t items() const { return items_.size(); }
-    // The number of multiplications of all items.
+    // The total number of multiplications in all items.
     size_t products() const { return products_; }
     void compute(const Kernels& kernels, const Matmul& matmul, FloatData src, size_t item) const;
 

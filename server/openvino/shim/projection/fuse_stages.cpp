@@ -33,8 +33,8 @@ bool is_internal(const Output& value, const Chain& chain) {
 }
 
 // Returns the projection that can be appended to a chain because its source is the destination of the chain. Returns
-// null if no such projection exists, if it adds a different residual, or if an operation outside the longer chain reads
-// a value that the fused operation does not return.
+// null if no such projection exists, if the projection adds a residual other than the last residual of the chain, or if
+// an operation outside the extended chain reads a value that the fused operation does not return.
 std::shared_ptr<Projection> next_of(const Chain& chain) {
     const Output last = chain.back()->output(0), residual = residual_of(chain);
     for (const auto& reader : last.get_target_inputs()) {

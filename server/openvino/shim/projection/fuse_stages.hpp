@@ -5,8 +5,9 @@
 
 namespace ovfleet::projection {
 
-// Replaces each chain of projections, in which the destination of one is the source of the next, with one operation. Do not
-// call this function for image encoders, because the destinations between stages would need additional memory (decision 0107).
+// Replaces each chain of projections with one operation. In a chain, the destination of each projection is the source of the
+// next. Do not call this function for image encoders, because the destinations between stages would need additional memory
+// (decision 0107).
 void fuse_stages(ov::Model& model);
 
 }  // namespace ovfleet::projection

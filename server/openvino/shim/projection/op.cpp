@@ -11,8 +11,8 @@ namespace {
 
 // The number of attributes of a stage.
 constexpr size_t STAGE_NUMBERS = 13;
-// The largest numbers of stages of an operation, of adapters of a stage, and of bytes of these adapters. These limits are far
-// above the numbers in any model, and far too small to cause overflows.
+// The largest number of stages in an operation, the largest number of adapters in a stage, and the largest size of these
+// adapters in bytes. These limits are far above the numbers in any model, and far too small to cause overflows.
 constexpr size_t STAGES_MAX = 64, ADAPTERS_MAX = 1 << 16, ADAPTER_BYTES_MAX = size_t(1) << 40;
 
 FloatData floats(const ov::Tensor& tensor) {

@@ -18,8 +18,8 @@ namespace ovfleet::projection {
 enum Input : size_t { SRC, MEMORY, RESIDUAL };
 
 // One of the projections of an operation. Its source is the destination of the previous stage; the source of the first stage is
-// the source of the operation. A stage that adds a residual adds the sum of the last earlier stage that does so, or, if there
-// is none, the input `RESIDUAL`.
+// the source of the operation. A stage that adds a residual adds the destination of the nearest earlier stage that also adds
+// one or, if there is none, the input `RESIDUAL`.
 struct Stage {
     Matmul matmul;
     bool has_norm, has_bias;
@@ -27,7 +27,7 @@ struct Stage {
 };
 
 // The memory of a stage contains its norm, its bias, its weights and its adapters, in this order. These functions return the
-// positions of the bias, the weights and the adapters, and the size of the memory, in bytes.
+// byte offsets of the bias, the weights and the adapters, and the size of the memory in bytes.
 inline size_t bias_at(const Stage& stage) { return stage.has_norm ? (stage.matmul.K * sizeof(float) + 63) / 64 * 64 : 0; }
 inline size_t weights_at(const Stage& stage) {
     return bias_at(stage) + (stage.has_bias ? num_n_blocks(stage.matmul) * N_BLOCK * sizeof(float) : 0);
@@ -84,7 +84,7 @@ private:
     mutable std::atomic<const uint8_t*> prepared_{nullptr};
 };
 
-// The extension that lets a core read graphs with this operation.
+// The extension that lets an `ov::Core` read graphs with this operation.
 ov::Extension::Ptr extension();
 
 }  // namespace ovfleet::projection

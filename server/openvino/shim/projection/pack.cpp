@@ -27,8 +27,8 @@ bool is_integers(const Constant& constant) {
 
 bool is_e2m1(const Constant& constant) { return constant.get_element_type() == ov::element::f4e2m1; }
 
-// Returns the rows of the model's files that a constant contains, or an empty list if the constant is in memory or contains
-// anything else.
+// Returns the rows in the model's files from which a constant is read, or an empty list if the constant is in memory or any
+// part of it is not read from a file.
 std::vector<TensorRows> rows_in_files(const Constant& constant) {
     std::vector<TensorRows> rows;
     const auto* parts = deferred_parts(constant);
@@ -178,7 +178,8 @@ std::optional<GraphWeight> weight_of(const std::shared_ptr<ov::Node>& node) {
     weight.N = ov::shape_size(whole) / std::max<size_t>(weight.K, 1);
     weight.group = parts.back();
     if (weight.group == 0 || size_of(*weight.quants) != weight.N * weight.K) return {};
-    // Each scale and zero point must belong to a group of a row, and not to a column. A single one applies to all groups.
+    // Each scale and zero point must belong to a group of a row, and not to a column. A single scale or zero point applies to
+    // all groups.
     auto of_groups = parts;
     of_groups.back() = 1;
     for (const auto& each : {weight.scales, weight.zeros}) {
@@ -216,7 +217,7 @@ void describe_form(const std::vector<const GraphWeight*>& weights, Matmul& matmu
     };
     const bool is_supported = matmul.group != SUPER_GROUP || all(scales_are_super_scaled);
     if (matmul.bits == 8 && is_supported && all(quants_fit_six_bits)) matmul.bits = SIX_BITS;
-    // If the zero points have the same type as the quants, the difference between a quant and its zero point has at most
+    // Zero points must have the same type as the quants, so that the difference between a quant and its zero point has at most
     // 8 bits and a sign.
     const auto is_per_channel = [](const GraphWeight& weight) {
         const bool has_zeros_of_type = weight.zeros && weight.zeros->get_element_type() == weight.quants->get_element_type();
@@ -402,7 +403,8 @@ void pack_row_with_super_scales(const WeightRows& rows, size_t row, const Matmul
         float scales[GROUPS_PER_SUPER_BLOCK];
         SuperScales split;
         for (size_t i = 0; i < GROUPS_PER_SUPER_BLOCK; ++i) scales[i] = rows.scale(row, first + i);
-        // Scales that cannot be split are not finite, so the products with these weights are not finite either.
+        // The split fails only for scales that are not finite. The products with these weights are not finite either, so NaN
+        // can replace the super-scale.
         if (!split_scales(scales, split)) {
             split.super_scale = std::numeric_limits<ov::float16>::quiet_NaN();
             std::fill_n(split.quantized, GROUPS_PER_SUPER_BLOCK, int8_t(1));

@@ -34,8 +34,8 @@ inline std::optional<size_t> weight_row(const Matmul& matmul, size_t block, size
 
 // Sets the members of `matmul` that are determined by its weight.
 void describe(const GraphWeight& weight, Matmul& matmul);
-// Sets the same members for a matrix that consists of the rows of one or more weights with the same number of columns, except
-// for N, and sets the scale factor to 1.
+// Sets the members that `describe` sets, except N, for a matrix that consists of the rows of one or more weights with the same
+// number of columns. The scale factor is set to 1.
 void describe_form(const std::vector<const GraphWeight*>& weights, Matmul& matmul);
 // Sets the scale factor of a matrix that `describe_form` has described, unless it has super-scales, which need none.
 void set_scale_factor(const std::vector<const GraphWeight*>& weights, Matmul& matmul);
@@ -64,8 +64,8 @@ private:
     const uint8_t* quants_ = nullptr;
     const float *scales_ = nullptr, *zeros_ = nullptr;
     size_t bits_ = 0, quant_bytes_per_row_ = 0, scales_per_row_ = 0, zeros_per_row_ = 0;
-    // The offset that is added to zero points: half the number of values of signed quants, the quant of 0 in E2M1, or 0 for
-    // unsigned quants. The mask contains the bits that adding the offset flips in four signed quants.
+    // The offset that is added to zero points: half the number of possible values for signed quants, the quant of 0 for E2M1,
+    // and 0 for unsigned quants. `flipped_` is the mask of the bits that adding the offset flips in four signed quants.
     float offset_ = 0;
     uint32_t flipped_ = 0;
     // The difference between the weights of two consecutive quants, in units of the scale: 0.5 in E2M1, otherwise 1.
@@ -76,7 +76,7 @@ private:
     std::vector<float> scales_read_, zeros_converted_;
 };
 
-// Reads the rows of a weight, from memory or from the model's file. Several threads may use a reader at the same time.
+// Reads the rows of a weight, from memory or from the model's files. Several threads may use a reader at the same time.
 class WeightReader {
 public:
     explicit WeightReader(const GraphWeight& weight);
@@ -104,7 +104,7 @@ struct WeightPart {
     size_t first, count;
 };
 
-// Writes a bias, which has one element for each row of the weights, in the order in which the kernels add it.
+// Writes a bias in the order in which the kernels add it. The bias has one element for each row of the weights.
 void pack_bias(const Matmul& matmul, const float* bias, float* to);
 // Writes the blocks of columns of a matrix that consists of `parts`.
 void pack(const std::vector<WeightPart>& parts, const Matmul& matmul, uint8_t* to);

@@ -90,8 +90,8 @@ std::optional<Norm> norm_of(const Output& value, size_t size) {
     return {};
 }
 
-// Returns the node that computes swish(first half) * second half of a product, or null if no node does, or if other nodes read
-// the product or an intermediate value.
+// Returns the node that computes `swish(first half) * second half` from the two halves of a product. Returns null if no node
+// does, or if other nodes read the product or an intermediate value.
 NodePtr swiglu_of(const Output& product, size_t N) {
     auto split = ov::as_type_ptr<op::v1::VariadicSplit>(only_reader(product));
     if (!split || split->get_output_size() != 2 || N % 2 != 0) return nullptr;
@@ -244,8 +244,8 @@ void replace(const Candidate& candidate, const GraphWeight& weight, const Target
     const size_t bytes = memory_bytes(stage);
     const auto memory = ovfleet::deferred_constant(ov::element::u8, {bytes}, {{bytes, fill, {}}});
 
-    // With bf16 activations, a projection reads and writes bf16, except for residuals that native projections compute and
-    // results of the model, which remain f32.
+    // With bf16 activations, a projection reads and writes bf16, except for the residuals that native projections compute and
+    // for the results of the model. These remain f32.
     if (is_bf16 && !std::dynamic_pointer_cast<Projection>(src.get_node_shared_ptr())) src = as_bf16(src);
     const bool to_bf16 = is_bf16 && matmul.epilogue != Epilogue::residual && !is_result(end);
     ov::OutputVector inputs{src, memory};

@@ -23,7 +23,7 @@ struct Target {
     size_t terms;
 };
 
-// Replaces the multiplications of a paged model or an image encoder that the native projections support. Returns the number of
+// Replaces the multiplications that the native projections support in a paged model or an image encoder. Returns the number of
 // replaced multiplications.
 size_t replace_projections(ov::Model& model, const Target& target);
 

@@ -12,16 +12,16 @@ namespace {
 
 // The approximate number of multiplications that a thread computes at a time.
 constexpr size_t GRAIN_PRODUCTS = 1 << 20;
-// The number of elements from which on several threads pack the source faster than one thread; and the number of
+// The smallest number of elements of the source that several threads pack faster than one thread, and the number of
 // multiplications for adapters that take as long as packing one element.
 constexpr size_t PARALLEL_ELEMENTS = 1 << 14, PRODUCTS_PER_ELEMENT = 2;
 // The minimum number of parts into which the weights are divided for each thread, if there are enough blocks. With small parts,
 // a late thread delays the others less.
 constexpr size_t PARTS_PER_THREAD_MIN = 8;
-// The cost of storing sums after one part of K and loading them for the next one, mostly on another processor, expressed as
-// the number of columns that take as long to multiply; and the largest number of parts.
+// `K_PART_COST` is the cost of storing sums after one part of K and loading them, usually on another processor, for the next
+// part. It is expressed as the number of columns that take as long to multiply. `K_PARTS_MAX` is the largest number of parts.
 constexpr size_t K_PART_COST = 256, K_PARTS_MAX = 4;
-// After this number of checks whether a part has ended, a waiting thread begins to yield to other threads.
+// The number of times that a waiting thread checks whether a part has ended before it begins to yield to other threads.
 constexpr size_t SPINS = 1000;
 
 // The operands of a product.
@@ -35,8 +35,8 @@ struct Product {
 // Returns the number of parts of K that minimizes the work of the busiest thread.
 size_t num_k_parts(const Kernels& kernels, const Matmul& matmul, size_t threads) {
     const size_t blocks = num_n_blocks(matmul);
-    // Do not divide K if threads outnumber blocks, because a part begins only when the one before it has ended, or if there
-    // are many blocks, because all threads then have almost the same amount of work.
+    // Do not divide K if threads outnumber blocks, because a part of a block begins only when the previous part of the block
+    // has ended. Do not divide it for many blocks either, because all threads then have almost the same amount of work anyway.
     if (!kernels.multiply_k_part || threads > blocks || blocks >= PARTS_PER_THREAD_MIN * threads) return 1;
     size_t best = 1, least = div_up(blocks, threads) * matmul.K;
     for (size_t parts = 2; parts <= K_PARTS_MAX; ++parts) {
@@ -78,7 +78,8 @@ void multiply_in_parts(const Product& product, size_t parts) {
 }
 
 // Each group of threads multiplies all rows by the blocks of the group. Within a group, the threads divide the blocks among
-// themselves or, if there are many rows, the rows: each thread then multiplies the rows that it owns.
+// themselves. If there are many rows, they divide the rows instead, and each thread multiplies the rows that it owns by all
+// blocks of the group.
 void multiply_in_groups(const Product& product, const Groups& groups, bool owns_rows, size_t tiles_max) {
     const Matmul& matmul = product.matmul;
     const size_t n_blocks = num_n_blocks(matmul), tiles = num_tiles(product.packed), threads = groups.threads;

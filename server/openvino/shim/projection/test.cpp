@@ -50,7 +50,7 @@ extern "C" int ovfleet_test_projection(const ovfleet_projection_test* test) {
     const auto quants = integers(*test, {test->n, groups, test->group});
     const std::vector<float> zeros(test->zeros, test->zeros + (has_zeros ? test->n * groups : 0));
     const bool is_whole = std::all_of(zeros.begin(), zeros.end(), [](float zero) { return std::nearbyint(zero) == zero; });
-    // Per-channel zero points that are integers have the type of the quants.
+    // `describe` sets `per_channel` only if the zero points have the type of the quants.
     const auto zeros_constant = [&] {
         if (!is_whole || groups != 1) return floats(test->zeros);
         return ov::op::v0::Constant::create(quants->get_element_type(), {test->n, 1, 1}, zeros);

@@ -114,7 +114,7 @@ fn matrices_by_module(
             .ok_or_else(|| format!("{name} is not the lora_A or lora_B matrix of a projection"))?;
         let module = names::of_adapter(path).ok_or_else(|| {
             format!(
-                "{name} cannot be assigned to a projection in a layer of the model; only such projections can be adapted"
+                "{name} does not belong to a projection in a layer of the model; only projections in layers can be adapted"
             )
         })?;
         let module = modules.entry(module).or_default();
@@ -148,7 +148,8 @@ struct TensorName<'a> {
 impl<'a> TensorName<'a> {
     fn parse(name: &'a str) -> Option<Self> {
         let name = name.strip_suffix(".weight")?;
-        // PEFT omits the adapter's name from the names of tensors; other programs include PEFT's default name.
+        // PEFT omits the adapter's name from the names of tensors, but other programs include PEFT's default adapter
+        // name.
         let name = name.strip_suffix(".default").unwrap_or(name);
         match name.rsplit_once('.')? {
             (path, "lora_A") => Some(Self { path, is_down: true }),
@@ -164,7 +165,7 @@ fn matrices(module: &ModuleTensors<'_>, config: &PeftConfig) -> Result<LoraMatri
     };
     let (&[rank, columns], &[rows, other_rank]) = (down.shape(), up.shape()) else {
         return Err(format!(
-            "lora_A of shape {:?} and lora_B of shape {:?} are not both matrices",
+            "lora_A has shape {:?} and lora_B has shape {:?}, but both must be matrices",
             down.shape(),
             up.shape()
         ));
@@ -172,8 +173,8 @@ fn matrices(module: &ModuleTensors<'_>, config: &PeftConfig) -> Result<LoraMatri
     let (scale, expected) = config.scale_and_rank(path);
     if rank != expected || other_rank != expected {
         return Err(format!(
-            "lora_A of shape {:?} and lora_B of shape {:?} do not both have the rank {expected}, which \
-             adapter_config.json specifies",
+            "lora_A has shape {:?} and lora_B has shape {:?}, but adapter_config.json specifies the rank \
+             {expected}",
             down.shape(),
             up.shape()
         ));

@@ -83,7 +83,8 @@ impl GraphFile {
             model.read_tensor(&tensor.name, &mut content)?;
             file.write_all_at(&content, data + offset).map_err(failed)?;
         }
-        // Extend the file, because the last tensor may be in the hole or end before its padding.
+        // Extend the file to its full length: neither a hole at the end nor the padding of the last tensor has been
+        // written.
         file.set_len(data + end).map_err(failed)?;
         let directory = tempfile::tempdir().map_err(failed)?;
         let link = directory.path().join("graph.gguf");

@@ -172,7 +172,7 @@ fn options_of_the_native_attention_are_in_the_plan_or_an_error() {
     assert_eq!(
         case.plan(),
         format!(
-            "projections: native avx2, int16 products, f32 activations; {F32_ATTENTION}, sparse from 0.9, block scores (all native)"
+            "projections: native avx2, int16 products, f32 activations; {F32_ATTENTION}, sparse (attention mass 0.9), block scores (all native)"
         )
     );
     for (sparse_attention, block_scores) in [(Some(0.9), false), (None, true)] {

@@ -103,7 +103,7 @@ mod tests {
         let parent = tempfile::tempdir().unwrap();
         let directory = PrivateDirectory::open(parent.path()).unwrap();
         let path = parent.path().join("model.gguf");
-        // The contents differ only after the first megabytes.
+        // The old and the new content differ only in one byte, after the first 5 MiB.
         let mut content = vec![7; 6 << 20];
         fs::write(&path, &content).unwrap();
         let modified = fs::metadata(&path).unwrap().modified().unwrap();

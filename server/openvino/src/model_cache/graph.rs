@@ -109,7 +109,8 @@ impl GraphCacheEntry {
     /// Writes unfinished files and renames them: first the weights and then the graph, because readers look for the
     /// graph.
     fn try_write(&self, core: &Core, model: &mut Model) -> Result<Model, String> {
-        // The reader derives the name of the weights from that of the graph, so the unfinished files also share a name.
+        // The reader derives the name of the weights file from that of the graph file, so the names of the unfinished
+        // files also differ only in the extension.
         let part = self.directory.unfinished(&self.name);
         let [xml, bin] = ["xml", "bin"].map(|ending| format!("{part}.{ending}"));
         let finish = |part: &str, ending: &str| {

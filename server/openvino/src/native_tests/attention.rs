@@ -189,7 +189,8 @@ impl Layer {
     fn step(&mut self, random: &mut Random, variant: KernelVariant, counts: &[usize]) -> Option<f64> {
         let tokens: usize = counts.iter().sum();
         let Self { heads, kv_heads, size, .. } = *self;
-        // Each tensor has a separate generator, so that the first tokens do not depend on the number of tokens.
+        // Each tensor has a separate generator, so that the values of the first tokens do not depend on the number of
+        // tokens.
         let mut numbers = |per_token: usize| {
             let mut generator = Random(random.below(1 << 30) as u64);
             (0..tokens * per_token).map(|_| number(&mut generator)).collect::<Vec<f32>>()
@@ -478,7 +479,7 @@ fn tolerance(variant: KernelVariant, kv_cache: Precision, activations: FloatType
         // The values of the test have few bits, so these types store them without rounding.
         Precision::F32 | Precision::Bf16 | Precision::F16 => 2e-5,
         Precision::U8 => 0.05,
-        // The error of a single value can be half of its scale in each rotated dimension.
+        // In each dimension of a rotated value, the rounding error can be half of the scale.
         Precision::U4 => 0.8,
     };
     let is_bf16 = variant.multiplies_in_bf16() || activations == FloatType::Bf16;

@@ -190,8 +190,8 @@ fn the_native_attention_of_an_image_encoder_has_the_results_of_the_plugin() {
         for isa in ATTENTION_ISAS.into_iter().filter(|isa| cpu.has(*isa)) {
             let mut native = attention(directory.path(), Some(isa), heads, size, has_tiles);
             let tolerance = if BF16_ATTENTION_ISAS.contains(&isa) { 1e-2 } else { 1e-5 };
-            // If the first inference had a single token, the plugin's attention would return wrong results for more
-            // tokens.
+            // If the first inference had a single token, the plugin's attention would return wrong results in later
+            // inferences with more tokens.
             for tokens in [33, 1, 150] {
                 let shape = if has_tiles { vec![3, heads, tokens, size] } else { vec![heads, tokens, size] };
                 let count = shape.iter().product();

@@ -245,7 +245,7 @@ struct Projection {
 impl Projection {
     fn random(random: &mut Random) -> Self {
         let k = 32 * random.pick(&[1, 2, 5, 8, 18, 48]);
-        // Blocks have 32 columns, and the last one may have fewer.
+        // Each block has 32 columns, except the last one, which may have fewer.
         let n = random.pick(&[2, 32, 50, 96, 200]);
         Self::of_size(random, k, n)
     }
@@ -308,7 +308,8 @@ impl Projection {
     fn with_super_scales(random: &mut Random, k: usize, n: usize) -> Self {
         assert!(k.is_multiple_of(256));
         let scales = (0..n * k / 256).flat_map(|_| {
-            // The scales are products of 16 integers and a super-scale in f16, which may be subnormal or zero.
+            // Each scale is the product of an integer and an f16 super-scale, which 16 scales share. The super-scale
+            // may be subnormal or zero.
             let step = random.pick(&[1.0 / 1024.0, 1.0 / 524_288.0, 1.0 / 16_777_216.0]);
             let factor = (random.below(2048) as f32 - 100.0) * step;
             (0..16).map(|_| (random.below(256) as f32 - 128.0) * factor).collect::<Vec<f32>>()
@@ -359,8 +360,7 @@ impl Projection {
         let values = (2.0 * max / step) as usize + 1;
         let mut src: Vec<f32> = (0..m * self.k).map(|_| random.below(values) as f32 * step - max).collect();
         for group in src.chunks_mut(SRC_GROUP) {
-            // Each group contains the largest number, which determines the scale of the group, and may contain an
-            // outlier.
+            // Each group contains `max`, which determines the scale of the group. A group may also contain an outlier.
             let at = random.below(SRC_GROUP);
             group[at] = max;
             if self.terms == 1 && random.below(2) == 0 {
@@ -442,7 +442,7 @@ impl Projection {
             let code = usize::from(self.quants[at]);
             return scale * if code & 8 == 0 { E2M1[code & 7] } else { -E2M1[code & 7] };
         }
-        // Quants of 6 bits are passed as bytes.
+        // 6-bit quants are stored as bytes, and signed ones are sign-extended.
         let half = if self.bits == 4 { 8 } else { 128 };
         let quant = i32::from(self.quants[at]);
         let quant = if self.is_signed && quant >= half { quant - 2 * half } else { quant };
@@ -464,8 +464,8 @@ impl Projection {
             None => f64::from(row[at]),
         };
         let numbers: Vec<f64> = (0..self.k).map(number).collect();
-        // Outliers are not quantized. Other numbers are off by at most half a step. The largest of these other numbers
-        // in a group of 32 is `quant_max` steps. Without a norm, quantization is exact.
+        // Outliers are not quantized. Other numbers are off by at most half a step. The step of a group of 32 is the
+        // largest magnitude of these other numbers, divided by `quant_max`. Without a norm, quantization is exact.
         let steps = 2.0 * f64::from(self.quant_max());
         let is_quantized = |number: f64| self.terms > 1 || number.abs() <= outlier_limit(&numbers);
         let rounding_of = |group: &[f64]| {
@@ -507,7 +507,7 @@ impl Projection {
                 Epilogue::None => ExpectedValue { value, tolerance },
                 Epilogue::Gelu | Epilogue::GeluTanh | Epilogue::Silu | Epilogue::QuickGelu => {
                     let activated = self.epilogue.activation(value).unwrap_or(value);
-                    // The slopes are below 1.2, and the error of erf is below 1.5e-7.
+                    // The slopes of these activations are below 1.2, and the error of the kernels' erf is below 1.5e-7.
                     ExpectedValue { value: activated, tolerance: tolerance * 1.2 + value.abs() * 1e-6 }
                 }
                 Epilogue::Residual => {
@@ -600,7 +600,7 @@ fn six_bits_compute_the_same_bits_as_eight() {
             let m = random.pick(&[1, 2, 3, 6, 7, 20, 64]);
             let mut projection = Projection::with_super_scales(&mut random, k, n);
             for scales in projection.scales.chunks_mut(16) {
-                // Products of 8-bit and 3-bit integers, divided by 64, which f16 represents exactly.
+                // The scales are products of 8-bit and 3-bit integers, divided by 64, so f16 represents them exactly.
                 let factor = (random.below(7) + 1) as f32 / 64.0;
                 scales.fill_with(|| (random.below(256) as f32 - 128.0) * factor);
             }
@@ -613,7 +613,7 @@ fn six_bits_compute_the_same_bits_as_eight() {
                 let is_signed = projection.is_signed;
                 projection.quants.fill_with(|| random_quant(&mut random, SIX_BITS, is_signed));
             }
-            // If most numbers are small, the sums of their products with 8-bit quants are exact in f32.
+            // Make most numbers small, so that the sums of their products with 8-bit quants are exact in f32.
             let mut src = projection.source(&mut random, m);
             let max = projection.quant_max();
             for number in src.iter_mut().filter(|number| number.abs() != max) {
@@ -756,8 +756,8 @@ fn a_number_that_is_nan_changes_only_its_row() {
     let m = 37;
     let src = projection.source(&mut random, m);
     let (mut with_nan, row) = (src.clone(), 20);
-    // If its lower half were discarded, the first NaN would become infinity. Rounding would turn the second one into
-    // zero.
+    // Discarding the lower half of the first NaN would turn it into infinity. Rounding the second one would turn it
+    // into zero.
     with_nan[row * 96 + 7] = f32::from_bits(0x7f80_0001);
     with_nan[row * 96 + 50] = f32::from_bits(0x7fff_ffff);
     for variant in KernelVariant::all().filter(|variant| variant.rounds_to_bf16()) {
@@ -787,7 +787,7 @@ fn a_row_does_not_depend_on_other_rows() {
         let residual = vec![1.0; m * columns];
         for variant in KernelVariant::all() {
             let Some(together) = projection.compute(variant, &src, &adapters, &residual) else { continue };
-            // Compute single rows, and parts that do not end at the ends of tiles.
+            // Compute single rows, and parts that do not end at tile boundaries.
             for part in [1, 40] {
                 let parts = src.chunks(part * k).zip(adapters.chunks(part));
                 let apart: Vec<f32> = parts
@@ -807,8 +807,8 @@ fn a_row_does_not_depend_on_other_rows() {
 #[test]
 fn results_do_not_depend_on_the_number_of_threads() {
     // With one row, the columns of the source are divided into parts for the first size with 2, 3 or 4 threads, for the
-    // second size with 16 threads, and for the third size, whose second part is shorter, with 2 threads. The columns
-    // are not divided if there are more threads than blocks of columns of the destination.
+    // second size with 16 threads, and for the third size with 2 threads. In the third size, the second part is shorter
+    // than the first. The columns are not divided if the threads outnumber the blocks of destination columns.
     const DIVIDED: [(usize, usize); 3] = [(4096, 160), (2048, 600), (2080, 96)];
     const UNDIVIDED: [(usize, usize); 2] = [(1024, 50), (4160, 32)];
     let one_row = DIVIDED.into_iter().map(|size| (size, 1)).cycle().take(75);

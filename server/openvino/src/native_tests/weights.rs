@@ -120,14 +120,14 @@ fn merged_projections_have_the_results_of_separate_ones() {
             .unwrap();
         merged
     };
-    // Weights with a scale for each row, and weights with a single scale.
+    // Weights with a scale for each row are merged, as are weights with the same single scale.
     assert_unchanged(&[("64,1", 0.5), ("64,1", 0.25), ("64,1", 0.125)], 3, merge);
     assert_unchanged(&[("1,1", 0.5), ("1,1", 0.5)], 2, merge);
     assert_unchanged(&[("1,1", 0.5), ("1,1", 0.25), ("1,1", 0.5)], 2, merge);
-    // Weights with a scale for each column, and weights in different forms.
+    // Weights with a scale for each column are not merged, and neither are weights of different forms.
     assert_unchanged(&[("1,64", 0.5), ("1,64", 0.25)], 0, merge);
     assert_unchanged(&[("1,1", 0.5), ("64,1", 0.25), ("1,64", 0.5), ("64,1", 0.5)], 2, merge);
-    // The three 4-bit zero points of the second weight do not fill whole bytes.
+    // The second matrix is not merged, because its three 4-bit zero points do not fill whole bytes.
     assert_same_outputs(&model_with_zero_points(&[2, 3, 2]), 3, |model| assert_eq!(merge(model), 2));
 }
 

@@ -103,7 +103,7 @@ pub fn load_image_encoder(config: &Config) -> Result<Option<OpenVinoImageEncoder
     let threads = available_parallelism().map_or(1, usize::from);
     let mut report = EncoderReport {
         device: "CPU".to_owned(),
-        // The default is f32, because lower precisions change answers, and the encoder runs only once for an image.
+        // The default is f32, because lower precisions change answers, and the encoder runs only once per image.
         precision: configured("INFERENCE_PRECISION_HINT", "f32"),
         quantization_group: configured("DYNAMIC_QUANTIZATION_GROUP_SIZE", "0"),
         threads,
@@ -241,7 +241,8 @@ fn reordered(
             FeatureRow::GlobalSeparator => learned.global_separator.as_deref(),
         };
         let values = values.ok_or_else(|| {
-            let message = format!("the row {row:?} is neither in the encoder's output nor a learned row");
+            let message =
+                format!("the row {row:?} is neither a row of the encoder's output nor a learned row");
             Error::runtime("run the image encoder", &message)
         })?;
         ordered.extend_from_slice(values);

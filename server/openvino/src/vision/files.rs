@@ -38,7 +38,7 @@ impl VisionFiles {
         let files = Self { directory: directory.to_owned(), family, deepstack_layers };
         if let Some(missing) = files.paths().iter().find(|path| !path.is_file()) {
             let name = missing.file_name().unwrap_or_default().to_string_lossy();
-            return Err(Error::Unsupported(format!("it is a vision-language model without {name}")));
+            return Err(Error::Unsupported(format!("it is a vision-language model, but {name} is missing")));
         }
         Ok(Some(files))
     }
@@ -130,7 +130,7 @@ fn family(config: &Value) -> Result<ModelFamily, Error> {
     ModelFamily::from_model_type(model_type).ok_or_else(|| {
         let supported = ModelFamily::ALL.map(ModelFamily::model_type).join(", ");
         Error::Unsupported(format!(
-            "vision-language models of the type {model_type:?} are not supported; supported: {supported}"
+            "vision-language models of type {model_type:?} are not supported (supported types: {supported})"
         ))
     })
 }

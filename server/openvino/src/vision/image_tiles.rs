@@ -40,7 +40,7 @@ pub(super) fn fit_in_one_run(batch: &[&EncoderInputs], image: &EncoderInputs, ru
         EncoderInputs::Tiles(pixels) => Some(pixels),
         EncoderInputs::MaskedTiles(tiles) => Some(&tiles.pixel_values),
         // In the full-attention layers of Qwen's encoders, each patch attends to all patches of a run, so a run
-        // contains only one image. The slices of MiniCPM-V have different sizes.
+        // contains only one image. The slices of MiniCPM-V have different sizes, so a run contains only one slice.
         EncoderInputs::Qwen(_) | EncoderInputs::Slices(_) => None,
     });
     let pixels: Option<Vec<_>> = pixels.collect();

@@ -82,7 +82,7 @@ impl EncoderModels {
                 let replaced = shim::remove_attention_masks(&mut merger)?;
                 if replaced == 0 {
                     tracing::warn!(
-                        "the image encoder has an unknown structure, so large images need much memory"
+                        "the image encoder has an unknown structure, so encoding large images needs a lot of memory"
                     );
                 }
                 Self::Qwen(QwenModels {
@@ -245,7 +245,7 @@ fn encode_slice(
     set_mask(vision, "patch_attention_mask", patch_attention_mask)?;
     vision.set_values("position_ids", position_ids.shape(), position_ids.values())?;
     vision.request.infer()?;
-    // The output of one model is the input of the other, without a copy.
+    // The resampler reads the output of the vision model without a copy.
     resampler.request.set("image_feature", &vision.request.output_at(0)?)?;
     resampler.set_values("pos_embed", pos_embed.shape(), pos_embed.values())?;
     resampler.set_values("key_padding_mask", key_padding_mask.shape(), key_padding_mask.values())?;

@@ -42,7 +42,7 @@ impl QwenModels {
         let count = input.hidden_states.shape()[0];
         patches.set_values("hidden_states", input.hidden_states.shape(), input.hidden_states.values())?;
         patches.request.infer()?;
-        // The output of one model is the input of the other, without a copy.
+        // The merger reads this output without a copy.
         let mut embedded = patches.request.output_at(0)?;
         match (positions, &input.position_embeddings) {
             (None, None) => {}

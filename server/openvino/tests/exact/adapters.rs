@@ -329,12 +329,12 @@ fn adapters_that_do_not_fit_the_model_are_rejected_with_the_reason() {
     for (more, tensors, named) in [
         (json!({"use_dora": true}), &right[..], "DoRA"),
         (json!({"modules_to_save": ["embed_tokens"]}), &right[..], "modules_to_save"),
-        (json!({"r": 4}), &right[..], "do not both have the rank 4"),
+        (json!({"r": 4}), &right[..], "specifies the rank 4"),
         (json!({}), &right[..1], "one of the matrices lora_A and lora_B is missing"),
         (json!({}), &[], "it has no matrices"),
         (json!({}), &[("lora_A", &[2, 128]), ("lora_B", &[256, 2])], "256 rows and 128 columns"),
-        (json!({}), &[("lora_A", &[2, 256]), ("lora_B", &[256, 3])], "do not both have the rank 2"),
-        (json!({}), &[("lora_A", &[2]), ("lora_B", &[256, 2])], "are not both matrices"),
+        (json!({}), &[("lora_A", &[2, 256]), ("lora_B", &[256, 3])], "specifies the rank 2"),
+        (json!({}), &[("lora_A", &[2]), ("lora_B", &[256, 2])], "but both must be matrices"),
         (json!({}), &[("lora_magnitude_vector", &[256])], "lora_magnitude_vector"),
         (json!({}), &[("lora_embedding_A", &[2, 256])], "lora_embedding_A"),
     ] {

@@ -157,8 +157,8 @@ fn phi3_with_fused_projections_and_sliding_windows_shorter_than_the_sequence() {
 fn phi3_extended_to_a_long_context() {
     let mut phi3 = recipe("phi3", TensorType::F16);
     let allowed = difference_allowed(TensorType::F16);
-    // In these cases, the original context is as long as the model's context, shorter than the model's context, as long
-    // as the limit, and shorter than the limit.
+    // The original context is as long as the model's context in the first case, and shorter than it in the second. It
+    // is as long as the limit on the length of sequences in the third case, and shorter than this limit in the fourth.
     for (original, served) in [(CONTEXT, None), (256, None), (256, Some(256)), (256, Some(257))] {
         phi3.original_context = Some(original);
         let difference = Case::within(&phi3, served).difference(&EXACT);

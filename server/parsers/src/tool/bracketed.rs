@@ -85,7 +85,7 @@ impl BracketedCalls {
                 if self.close.is_some() { self.go(State::Tail) } else { Step::Done }
             }
             // The closing marker belongs to the calls, as do the whitespace and the separator before it. The marker may
-            // replace a missing closing bracket.
+            // take the place of the closing bracket.
             Step::Stop { again }
                 if (again > 0 || self.is_between_calls())
                     && self.close.is_some_and(|close| close.starts_with(letter)) =>

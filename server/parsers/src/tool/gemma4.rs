@@ -96,7 +96,7 @@ impl Gemma4 {
         }
         if !self.json.is_empty() {
             out.arguments(&self.json);
-            // A comma is emitted together with the text after it, so it stays in the open text.
+            // A comma is emitted only together with the text after it. Until then, it stays in the uninterpreted text.
             if letter == ',' && object.is_after_comma() {
                 out.read(letter);
             }

@@ -137,8 +137,7 @@ impl JsonCalls {
                 out.commit();
                 self.object_is_over()
             }
-            // The call is complete, but the closing brace of the object is missing, usually because a marker replaces
-            // it.
+            // The call is complete, but the closing brace of the object is missing: usually, a marker follows instead.
             Step::Stop { .. } if object.is_call() => {
                 self.object_is_over();
                 self.step(letter, out)
@@ -249,7 +248,7 @@ impl Calls for JsonCalls {
                 self.state = State::Object(Box::new(CallObject::new(self.object_rule)), 0);
                 Step::Skip { kept: 1 }
             }
-            // No further calls are parsed in the list, and those before the skipped object were emitted.
+            // Parse no further calls in the list. The calls before the skipped object have already been emitted.
             State::AfterSkipped | State::SkippedItem => Step::TEXT,
             State::Next if letter == ',' => self.go(State::Item),
             State::Next if letter == ']' => {

@@ -292,8 +292,8 @@ impl PythonCalls {
         if effect == ValueEffect::Invalid {
             return Step::TEXT;
         }
-        // Two characters stay in the open text: a comma, because it is emitted together with the text after it, and the
-        // character after a complete value, because it is not part of the value.
+        // A comma stays in the open text, because it is emitted together with the text after it. The character after a
+        // complete value stays there, too, because it is not part of the value.
         let is_open = effect == ValueEffect::AlreadyComplete || letter == ',' && value.is_before_item();
         if self.give(out) && is_open {
             out.read(letter);

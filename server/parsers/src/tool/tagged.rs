@@ -283,7 +283,7 @@ impl Calls for TaggedCalls {
                 self.function_is_whole(out);
             }
         }
-        // The rest of a call that has begun is the beginning of a tag, so it must not become content.
+        // If a call has begun, the remaining text is at most the beginning of a tag, so it must not become content.
         if self.has_begun {
             out.commit();
         }

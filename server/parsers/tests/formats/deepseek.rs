@@ -130,7 +130,7 @@ fn reasoning_precedes_calls() {
     let expected = [vec![reasoning("Hm.\n")], called].concat();
     r1.reads(&format!("<think>\n{text}"), &expected);
     r1.clone().after("<｜Assistant｜><think>\n").reads(text, &expected);
-    // The model repeats the tag at the end of the prompt.
+    // The model repeats the tag that ends the prompt.
     r1.clone().after("<｜Assistant｜><think>\n").reads(&format!("<think>\n{text}"), &expected);
     r1.is_text("No tag opened it.</think>");
 }

@@ -54,7 +54,7 @@ fn names_have_all_characters_that_tools_may_have() {
 
 #[test]
 fn code_may_follow_a_call_in_a_string() {
-    // Text after the parenthesis that cannot begin a Python name does not begin another call.
+    // If the text after the parenthesis cannot begin a Python name, it does not begin another call.
     for code in ["g('x') $y", "g('x').y", "g('x') - 1", "g('x') / 2"] {
         let text = format!("```tool_code\nf(code='{code}')\n```");
         gemma().reads(&text, &call(0, "f", &format!("{{\"code\":\"{code}\"}}")));

@@ -70,7 +70,7 @@ fn messages_of_a_kind_are_joined_by_a_newline() {
         "<|channel|>final<|message|>a<|end|><|start|>assistant<|channel|>final<|message|><|end|><|start|>assistant<|channel|>final<|message|>b<|end|>",
         &[content("a\nb")],
     );
-    // The first message does not end before the next begins.
+    // No `<|end|>` token separates the messages.
     gptoss().reads(
         "<|channel|>analysis<|message|>a<|channel|>analysis<|message|>b<|start|>assistant<|channel|>final<|message|>c",
         &[reasoning("a\nb"), content("c")],

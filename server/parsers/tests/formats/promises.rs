@@ -404,7 +404,7 @@ fn no_text_is_lost() {
             let mut random = StdRng::seed_from_u64(seed);
             let text =
                 if seed % 2 == 0 { garbage(&mut random) } else { likely(case.formats.tool, &mut random) };
-            // Skip texts with several arguments between tags: if two have the same name, only the first is returned.
+            // Skip texts with several tagged arguments: if two of them have the same name, only the first is returned.
             let repeats = |tag: &str| text.matches(tag).count() > 1;
             if repeats("<parameter=") || repeats("<param name=") {
                 continue;

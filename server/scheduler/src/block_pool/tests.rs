@@ -77,10 +77,7 @@ fn equal_hashes_with_other_tokens_or_another_parent_are_not_a_hit() {
 
     let other = pool.allocate().unwrap();
     assert_eq!(pool.register(other, content(9, START, &[1, 3])), RegisterResult::Collision);
-    assert_eq!(
-        pool.register(other, content(9, START, &[1, 2])),
-        RegisterResult::Duplicate(a)
-    );
+    assert_eq!(pool.register(other, content(9, START, &[1, 2])), RegisterResult::Duplicate(a));
     pool.check_invariants([a, other].into_iter());
 }
 

@@ -39,8 +39,8 @@ impl Scheduler {
         if !self.images.cancel(digest) {
             return;
         }
-        // If a sequence still listed the image, it would later release a new entry that does not count the sequence as
-        // a holder.
+        // Remove the image from the sequences. Otherwise, they would later release a new entry of the image, which does
+        // not count them as holders.
         for slot in self.slots_with_image(digest) {
             let sequence = self.sequences.get_mut(slot);
             sequence.held_images.retain(|held| *held != digest);

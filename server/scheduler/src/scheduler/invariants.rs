@@ -78,7 +78,7 @@ impl Scheduler {
             for block in &residency.block_table[..sequence.prefix.registered as usize] {
                 assert!(self.pool.is_cached(*block), "invariant: a registered block is cached");
             }
-            // A decode allocates or copies the block that it writes to only once it is scheduled.
+            // A decode does not allocate or copy the block that it writes to until it is scheduled.
             if sequence.uncomputed_tokens() > 1 || sequence.batch_index.is_some() {
                 let next = (residency.resident_tokens() / self.cache.block_tokens) as usize;
                 for block in &residency.block_table[next..] {

@@ -423,7 +423,7 @@ impl Scheduler {
                 Admission::Admitted(group) => self.schedule_admitted(group, batch, budget),
                 Admission::Deferred => position = next,
                 Admission::AwaitsImages => {
-                    // The attempt does not count if `can_start` skips the group from now on.
+                    // The attempt does not count toward the limit if `can_start` skips the group from now on.
                     let waiting = self.sequences.get(self.waiting[position].slot);
                     attempts -= usize::from(self.awaits_images(waiting));
                     position = next;
@@ -598,7 +598,8 @@ impl Scheduler {
         let cached = prefix.registered + u32::from(last.is_some());
         residency.computed_tokens = (cached * block_tokens).min(num_tokens - 1);
         self.uncomputed_tokens -= u64::from(residency.computed_tokens);
-        // A preempted sequence finds its own blocks in the cache, which says nothing about other requests.
+        // A preempted sequence finds its own blocks in the cache. Such a hit does not show that other requests share
+        // the prefix.
         if sequence.cached_tokens.is_none() {
             self.pool.record_hit(residency.block_table.iter().copied().chain(last));
         }

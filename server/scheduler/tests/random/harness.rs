@@ -188,7 +188,7 @@ impl Harness {
         let random = &mut self.random;
         let count = if random.once_in(4) { random.below(self.config.max_num_seqs) + 2 } else { 1 };
         let prompt_tokens = random.below(self.config.max_model_len + 2);
-        // About half of the prompts begin with repetitions of a token.
+        // About half of the prompts begin with a run of the same token.
         let repeated = if random.once_in(2) { random.below(prompt_tokens + 1) } else { 0 };
         let prompt: Vec<_> = (0..prompt_tokens)
             .map(|position| if position < repeated { 0 } else { random.below(self.vocabulary) })

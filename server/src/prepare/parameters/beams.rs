@@ -76,7 +76,7 @@ impl TextStop for StopStrings {
         if new.is_empty() {
             return false;
         }
-        // The number of tokens that contain a stop string is unknown, because skipped tokens add no bytes.
+        // A stop string may extend over any number of tokens, because skipped tokens add no bytes.
         let mut old: Vec<u8> = Vec::new();
         for token in before {
             if old.len() + 1 >= self.bytes_max {

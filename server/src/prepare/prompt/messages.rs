@@ -186,7 +186,7 @@ fn read_call(call: &Map<String, Value>, at: &str) -> Result<Call, Error> {
         None | Some(Value::Null) => json!({}),
         Some(object @ Value::Object(_)) => object.clone(),
         Some(Value::String(text)) if text.trim().is_empty() => json!({}),
-        // Arguments that are not an object are output of the model and remain unchanged.
+        // The model may have generated arguments that are not a JSON object. Such arguments remain text.
         Some(Value::String(text)) => match serde_json::from_str(text) {
             Ok(object @ Value::Object(_)) => object,
             _ => json!(text),

@@ -5,7 +5,7 @@ use server_openai::responses::Request;
 
 use crate::error::Error;
 
-/// Returns the requested format of the text, converted to the form of this endpoint. OVMS's clients may send it as
+/// Returns the requested format of the text, converted to the form of this endpoint. OVMS clients may send it as
 /// `response_format`, as to the chat endpoint.
 pub(super) fn format(request: &Request) -> Map<String, Value> {
     let plain = || Map::from_iter([("type".to_owned(), json!("text"))]);

@@ -230,7 +230,7 @@ fn output(item: InputItem, at: &str, ids: &mut ItemIds) -> Result<CallOutput, Er
             Output::Parts(parts)
         }
     };
-    // Clients that were written for OVMS may omit the ID.
+    // Clients that were written for OVMS may omit `call_id`.
     let call_id = item.call_id.unwrap_or_default();
     Ok(CallOutput {
         id: item_id(item.id, "fco", ids),

@@ -246,7 +246,7 @@ fn a_schema_is_flat_here_and_nested_in_chat_completions() {
     let parsed_format = format(&request(&json!({"text": {"format": flat_one}})));
     assert_eq!(Value::Object(parsed_format.clone()), flat_one);
     assert_eq!(Value::Object(chat_format(&parsed_format)), nested);
-    // OVMS's clients send this form.
+    // OVMS clients send this form.
     let parsed_format = format(&request(&json!({"response_format": nested})));
     assert_eq!(Value::Object(parsed_format), flat_one);
     let bare = json!({"type": "json_schema", "json_schema": {"type": "object"}});

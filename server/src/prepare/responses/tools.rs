@@ -150,7 +150,7 @@ impl RequestTools {
     ) -> Result<Option<Value>, Error> {
         let (mut tool, shown) = match kind(&given, param)? {
             "function" => {
-                // Functions may also have the form of the chat endpoint.
+                // A function may also be declared in the form of the chat endpoint.
                 let tool = read_function(given, param)?;
                 let shown = shown(&tool);
                 (tool, shown)
@@ -274,7 +274,7 @@ pub(crate) fn custom_input(arguments: &str) -> String {
         Value::String(input) => Some(input),
         _ => None,
     };
-    // The longest escape sequence that can be cut off is a surrogate pair without its last digit.
+    // The longest incomplete escape sequence is a surrogate pair without its last digit.
     const ESCAPE_BYTES_MAX: usize = 11;
     let shortened = |cut: usize| arguments.get(..arguments.len().checked_sub(cut)?);
     input(arguments)

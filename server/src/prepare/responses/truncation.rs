@@ -50,8 +50,8 @@ pub(super) fn prepare_fitting(
     let cut = fitting.as_ref().map_or(cuts.last(), |(at, _)| cuts.get(*at)).copied();
     match (tokens_max, cut) {
         (Some(_), _) | (_, None) => fitting.map(|(_, prepared)| prepared).ok_or(too_long),
-        // Prepare the suffix again without the limit for the answer, so that the answer may fill the context length. If
-        // no suffix fits together with the limit, the suffix is the last turn alone.
+        // Prepare the suffix again without a limit for the answer, so that the answer may use the rest of the context
+        // length. If no suffix leaves enough room for the answer, prepare the last turn alone.
         (None, Some(cut)) => {
             // Release the memory of the images before they are read again.
             drop(fitting);

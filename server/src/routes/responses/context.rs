@@ -253,7 +253,8 @@ impl Link {
     fn is_final(&self) -> bool {
         match self {
             Self::Live(live) => live.is_final(),
-            // A response in progress is live, unless the process that generated it has ended.
+            // Only live responses are still being generated. If a stored record says that its response is in progress,
+            // the process that generated the response has ended.
             Self::Stored(_) => true,
         }
     }

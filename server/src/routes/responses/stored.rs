@@ -188,7 +188,8 @@ async fn replay(app: &App, tenant: Tenant, name: &str, from: usize) -> Result<Re
         stored.map(|stored| events_of(&stored, from)).transpose()
     });
     let events = found.await?.ok_or_else(|| unknown(name))?;
-    // The size of this body is known, so a large replay counts toward the limit until it has been sent.
+    // The size of this body is known, so a large replay counts toward the limit for unread answers until it has been
+    // sent.
     Ok(sse::of_body(events.into()))
 }
 

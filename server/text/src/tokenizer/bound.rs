@@ -81,8 +81,8 @@ impl TokenBound {
         for (id, text) in (0..).zip(pieces.tokens) {
             entries.add(&[vocabulary.bytes(id), text.as_bytes(), text.replace(' ', SPACE).as_bytes()]);
         }
-        // A character has up to four bytes. Without a piece of its own, it becomes at least one token: byte tokens or
-        // the unknown token.
+        // A character that is not a piece itself becomes byte tokens or the unknown token, so at least one token.
+        // Because it has up to four bytes, the weight of a byte must not exceed 1/4.
         entries.each_byte_at_least(char::MAX_LEN_UTF8);
         if pieces.options.remove_extra_whitespaces {
             entries.drop_bytes(b" ");

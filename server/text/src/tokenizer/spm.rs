@@ -142,7 +142,8 @@ impl Spm {
     /// Encodes a part of the text between tokens that are recognized verbatim.
     fn encode_fragment(&self, text: &str, tokens: &mut Vec<u32>) -> Result<(), EncodeError> {
         let mut prepared = String::with_capacity(text.len() + text.len() / 2 + SPACE.len());
-        // The part is at the start of the text or follows a special or user-defined token.
+        // Every part gets the prefix, because it is at the start of the text or follows a special or user-defined
+        // token.
         if self.options.add_space_prefix {
             prepared.push_str(SPACE);
         }

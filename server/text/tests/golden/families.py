@@ -94,7 +94,7 @@ TOOLS = [
 
 
 class Generation(jinja2.ext.Extension):
-    """`{% generation %}` marks the text on which a model is trained, and renders its content."""
+    """The tag `{% generation %}`, which marks training targets and renders its content unchanged."""
 
     tags = {"generation"}
 

@@ -88,7 +88,7 @@ pub(super) async fn numbers_at_the_edge(targets: Targets) -> anyhow::Result<Stri
     let mut bodies = Vec::new();
     for name in NAMES {
         for edge in EDGES {
-            // Without a limit, the response would be as long as the context.
+            // Keep the responses short, except where `max_tokens` itself is tested.
             let most = if name == "max_tokens" { "" } else { r#""max_tokens": 2, "# };
             let stop = r#""stop_token_ids": [0, 1, 2]"#;
             bodies.push(format!(r#"{{"model": "{MODEL}", "prompt": "x", {most}{stop}, "{name}": {edge}}}"#));

@@ -51,7 +51,10 @@ pub(super) async fn huge_conversations(targets: Targets) -> anyhow::Result<Strin
             for page in pages {
                 let (status, body) = page?;
                 let bytes = body.to_string().len();
-                ensure!(bytes < PAGE_BYTES_MAX, "a page has {bytes} bytes, not fewer than {PAGE_BYTES_MAX}");
+                ensure!(
+                    bytes < PAGE_BYTES_MAX,
+                    "a page has {bytes} bytes, but must have fewer than {PAGE_BYTES_MAX}"
+                );
                 statuses.add(status);
             }
         }

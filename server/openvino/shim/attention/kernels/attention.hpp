@@ -43,19 +43,19 @@ constexpr size_t HEADS_MAX = 1 << 16;
 // In a u8 cache, the number of elements of a key that share a scale and a minimum. All elements of a value share one scale and
 // one minimum.
 constexpr size_t KEY_GROUP = 32;
-// In a u4 cache, the numbers of elements of a key in a 32-bit word, of words of a key that share a scale, and of elements of a
-// value that share a scale.
+// In a u4 cache, a 32-bit word contains `U4_KEY_WORD` elements of a key. `U4_KEY_GROUP` words of a key share a scale, and so
+// do `U4_VALUE_GROUP` elements of a value.
 constexpr size_t U4_KEY_WORD = 6, U4_KEY_GROUP = 4, U4_VALUE_GROUP = 16;
 
 // An attention layer. One head of a block contains
 // - keys `[key_size][token]`, followed by `[group][scale, minimum][token]` in f32 if the cache is u8. The tokens are the
 //   innermost dimension, so that a vector contains the scores of consecutive tokens;
 // - values `[token][value_size]`, followed by `[scale, minimum][token]` in f32 if the cache is u8.
-// In a bf16 cache, numbers are stored in the pairs that one dot product multiplies: keys `[key_size / 2][token][2]` and values
+// In a bf16 cache, numbers are stored in pairs, as dot-product instructions require: keys `[key_size / 2][token][2]` and values
 // `[token / 2][value_size][2]`.
 // In a u4 cache, scales are bf16, and one head of a block contains
 // - 5-bit keys, in words `[element / U4_KEY_WORD][token]`, then `[word / U4_KEY_GROUP][token]` scales, then the key of the
-//   first token in f16; all keys are stored as differences from this key;
+//   first token in f16. The 5-bit keys are differences from this key;
 // - 4-bit values, in words `[token / 8][element]`, then `[element / U4_VALUE_GROUP][token]` scales.
 struct Layer {
     size_t heads, kv_heads;
@@ -74,8 +74,8 @@ struct Layer {
     bool is_bidirectional;
     // Whether queries, keys, values and outputs are bf16 instead of f32.
     bool is_bf16;
-    // The fraction of the attention mass that the selected keys of a tile of a long prompt must cover, or 0 if all
-    // tiles attend to all keys.
+    // With sparse attention, the fraction of the attention mass that the keys selected for a tile of a long prompt must cover;
+    // 0 without sparse attention.
     float attention_mass;
     // Whether decodes report the attention to each block.
     bool block_scores;
@@ -124,7 +124,8 @@ static inline const char* unsupported(const Layer& layer) {
 
 // The new tokens of a sequence in a step, and the blocks of the sequence.
 struct Sequence {
-    // The index of the sequence's first new token in the step, and the number of its new tokens.
+    // The index of the sequence's first new token among the new tokens of all sequences, and the number of the
+    // sequence's new tokens.
     size_t begin, count;
     // The number of tokens before the new tokens.
     size_t past;
@@ -144,7 +145,8 @@ struct StepTensors {
     const float *cos, *sin;
     void* output;
     uint8_t *key_cache, *value_cache;
-    // The scores `[kv_head][block]` of the step's blocks, to which the kernels add, or null if the layer does not report them.
+    // The scores `[kv_head][block]` of the step's blocks, or null if the layer does not report them. The kernels add the
+    // softmax weights of a block's keys to the score of the block.
     float* block_scores;
     size_t step_blocks;
     // The sink of each query head: a learned logit that takes part in the softmax like the score of an additional key whose
@@ -162,9 +164,9 @@ struct WorkItem {
     // The range of the sequence's blocks whose keys the item covers. It begins at a multiple of `CHUNK_BLOCKS`, and is within
     // one part if the result is partial.
     size_t block_begin, block_end;
-    // The partial result, if other items cover the rest of the keys: for each query, the largest score, the sum of the softmax
-    // weights, the weighted sum of the values and, if block scores are reported, the sum of the weights of each block. Null if
-    // the item writes the output.
+    // The partial result if other items cover the rest of the keys, or null if this item writes the output. A partial result
+    // contains, for each query, the largest score, the sum of the softmax weights, the weighted sum of the values and, if block
+    // scores are reported, the sum of the weights of each block.
     float* part;
     // The item that the same thread will probably compute next, for prefetching; the item itself if no item follows.
     const WorkItem* next;
@@ -191,8 +193,8 @@ struct Kernels {
 
 // Returns the kernels for an instruction set, or null if they do not exist or this processor lacks the instruction set.
 const Kernels* attention_kernels(Isa isa);
-// For tests: the AMX kernels on the C++ model of the tiles, with vector code for the instruction set `vectors`. Null if they
-// are not compiled for this instruction set, or this processor lacks it.
+// For tests: returns the AMX kernels that use the C++ model of the tile registers and vector code for the instruction set
+// `vectors`, or null if they are not compiled for this instruction set or this processor lacks it.
 const Kernels* attention_tile_model(Isa vectors);
 extern const Kernels kernels_portable, kernels_tile_model_portable;
 #if defined(__x86_64__)

@@ -19,7 +19,7 @@ constexpr bool IS_PAIRED = false;
 template <>
 constexpr bool IS_PAIRED<bf16> = true;
 
-// Returns the first or the second number of each pair of bf16. The first is in the lower half of a word.
+// Returns number `i` (0 or 1) of each pair of bf16. Number 0 is in the lower half of a word.
 inline Floats number_of_pairs(Words pairs, size_t i) { return (Floats)(pairs << uint32_t(16 - i * 16) & 0xffff0000); }
 
 // The keys of one head of a block.

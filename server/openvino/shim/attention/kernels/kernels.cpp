@@ -1,17 +1,17 @@
-// The kernels of the paged attention. This file is compiled once for each instruction set, and `OVFLEET_KERNELS` is the name of
-// its table of functions. For AMX, `OVFLEET_TILES` is the implementation of the tile registers. The algorithm is
-// FlashAttention: softmax with a running maximum, block by block (Dao et al., 2022). A tile contains the queries of some
+// The kernels for paged attention. This file is compiled once for each instruction set, and `OVFLEET_KERNELS` is the name of
+// its table of functions. For AMX, `OVFLEET_TILES` is the name of the implementation of the tile registers. The algorithm is
+// FlashAttention: softmax with a running maximum, chunk by chunk (Dao et al., 2022). A tile contains the queries of some
 // tokens, for all heads that share a KV head.
 //
 // The output of a query depends only on the query, its position, and the keys and values to which it attends. It does not
 // depend on the division into items or on the format in which a tile reads blocks. Without sparse attention, which selects keys
 // for a whole tile, it does not depend on the other queries of its tile either. Chunks and parts begin at multiples of their
 // lengths in the sequence, each sum is computed in a fixed order, and a key to which a query does not attend adds a zero. All
-// copies of a loop round in the same way, because only `fused_multiply_add` fuses operations: the compiler may not
-// (-ffp-contract=off).
+// compiled copies of a loop round in the same way, because operations are fused only by `fused_multiply_add`, and never by the
+// compiler (-ffp-contract=off).
 //
 // The only functions of the standard library that this file uses are memcpy and memset: other files could otherwise call the
-// copies of the library's inline functions that are compiled here.
+// copies of the library's inline functions that are compiled here for this instruction set.
 #include "products_tiles.hpp"
 #include "sparse.hpp"
 #include "u4.hpp"
@@ -37,15 +37,15 @@ struct Tile {
     // they are multiplied.
     float* unpacked;
     SelectionScratch selection;
-    // For decodes that report block scores, `[query][block of the part]`: the sum of the weights of a block, relative
-    // to the running maximum at the time when the weights were computed, and that maximum. Otherwise, `block_masses` is
-    // null.
+    // For decodes that report block scores, two arrays `[query][block of the part]`. `block_masses` contains the sum of the
+    // weights of each block, relative to the running maximum with which the weights were computed, and `block_maxima` contains
+    // this maximum. For other items, `block_masses` is null.
     float *block_masses, *block_maxima;
 };
 
-// How products are computed: in f32 (`f32`); in bf16, with the dot-product instructions of AVX-512 (`bf16`); or in bf16, with
-// AMX (`tiles`), where large tiles use the tile registers and small tiles use vector instructions, with bit-identical results.
-// With `tiles`, the keys and values of a u4 cache are multiplied in f32.
+// How products are computed. `f32` stands for products in f32, and `bf16` for products in bf16 with the dot-product
+// instructions of AVX-512. `tiles` stands for products in bf16 with AMX: large tiles use the tile registers, and small tiles
+// use vector instructions, with bit-identical results. With `tiles`, the keys and values of a u4 cache are multiplied in f32.
 enum class Products { f32, bf16, tiles };
 
 #if defined(OVFLEET_TILES)
@@ -164,7 +164,7 @@ void finish_part(const Layer& layer, const Tile& tile) {
     clear(layer, tile.count, tile.part);
 }
 
-// The keys of a chunk to which a query attends: their range, relative to the first key of the chunk.
+// The range of the keys of a chunk to which a query attends, relative to the first key of the chunk.
 struct KeyRange {
     size_t from, to;
 };
@@ -301,7 +301,8 @@ public:
                               CHUNK_KEYS});
     }
     void finish_query(size_t query) {
-        // The softmax takes about 0.2 ns for each score, so 8 queries with 128 scores each take a fifth of a microsecond.
+        // Stores from tile registers are slow if they are more than half a microsecond apart. The softmax takes about 0.2 ns
+        // for each score, and therefore a fifth of a microsecond for 8 queries with 128 scores each.
         if (query % 8 == 7) registers_.keep_storing();
     }
     void accumulate_block(const Layer& layer, const Tile& tile, const BlockRef& ref) {
@@ -313,7 +314,7 @@ public:
             registers_.keep_storing();
         }
     }
-    // Multiplies all blocks of a chunk together, so that the sums are loaded and stored only once.
+    // Multiplies the weights by the values of all blocks of a chunk in one call, so that the sums are loaded and stored once.
     void finish_chunk(const Layer& layer, const Tile& tile, size_t count) {
         values_.count = layer.value_size;
         multiply(registers_, {{tile.weight_pairs, whole_tiles(tile.count) / TILE_ROWS, CHUNK_BLOCKS},
@@ -331,7 +332,8 @@ private:
 
 #elif defined(__AVX512BF16__)
 
-// In bf16, one instruction multiplies pairs of dimensions or of tokens, and adds the products.
+// Stores queries and softmax weights as pairs of bf16, because one instruction multiplies the numbers of two pairs and adds
+// both products to a sum.
 struct Weights : Bf16Weights, OutsideTileRegisters {
     static void prepare(const Layer& layer, const Tile& tile) {
         convert_to_bf16(tile.queries, tile.count * layer.key_size, tile.query_pairs);
@@ -576,8 +578,9 @@ void attend_as(const Layer& layer, const WorkItem& item, const StepTensors& tens
     else attend_with(layer, item, tensors, tile, selection, UnpackedBlocks<T>());
 }
 
-// Returns the factor that turns the weighted values of a query into its output, from the largest score and the sum of the
-// weights over all keys. The sink of a head is added to the sum like the score of an additional key whose value vector is zero.
+// Returns the factor by which the sum of the weighted values of a query is multiplied to obtain the output. `maximum` is the
+// largest score over all keys, and `total` is the sum of their weights. The sink of a head contributes to the sum of the
+// weights like the score of an additional key whose value vector is zero.
 inline float inverse_total(const Layer& layer, const WorkItem& item, const StepTensors& tensors, size_t query, float maximum,
                            float total) {
     if (!tensors.sinks) return 1 / total;

@@ -1,4 +1,4 @@
-// The products of the attention in bf16, computed with the dot product instructions of AVX-512. Only for kernels.cpp.
+// Computes the products of attention in bf16 with the dot-product instructions of AVX-512. Only for kernels.cpp.
 #pragma once
 
 #include "products_f32.hpp"
@@ -7,7 +7,7 @@
 
 namespace {
 
-// Interleaves the numbers of two vectors as pairs of bf16, the first in the lower half.
+// Interleaves the numbers of two vectors as pairs of bf16, with the numbers of `first` in the lower halves.
 inline __m512i interleave_bf16(Floats first, Floats second) {
     const __m512i order = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6, 21, 5,
                                            20, 4, 19, 3, 18, 2, 17, 1, 16, 0);

@@ -1,13 +1,13 @@
-// The products of the attention in f32: of queries with the keys of a block, and of weights with its values. Only for
-// kernels.cpp.
+// Computes the products of attention in f32: the products of queries and the keys of a block, and those of softmax weights and
+// the values of a block. Only for kernels.cpp.
 #pragma once
 
 #include "cache_block.hpp"
 
 namespace {
 
-// The numbers of queries and of vectors whose sums are computed together: for scores, and for weighted values. With AVX2 and
-// AVX-512, the sums, and the scales and minima of 8-bit keys, fit into the registers (16 and 32).
+// The numbers of queries and of vectors whose sums are computed together, for scores and for weighted values. The sums, and the
+// scales and minima of 8-bit keys, fit into the 16 registers of AVX2 and the 32 registers of AVX-512.
 #if defined(__AVX512F__)
 constexpr size_t SCORE_QUERIES = 8, SCORE_VECTORS = BLOCK_VECTORS, VALUE_QUERIES = 6, VALUE_VECTORS = 4;
 #elif defined(__AVX2__)
@@ -25,8 +25,8 @@ struct Prefetch {
         __builtin_prefetch(at);
         at += step;
     }
-    // Returns a prefetch for a loop that reads the same memory as an earlier loop, which has already prefetched the memory that
-    // is read next.
+    // Returns a prefetch that stays at the same address. It is for a loop that reads the same block as an earlier loop, which
+    // has already prefetched the memory that is read after this block.
     Prefetch without_progress() const { return {at, 0}; }
 };
 

@@ -1,12 +1,12 @@
-// The products of the attention in bf16 in the tile registers of AMX, and in vectors with bit-identical results. Only for
-// kernels.cpp.
+// Computes the products of attention in bf16, either in the tile registers of AMX or in vectors, with bit-identical results.
+// Only for kernels.cpp.
 //
-// A multiplication of two tile registers adds to each sum the products of 32 numbers of a row and 32 numbers of a column, which
-// belong to a group of dimensions of a key, or to the tokens of a block. The products with even indices are added one after
-// another, each with one rounding. Those with odd indices are added in the same way to a second sum. Then the two sums are
-// added, and the result is added to the previous sum. The functions for vectors add in the same order. Therefore the result of
-// a query does not depend on whether tile registers or vectors compute it, and this choice may depend on the number of queries
-// that are computed together.
+// A multiplication of two tile registers adds to each sum the products of 32 numbers of a row and 32 numbers of a column. For
+// scores, the indices of these numbers are the dimensions of a group; for weighted values, they are the tokens of a block. The
+// products with even indices are added one after another, each with one rounding. Those with odd indices are added in the same
+// way to a second sum. Then the two sums are added, and the result is added to the previous sum. The functions for vectors add
+// in the same order. Therefore the result of a query does not depend on whether tile registers or vectors compute it, and this
+// choice may depend on the number of queries that are computed together.
 #pragma once
 
 #include "products_f32.hpp"
@@ -48,7 +48,7 @@ private:
 
 #else
 
-// Other processors only run the model of the tiles, in tests without tiny values.
+// Other processors only run the model of the tiles, in tests that do not cover subnormal numbers.
 struct TileRounding {
     TileRounding() {}
 };
@@ -57,15 +57,15 @@ struct TileRounding {
 
 // ---- In tile registers ----
 
-// Packed rows, which consist of `count` tiles of 16 rows. A tile has the content of one tile register for each of `capacity`
-// steps, whose products are added to the same sums.
+// Packed rows, which consist of `count` tiles of 16 rows. A tile contains the data of `capacity` tile registers, one for each
+// step. The products of all steps are added to the same sums.
 struct PackedRows {
     const uint32_t* data;
     size_t count, capacity;
     const uint32_t* at(size_t tile, size_t step) const { return data + (tile * capacity + step) * REGISTER_PAIRS; }
 };
 
-// The columns of each step, `[pair][column]`, which is the format of the keys and values of a block in a bf16 cache.
+// The columns of each step, in the format `[pair][column]`, which the keys and values of a block in a bf16 cache also have.
 struct Columns {
     const uint32_t* steps[CHUNK_BLOCKS > HEAD_SIZE_MAX / KEY_GROUP ? CHUNK_BLOCKS : HEAD_SIZE_MAX / KEY_GROUP];
     // The number of columns, which is a multiple of `TILE_COLUMNS`.
@@ -204,9 +204,9 @@ inline void pack_values(const Layer& layer, const uint8_t* block, uint32_t* to, 
 
 // ---- In vectors ----
 
-// The number of sums of a result that are in registers at the same time: 2 if one loop adds the products with even and
-// with odd indices, 1 if two loops add them. Two sums keep the processor busy while it waits for the latest additions,
-// but with more than 3 queries they do not fit into the registers.
+// A result has two sums: of the products with even indices, and of those with odd indices. Returns 2 if one loop computes both
+// sums, and 1 if each sum has its own loop. Computing both sums in one loop hides the latency of the additions, but with more
+// than 3 queries, the sums do not fit into the registers.
 constexpr size_t chains_at_once(size_t queries) { return queries <= 3 ? 2 : 1; }
 
 // Computes the scores of `R` queries with the keys of a block.

@@ -1,23 +1,23 @@
 // Selects the keys that a tile of a long prompt attends to with sparse attention. Only for kernels.cpp.
 //
-// Some queries of the tile are multiplied by all keys. The fraction of their attention mass that a chunk of keys
-// receives is the estimate for all queries (SampleAttention; Zhu et al., 2024). Chunks are selected by decreasing mass
-// until they cover the required fraction (XAttention; Xu et al., 2025). The first chunk and the chunks of the tile
-// itself are always selected.
+// A sample of the tile's queries is multiplied by all keys. The fraction of the sample's attention mass that a chunk of
+// keys receives is the estimate for all queries of the tile (SampleAttention; Zhu et al., 2024). Chunks are selected in
+// order of decreasing mass until they cover the required fraction (XAttention; Xu et al., 2025). The first chunk and the
+// chunks that contain the keys of the tile's own tokens are always selected.
 #pragma once
 
 #include "products_f32.hpp"
 
 namespace {
 
-// The interval in tokens between the queries of a tile that are in the sample.
+// The interval, in tokens, at which the queries of a tile are sampled.
 constexpr size_t SAMPLE_STEP = 8;
 // The minimum numbers of queries and of chunks for which a selection is worthwhile.
 constexpr size_t SELECTION_QUERIES_MIN = 16, SELECTION_CHUNKS_MIN = 16;
 
 inline size_t chunks_of(size_t blocks) { return (blocks + CHUNK_BLOCKS - 1) / CHUNK_BLOCKS; }
 
-// The queries of a tile that are multiplied by all keys: all heads of the last token of every `step` tokens.
+// The queries of a tile that are multiplied by all keys: the queries of all heads for the last of every `step` tokens.
 struct Sample {
     size_t group, step, count;
     size_t query(size_t index) const { return (index / group * step + step - 1) * group + index % group; }
@@ -28,9 +28,12 @@ inline Sample sample_of(size_t group, size_t queries) {
     return {group, step, tokens / step * group};
 }
 
-// Scratch memory of the selection: the queries of the sample `[query][key_size]` and their scores with the keys of a chunk
-// `[query][CHUNK_KEYS]`; the largest score of each query in each chunk, and the mass of the chunk relative to that
-// score, `[query][chunk]`; the fraction of the mass that each chunk has; and the list of the selected chunks.
+// Scratch memory of the selection:
+// - the queries of the sample `[query][key_size]`, and their scores with the keys of a chunk `[query][CHUNK_KEYS]`;
+// - the largest score of each query in each chunk, and the mass of the chunk relative to that score, both
+//   `[query][chunk]`;
+// - the fraction of the mass that each chunk has;
+// - the indices of the selected chunks.
 struct SelectionScratch {
     float *queries, *scores, *maxima, *masses, *fractions;
     uint32_t* chunks;
@@ -49,8 +52,8 @@ inline void allocate_selection(const Layer& layer, size_t queries, size_t blocks
     scratch.chunks = (uint32_t*)allocate(selects ? chunks : 0);
 }
 
-// Returns the sum of exp(score - largest score) over the keys from `from` to `to`, and stores the largest score in `most`.
-// Scores are multiplied by `scale` first. Masks the scores of all other keys.
+// Masks the scores of the keys outside the range from `from` to `to`. Returns the sum of exp(score - largest score) over the
+// keys in this range, and stores the largest score in `most`. Both are computed from scores multiplied by `scale`.
 inline float mass_of(float* scores, size_t from, size_t to, size_t keys, float scale, float& most) {
     for (size_t key = 0; key < from; ++key) scores[key] = MASKED;
     for (size_t key = to; key < keys; ++key) scores[key] = MASKED;
@@ -80,9 +83,9 @@ inline void compute_fractions(const SelectionScratch& scratch, size_t sampled, s
     }
 }
 
-// Selects the first chunk, the chunks starting at `own`, and then further chunks by decreasing mass, until the selected
-// chunks cover the fraction `attention_mass`. Lists them in the order of the chunks, and returns the length of the
-// list.
+// Selects the first chunk, all chunks from `own` on, and then further chunks in order of decreasing mass, until the
+// selected chunks cover the fraction `attention_mass`. Lists the indices of the selected chunks in ascending order, and
+// returns the length of the list.
 inline size_t select_chunks(const SelectionScratch& scratch, size_t chunks, size_t own, float attention_mass) {
     // The value that replaces the fraction of a selected chunk.
     constexpr float selected = -1;

@@ -3,13 +3,13 @@
 //
 // Two methods keep rounding errors small (docs/decisions/0090-u4-cache.md):
 // - Queries, keys and values are rotated by a Hadamard matrix, which distributes large elements over many dimensions of a head.
-//   The matrix is orthogonal and its own inverse: scores do not change, and outputs are rotated back.
+//   The matrix is orthogonal, so scores do not change, and it is its own inverse, so it also rotates the outputs back.
 // - Keys are stored as differences from the first key of their block, because the keys of a head are similar. The first
 //   key is stored in f16, and its product with a query is added to all scores of the block.
 //
 // Products are computed with the stored integers: scores are scaled afterward, and the scales of values are multiplied
-// into the weights. Large tiles read u4 blocks directly, as small tiles do, instead of first converting each block
-// once: converting the integers takes only a few instructions.
+// into the softmax weights. Large tiles do not convert a whole u4 block in advance. Like small tiles, they read it
+// directly, because converting the integers takes only a few instructions.
 #pragma once
 
 #include "products_bf16.hpp"
@@ -93,8 +93,8 @@ inline void rotate(float* numbers, size_t size) {
             }
 }
 
-// Rounds numbers to multiples of a scale, and returns the scale. Its sign is such that the number with the largest magnitude
-// becomes the integer with the largest magnitude, which is negative.
+// Rounds numbers to multiples of a scale, and returns the scale. The sign of the scale is chosen so that the number with the
+// largest magnitude becomes the lowest integer, which has the largest magnitude of all integers.
 template <size_t BITS>
 inline bf16 quantize_signed(const float* from, size_t count, int32_t* to) {
     constexpr int32_t half = 1 << (BITS - 1);
@@ -251,8 +251,9 @@ struct Bf16Products {
 
 #endif
 
-// The numbers of queries, of vectors of tokens (for scores) and of vectors of values (for weighted values) whose sums are
-// computed together. The sums and the packed words fit into the registers.
+// Sums are computed for `U4_QUERIES` queries at a time, and for `U4_TOKEN_VECTORS` vectors of tokens (for scores) or
+// `U4_VALUE_VECTORS` vectors of elements (for weighted values). With these numbers, the sums and the packed words fit into the
+// registers.
 #if defined(__AVX512F__)
 constexpr size_t U4_QUERIES = 6, U4_TOKEN_VECTORS = 2, U4_VALUE_VECTORS = 4;
 #elif defined(__AVX2__)
@@ -342,8 +343,8 @@ inline void score_u4(const Layer& layer, const uint8_t* block, const typename Pr
         if (count) score_u4<Products, R - 1>(layer, block, queries, scores, count, prefetch);
 }
 
-// Adds the weighted values of a block, starting at a column, to the sums of `R` queries. The scales of the values are
-// multiplied into the weights.
+// Adds the weighted values of a block to the sums of `R` queries, for `V` vectors of columns that begin at `column`. The
+// scales of the values are multiplied into the weights.
 template <typename Products, size_t R, size_t V>
 inline void accumulate_u4_tile(const U4Block& block, size_t size, size_t column, const typename Products::Left* weights,
                                float* sums, Prefetch& prefetch) {

@@ -1,14 +1,14 @@
-// The kernels of the projections for AMX. This file is compiled once for the tile registers of the processor and, for tests,
-// also for the model of these registers in plain C++, with portable or AVX-512 vector code: `OVFLEET_TILES` is the
-// implementation in tiles.hpp, and `OVFLEET_KERNELS` is the name of the table of functions.
+// The projection kernels for AMX. This file is compiled for the tile registers of the processor and, for tests, also for a
+// model of these registers in plain C++: once with portable vector code, and once with AVX-512. `OVFLEET_TILES` is the name of
+// the implementation of the registers in tiles.hpp, and `OVFLEET_KERNELS` is the name of the table of functions.
 //
-// Weights are dequantized in parts of a block of columns, into memory that remains in the cache of the processor. Rows and
-// weights are rounded to bf16, except that weights with per-channel scales are multiplied as integers, which are exact in bf16.
-// The products are summed in f32, in an order that depends only on K: the result of a row depends neither on the other rows nor
-// on the division of the work.
+// The weights of a block of columns are dequantized part by part, into a buffer that remains in the cache of the processor.
+// Rows and weights are rounded to bf16, except that weights with per-channel scales are multiplied as integers, which are exact
+// in bf16. The products are summed in f32, in an order that depends only on K: the result of a row depends neither on the other
+// rows nor on the division of the work.
 //
-// The file uses only memcpy and memset of the standard library, because other files could otherwise call the copies of
-// inline functions that are compiled here.
+// The only functions of the standard library that this file uses are memcpy and memset: other files could otherwise call the
+// copies of the library's inline functions that are compiled here for this instruction set.
 #include "../../tiles.hpp"
 #include "../../vectors.hpp"
 #include "epilogue.hpp"
@@ -24,9 +24,9 @@ using namespace ovfleet::projection;
 
 // The largest number of rows of a tile of the source: the rows of two tile registers.
 constexpr size_t M_TILE_MAX = 2 * TILE_ROWS;
-// In this file, a step is a part of K: the columns of the source that one product of two tile registers multiplies. The
-// constants are the number of these columns, and the sizes in bytes of a row and of the weights of a block of columns in a
-// step.
+// In this file, a step is the part of K that one multiplication of two tile registers covers. `K_STEP` is the number of columns
+// of the source in a step. `STEP_ROW_BYTES` is the size of these columns in one packed row, and `STEP_BYTES` is the size of the
+// dequantized weights of a block of columns in one step.
 constexpr size_t K_STEP = 32, STEP_ROW_BYTES = TILE_ROW_BYTES, STEP_BYTES = 2 * TILE_ROWS * TILE_ROW_BYTES;
 // The number of steps whose weights are dequantized at a time if a range has several tiles. With two tiles, the kernels
 // dequantize the weights of a few steps, which remain in the first-level cache. With more tiles, they dequantize as many as fit
@@ -72,7 +72,7 @@ void pack_src(const Matmul& matmul, FloatData src, size_t tile, size_t part, con
     (src.is_bf16 ? pack_from<bf16> : pack_from<float>)(matmul, src.data, tile, part, to);
 }
 
-// Returns the quants of `BITS` bits that are at a bit position of each 32-bit lane, as floats.
+// Returns, as floats, the quants of `BITS` bits that begin at bit `position` of each 32-bit lane.
 template <size_t BITS>
 inline Floats quants_at(Words lanes, int position) {
     const Words shifted = lanes >> position;
@@ -116,8 +116,8 @@ inline Floats offset_of(Floats zero) {
 }
 
 // Dequantizes `COUNT` weights of a group for each column of a block, starting at the weight `first`. For each half of the
-// columns, each pair of consecutive weights becomes one row of a tile register. Per-channel scales are applied later, to the
-// sums.
+// columns, a row of a tile register contains two consecutive weights of each column. Per-channel scales are applied later, to
+// the sums.
 template <size_t BITS, size_t COUNT, bool PER_CHANNEL>
 inline void dequantize_group(const uint8_t* group, size_t first, uint8_t* to, Prefetch<2>& prefetch) {
     constexpr size_t per_lane = 32 / stored_bits(BITS), half_bytes = TILE_ROWS * TILE_ROW_BYTES;
@@ -216,7 +216,7 @@ inline void dequantize(const Matmul& matmul, const uint8_t* block, size_t step, 
     }
 }
 
-// The memory of the sums of a tile, and whether the sums begin with 0 or with the stored values.
+// The memory for the sums of a tile, and whether the sums begin with 0 or with the values that are stored there.
 struct Sums {
     enum Begin { zero, stored } begin;
     float* at;
@@ -237,7 +237,7 @@ inline void begin_sums(TileRegisters& registers, const Sums& sums) {
     }
 }
 
-// Adds the products of the rows of a tile and the dequantized weights of one step.
+// Multiplies the rows of a tile by the dequantized weights of one step, and adds the products to the sums.
 template <size_t REGISTERS>
 inline void multiply_step(TileRegisters& registers, const uint8_t* rows, const uint8_t* weights) {
     auto& tiles = registers.tiles;
@@ -261,7 +261,7 @@ inline void store_sums(TileRegisters& registers, float* sums) {
     if constexpr (REGISTERS == 2) tiles.store<SUMS_10>(second, SUM_BYTES), tiles.store<SUMS_11>(second + TILE_ROWS, SUM_BYTES);
 }
 
-// Adds the products of the rows of a tile and the weights of several steps, which have already been dequantized.
+// Multiplies the rows of a tile by the dequantized weights of several steps, and adds the products to the sums.
 template <size_t REGISTERS>
 inline void multiply_steps(TileRegisters& registers, const uint8_t* rows, size_t m_tile, const uint8_t* weights, size_t steps,
                            const Sums& sums) {
@@ -309,8 +309,8 @@ void finish_tile(const Matmul& matmul, const PackedSrc& src, size_t tile, size_t
     for (; r < rows; ++r) finish_rows<1>(matmul, sums + r * N_BLOCK, block, first + r, src.lora, residual, dst);
 }
 
-// Multiplies the only tile of a range by a block of columns. The weights of a step are dequantized while the processor
-// computes the products of the previous steps, which takes about as long.
+// Multiplies the only tile of a range by a block of columns. The weights of a step are dequantized while the processor computes
+// the products of the previous steps. Both take about the same time.
 template <size_t BITS, size_t GROUP, bool PER_CHANNEL, size_t REGISTERS>
 inline void multiply_only_tile(const Matmul& matmul, const uint8_t* block, const uint8_t* rows, size_t m_tile,
                                TileRegisters& registers, Prefetch<2>& prefetch, float* sums) {

@@ -2,12 +2,12 @@
 //
 // Each instruction set has a header that defines
 //
-//     // The largest number of rows of a tile, whose sums fit into registers.
+//     // The largest number of rows of a tile. The sums of this many rows fit into registers.
 //     constexpr size_t M_TILE_MAX;
 //     // Whether quants are multiplied as 16-bit numbers. Otherwise they are multiplied as 8-bit terms.
 //     constexpr bool has_pairs(size_t bits, size_t terms);
-//     // For each lane, the sum of the products of unsigned weights of BITS bits with quants of a row, which are from -127 to
-//     // 127. `add` adds four products. Used only where `has_pairs` returns false.
+//     // For each lane, the sum of the products of unsigned weights of BITS bits and 8-bit quants or terms of a row, which are
+//     // from -127 to 127. `add` adds four products to each lane. Used only where `has_pairs` returns false.
 //     template <size_t BITS> struct DotSum {
 //         void add(Fours weights, int32_t four);
 //         // Adds eight products, for weights of 6 bits.
@@ -39,7 +39,7 @@ inline void keep_in_register(Sum& sum) {
 #endif
 }
 
-// For each lane, the sum of the products of weights and quants as 16-bit numbers.
+// For each lane, the sum of the products of 16-bit weights and 16-bit quants.
 struct PairSum {
     Ints total{};
     // Adds two products to each lane. `weights` contains two 16-bit weights in each 32-bit lane, and `pair` the two quants of a
@@ -58,8 +58,8 @@ struct PairSum {
     }
 };
 
-// Stores quants as 16-bit numbers. Each group of four quants is stored in the order first, third, second, fourth, because a
-// mask or a shift divides four bytes of weights into the same two pairs.
+// Stores quants as 16-bit numbers. Each group of four quants is stored in the order first, third, second, fourth, because masks
+// and shifts unpack four weights as the same two pairs: the first and the third, and the second and the fourth.
 inline void store_pairs(int8_t* to, Ints quants) {
 #if defined(__AVX2__) && !defined(__AVX512F__)
     const __m256i order = _mm256_setr_epi8(0, 1, 8, 9, 4, 5, 12, 13, -1, -1, -1, -1, -1, -1, -1, -1,  //

@@ -1,12 +1,13 @@
-// Dot products of 8-bit integers with VPMADDUBSW of AVX2, whose sums of two products must fit into 16 bits. Only for dot.hpp.
+// Computes dot products of 8-bit integers with the AVX2 instruction VPMADDUBSW, whose sums of two products must fit into 16
+// bits. Only for dot.hpp.
 #pragma once
 
 namespace {
 
 // Each row has two vectors of sums, so 4 rows leave 8 of the 16 registers for products and unpacked weights.
 constexpr size_t M_TILE_MAX = 4;
-// VPMADDWD multiplies half as many numbers at a time as VPMADDUBSW, but it multiplies each number once instead of in two terms,
-// and its sums have 32 bits.
+// VPMADDWD multiplies half as many numbers at a time as VPMADDUBSW. It is used for quants that would need two 8-bit terms,
+// because it multiplies them as one number, and for 8-bit weights, because its sums have 32 bits.
 constexpr bool has_pairs(size_t bits, size_t terms) { return terms == 2 || bits == 8; }
 
 // Sums of two products fit into 16 bits if the weights have fewer than 8 bits.

@@ -1,4 +1,4 @@
-// Dot products of 8-bit integers with VPDPBUSD of AVX. Only for dot.hpp.
+// Computes dot products of 8-bit integers with the instruction VPDPBUSD of AVX-VNNI. Only for dot.hpp.
 #pragma once
 
 namespace {

@@ -1,4 +1,4 @@
-// Only for dot.hpp: without instructions for 8-bit integers, all quants are multiplied as 16-bit numbers.
+// Without dot-product instructions for 8-bit integers, all quants are multiplied as 16-bit numbers. Only for dot.hpp.
 #pragma once
 
 namespace {

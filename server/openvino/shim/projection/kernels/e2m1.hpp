@@ -1,4 +1,4 @@
-// Weights in E2M1, a format of floating-point numbers with 4 bits (OCP Microscaling Formats, 2023). Only for kernels.
+// Weights in E2M1, a 4-bit floating-point format (OCP Microscaling Formats, 2023). Only for kernels.
 #pragma once
 
 #include "../../vectors.hpp"

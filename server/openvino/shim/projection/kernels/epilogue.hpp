@@ -8,7 +8,7 @@ namespace {
 
 using namespace ovfleet::projection;
 
-// The number of pairs of vectors of a block of columns. In each pair, one vector covers `LANES` of the first 16 columns, and
+// The number of pairs of vectors in a block of columns. In each pair, one vector covers `LANES` of the first 16 columns, and
 // the other covers `LANES` of the last 16.
 constexpr size_t PAIRS = N_BLOCK / 2 / LANES;
 
@@ -119,16 +119,16 @@ inline void store_row_as(const Matmul& matmul, const Floats (&sums)[2], size_t b
     }
 }
 
-// Applies an epilogue other than an activation to the sums of a row, which include the bias, and stores the results. Callers
-// apply activations themselves. The type of the destination is not a template parameter of the kernels, because each kernel
-// would then be compiled twice.
+// Applies the epilogue, unless it is an activation, to the sums of a row, which include the bias, and stores the results.
+// Callers apply activations themselves. The type of the destination is not a template parameter of the kernels, because each
+// kernel would then be compiled twice.
 inline void store_row(const Matmul& matmul, const Floats (&sums)[2], size_t block, size_t pair, size_t row, FloatData residual,
                       FloatData dst) {
     if (dst.is_bf16) store_row_as(matmul, sums, block, pair, row, (const bf16*)residual.data, (bf16*)dst.data);
     else store_row_as(matmul, sums, block, pair, row, (const float*)residual.data, (float*)dst.data);
 }
 
-// Adds the bias to the sums of a row, applies an epilogue other than an activation, and stores the results.
+// Adds the bias to the sums of a row, applies the epilogue unless it is an activation, and stores the results.
 inline void store_dst(const Matmul& matmul, const Floats (&sums)[2], size_t block, size_t pair, size_t row, FloatData residual,
                       FloatData dst) {
     Floats total[2] = {sums[0], sums[1]};

@@ -1,14 +1,15 @@
-// The kernels of the projections. This file is compiled once for each instruction set, and `OVFLEET_KERNELS` is the name of its
-// table of functions.
+// The projection kernels for instruction sets other than AMX. This file is compiled once for each of these instruction sets,
+// and `OVFLEET_KERNELS` is the name of the table of functions.
 //
-// Products of integers are summed exactly over 16 or 32 weights, and the sums are then scaled in f32: the result of a row does
-// not depend on the other rows of the step. Each group of 32 numbers of a row is quantized with a scale that follows from their
-// largest magnitude: to 15 bits, which are multiplied as one number or as two 8-bit terms, or to 8 bits as in llama.cpp's Q8_0.
-// With 8 bits, outliers are multiplied in f32, so that they do not determine the scale of the other numbers. LLM.int8()
-// (Dettmers et al., 2022, https://arxiv.org/abs/2208.07339) multiplies outliers separately in f16.
+// Products of integers are summed exactly over 16 or 32 weights. These sums are then scaled and added in f32, in the order of
+// the columns, so the result of a row does not depend on the other rows of the step. Each group of 32 numbers of a row is
+// quantized with a scale that is derived from the largest magnitude in the group. The quants have 8 bits, as in llama.cpp's
+// Q8_0, or 15 bits, which are multiplied as one number or as two 8-bit terms. With 8 bits, outliers are multiplied in f32, so
+// that they do not determine the scale of the other numbers. LLM.int8() (Dettmers et al., 2022,
+// https://arxiv.org/abs/2208.07339) also multiplies outliers separately, but in f16.
 //
-// The file uses only memcpy and memset of the standard library, because other files could otherwise call the copies of
-// inline functions that are compiled here.
+// The only functions of the standard library that this file uses are memcpy and memset: other files could otherwise call the
+// copies of the library's inline functions that are compiled here for this instruction set.
 #include "../../vectors.hpp"
 #include "dot.hpp"
 #include "e2m1.hpp"
@@ -33,7 +34,7 @@ constexpr size_t GROUP_BYTES = N_BLOCK * 2 * sizeof(f16) + N_BLOCK * GROUP * sto
 
 // The size in bytes of a quant of the source or, if quants are divided into terms, of one term.
 constexpr size_t quant_bytes(size_t bits, size_t terms) { return has_pairs(bits, terms) ? sizeof(int16_t) : sizeof(int8_t); }
-// The size in bytes of the quants of one row in a group of `SRC_GROUP` columns, in all terms.
+// The size in bytes of the quants of one row in a group of `SRC_GROUP` columns, including all terms.
 constexpr size_t row_bytes(size_t bits, size_t terms) {
     return has_pairs(bits, terms) ? SRC_GROUP * sizeof(int16_t) : SRC_GROUP * terms;
 }
@@ -209,8 +210,8 @@ inline void multiply_group(const uint8_t* weights, const int8_t* quants, Ints (&
     }
 }
 
-// Adds the products of the outliers of a tile. They are added after the products of the quants, in the order of their columns,
-// so that the result of a row does not depend on the other rows.
+// Multiplies the outliers of a tile by their weights, and adds the products to the totals. The products are added after those
+// of the quants, in the order of the columns, so that the result of a row does not depend on the other rows.
 template <size_t R, size_t BITS, size_t GROUP>
 inline void add_outliers(const Matmul& matmul, const uint8_t* block, size_t pair, const TileOutliers& outliers,
                          Floats (&total)[R][2]) {
@@ -254,8 +255,9 @@ inline void multiply_wide_group(const uint8_t* weights, const int8_t* quants, co
     }
 }
 
-// Computes the sums for a tile of `R` rows and a pair of vectors of a block of columns. With `IS_PART`, the function continues
-// these sums with a part of K, and `src` begins at the first column of the part. Outliers are added after the last group.
+// Computes the sums for a tile of `R` rows and a pair of vectors of a block of columns. With `IS_PART`, the function adds the
+// products of a part of K to the sums in `total`, and `src` begins at the first column of the part. Outliers are added after
+// the last group.
 template <size_t R, size_t TERMS, size_t BITS, size_t GROUP, bool IS_PART = false>
 inline void multiply_tile(const Matmul& matmul, const uint8_t* block, size_t pair, const SrcTile& src, Prefetch<3>& prefetch,
                           Floats (&total)[R][2], GroupRange part = {}) {
@@ -305,7 +307,7 @@ void multiply_as(const Matmul& matmul, const QuantizedSrc& src, const DstRange& 
                 multiply_tile<R, TERMS, BITS, GROUP>(matmul, matmul.weights + block * bytes, pair, tile_of(matmul, src, tile),
                                                      prefetch, total);
                 if (src.lora) {
-                    // Use a copy, so that the sums remain in registers.
+                    // Use a copy, so that the sums remain in registers if no row has an adapter.
                     Floats adapted[R][2];
                     std::memcpy(adapted, total, sizeof(total));
                     add_adapters<R>(matmul, block, pair, src.lora + tile * R, adapted);
@@ -340,7 +342,7 @@ void multiply_rows(const Matmul& matmul, const QuantizedSrc& src, const DstRange
     multiply(matmul, src, range, residual, dst);
 }
 
-// Continues the sums of a row and a block of columns with a part of K.
+// Adds the products of a part of K to the sums of a row and a block of columns.
 template <size_t TERMS, size_t BITS, size_t GROUP>
 void continue_row(const Matmul& matmul, const QuantizedSrc& src, const KPart& part, float* sums) {
     const GroupRange groups{part.begin / GROUP, part.end / GROUP};
@@ -373,8 +375,8 @@ void continue_terms(const Matmul& matmul, const QuantizedSrc& src, const KPart& 
     continue_sums(matmul, src, part, sums);
 }
 
-// Returns the number of rows per tile that minimizes the cost: the total number of rows, including the padding, plus one for
-// each tile, because reading a block of weights costs as much as computing a row.
+// Returns the number of rows per tile that minimizes the cost. The cost is the total number of rows, including the padding,
+// plus one for each tile, because reading a block of weights costs as much as computing a row.
 size_t rows_per_tile(size_t M) {
     size_t best = M < M_TILE_MAX ? M : M_TILE_MAX;
     const auto cost = [&](size_t rows) { return (M + rows - 1) / rows * (rows + 1); };
@@ -386,7 +388,7 @@ size_t rows_per_tile(size_t M) {
 // Rounds a size up to whole cache lines, because each part of a quantized source begins at a cache line.
 inline size_t whole_lines(size_t bytes) { return (bytes + 63) / 64 * 64; }
 
-// The parts of the memory of a packed source. If `data` is null, only their sizes are computed.
+// The parts of the memory of a packed source. If `data` is null, only their total size is computed.
 struct SrcParts {
     uint8_t* data;
     size_t bytes = 0;
@@ -517,7 +519,7 @@ inline float largest_magnitude(const Floats (&values)[GROUP_VECTORS]) {
     return largest_magnitude(most);
 }
 
-// Moves the outliers of a row from a group of its numbers to `to`.
+// Moves the outliers in `values`, a group of a row's numbers, to `to`.
 template <typename T>
 void move_outliers(const Matmul& matmul, SrcRow<T>& row, size_t row_of_tile, Floats (&values)[GROUP_VECTORS],
                    GroupOutliers& to) {
@@ -617,7 +619,7 @@ void quantize(const Matmul& matmul, FloatData src, size_t tile, size_t, const Pa
     else quantize_tile(matmul, (const float*)src.data, tile, quantized_src);
 }
 
-// From 8 rows per thread on, reading rows that other threads have packed costs more than reading all weights.
+// With at least 8 rows per thread, reading rows that other threads have packed costs more than reading all weights.
 constexpr Division DIVISION = {rows_per_tile, M_TILE_MAX, 8, 256 << 10, 4};
 
 }  // namespace

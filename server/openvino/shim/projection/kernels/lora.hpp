@@ -10,8 +10,8 @@ namespace {
 
 using namespace ovfleet::projection;
 
-// Adds the products of `up` and the results of `down` to the totals of rows with the same adapter. The ranks are summed
-// in ascending order, so that the result of a row does not depend on other rows.
+// Adds the products of `up` and the results of `down` to the totals of rows with the same adapter. The products are added in
+// ascending order of the ranks, so that the result of a row does not depend on other rows.
 template <size_t R>
 inline void add_up(const Matmul& matmul, size_t block, size_t pair, const LoraDown* lora, Floats (*total)[2]) {
     const auto* up_blocks = behind_adapters<UpBlock>(matmul, lora->adapter->up_blocks) + block * 2;
@@ -29,8 +29,8 @@ inline void add_up(const Matmul& matmul, size_t block, size_t pair, const LoraDo
     }
 }
 
-// Adds the products of the adapters of `R` rows. The function is not inlined, so that it does not slow down projections without
-// adapters.
+// Adds the products of adapters to the totals of `R` rows. The function is not inlined, so that it does not slow down
+// projections without adapters.
 template <size_t R>
 __attribute__((noinline)) void add_adapters(const Matmul& matmul, size_t block, size_t pair, const LoraDown* lora,
                                             Floats (*total)[2]) {
@@ -41,8 +41,8 @@ __attribute__((noinline)) void add_adapters(const Matmul& matmul, size_t block, 
         if (lora[r].adapter) add_up<1>(matmul, block, pair, lora + r, total + r);
 }
 
-// Multiplies `R` rows, each scaled by its factor, by `count` ranks of an adapter. The registers, which contain the sums, limit
-// the number of ranks at a time.
+// Multiplies `R` rows, each scaled by its factor, by `count` ranks of an adapter. The number of ranks that are computed at a
+// time is limited, because their sums must fit into registers.
 template <size_t R, typename T>
 void lora_down_tile(const Matmul& matmul, const float* down, size_t count, const T* const* rows, const float* factors,
                     float* const* to) {

@@ -8,12 +8,12 @@ namespace {
 using namespace ovfleet::projection;
 
 // Prefetches the next block of weights while the current block is read, because the processor does not predict these reads in
-// time. Reads are spread evenly over the calls of `next`: a processor has buffers for only a few reads at a time. `LOCALITY` is
-// that of `__builtin_prefetch`: 3 for the first-level cache, and 2 for the second-level cache.
+// time. The prefetches are spread evenly over the calls to `next`, because a processor has buffers for only a few reads at a
+// time. `LOCALITY` is that of `__builtin_prefetch`: 3 for the first-level cache, and 2 for the second-level cache.
 template <int LOCALITY>
 class Prefetch {
 public:
-    // `calls` is the number of calls of `next` in which the memory from `begin` to `end` is prefetched.
+    // `calls` is the number of calls to `next` over which the memory from `begin` to `end` is prefetched.
     Prefetch(const uint8_t* begin, const uint8_t* end, size_t calls)
         : at_(begin), end_(end), bytes_(size_t(end - begin) / calls + 1) {}
     inline void next() {

@@ -1,4 +1,4 @@
-// The interface of the projection kernels: multiplication of a source by a matrix of integer weights.
+// The interface of the projection kernels, which multiply a source by a matrix of quantized weights.
 //
 // The source has M rows of K columns, the weights have N rows of K columns, and the destination has M rows of N columns (N / 2
 // with a gated epilogue). Each row of the source belongs to a token or, in an image encoder, to a patch.
@@ -33,11 +33,12 @@ enum class Epilogue : int64_t {
     none,
     // Adds the residual.
     residual,
-    // Multiplies x * sigmoid(x) of the first half of the columns by the second half: the destination has half as many columns.
+    // Applies x * sigmoid(x) to the first half of the columns and multiplies the result by the second half, so the destination
+    // has half as many columns.
     swiglu,
-    // SwiGLU with clamped elements, as in gpt-oss: x * sigmoid(alpha * x) of the first half, times 1 plus the second half.
-    // Before that, the elements of the first half are clamped to at most the limit, and those of the second half to at most
-    // the limit in magnitude.
+    // SwiGLU with clamped elements, as in gpt-oss: applies x * sigmoid(alpha * x) to the first half and multiplies the result
+    // by 1 plus the second half. Before that, the elements of the first half are clamped to at most the limit, and those of the
+    // second half to the range from -limit to limit.
     clamped_swiglu,
     // GELU with erf, GELU with tanh, x * sigmoid(x), and x * sigmoid(QUICK_GELU_ALPHA * x). The destination must be f32, except
     // that the AMX kernels can also store bf16.
@@ -54,19 +55,20 @@ static inline bool is_gated(Epilogue epilogue) { return epilogue == Epilogue::sw
 // Whether an epilogue applies a function to each element.
 static inline bool is_activation(Epilogue epilogue) { return epilogue >= Epilogue::gelu; }
 
-// An adapter, which adds up * (down * src) to the product in the rows of its tokens.
+// A LoRA adapter, which adds `up * (down * src)` to the product, in the rows of its tokens.
 struct LoraAdapter {
     // The number that identifies the adapter.
     int64_t number;
     // The total rank of the adapter's parts, rounded up to a multiple of `RANK_BLOCK`.
     uint64_t ranks;
-    // The positions of the adapter's matrices, in bytes from the first adapter: at `down`, a matrix `[ranks][K]` of f32,
-    // multiplied by the norm; at `up_blocks`, two `UpBlock`s for each block of columns, which contain the positions of the `up`
-    // matrices.
+    // Byte offsets from the first adapter. At `down` is a matrix `[ranks][K]` of f32, whose columns have been multiplied by the
+    // factors of the norm, if any. At `up_blocks` are two `UpBlock`s for each block of columns, which contain the offsets of
+    // the `up` matrices.
     uint64_t down, up_blocks;
 };
 
-// The ranks that change one half of a block of columns, and the position of their matrix `[last - first][N_BLOCK / 2]` of f32.
+// The ranks from `first` to `last`, which apply to one half of a block of columns, and the byte offset of their `up` matrix
+// `[last - first][N_BLOCK / 2]` of f32.
 struct UpBlock {
     uint64_t first, last, up;
 };
@@ -74,8 +76,8 @@ struct UpBlock {
 // The largest number of ranks that are computed at a time. The ranks of an adapter are padded to a multiple of this number.
 constexpr size_t RANK_BLOCK = 4;
 
-// The number of bits of the quants of MXFP4. A quant is twice the number that it represents, plus 12. In memory, it is a code
-// in E2M1, which has 4 bits.
+// The number of bits in an MXFP4 quant. A quant is twice the number that it represents, plus 12. In memory, it is stored as a
+// 4-bit E2M1 code.
 constexpr size_t E2M1_BITS = 5;
 constexpr float E2M1_ZERO = 12;
 static inline uint8_t quant_of_e2m1(size_t code) {
@@ -85,35 +87,35 @@ static inline uint8_t quant_of_e2m1(size_t code) {
 
 // The number of bits in which quants of Q6_K, Q5_K, Q5_0, Q5_1 and Q3_K are stored.
 constexpr size_t SIX_BITS = 6;
-// Quants of 6 bits in groups of 16 are those of Q6_K and Q3_K, whose zero point is always `SUPER_ZERO`. The scale of a group
-// is the product of its quantized scale, an integer from -128 to 127, and a super-scale in f16, which `SUPER_BLOCK`
-// consecutive weights of a row share.
+// Quants of 6 bits in groups of 16 are those of Q6_K and Q3_K, whose zero point is always `SUPER_ZERO`. The scale of a group is
+// the product of its quantized scale (an integer from -128 to 127) and an f16 super-scale that `SUPER_BLOCK` consecutive
+// weights of a row share.
 constexpr float SUPER_ZERO = 32;
 constexpr size_t SUPER_BLOCK = 256, SUPER_GROUP = 16;
-// The size of wide groups of weights. Most weights of 4 and 8 bits that NNCF compresses have groups whose size is a
-// multiple of this size, or one scale for each row.
+// The number of weights in a wide group. Most 4-bit and 8-bit weights that NNCF produces have groups whose size is a multiple
+// of this number, or one scale for each row.
 constexpr size_t WIDE_GROUP = 128;
 
 // The number of bits that a quant occupies in memory.
 static constexpr size_t stored_bits(size_t bits) { return bits == E2M1_BITS ? 4 : bits; }
 
-// A matrix `[N][K]` of weights (quant - zero) * scale * scale_factor with an epilogue. `group` consecutive weights of a row
-// share a zero point and a scale.
+// A matrix `[N][K]` of weights, with an epilogue. Each weight is `(quant - zero) * scale * scale_factor`. `group` consecutive
+// weights of a row share a zero point and a scale.
 //
-// In memory, the matrix consists of blocks of 32 columns of the destination, the last of which is padded with zeros. With a
+// In memory, the matrix consists of blocks, each for 32 columns of the destination. The last block is padded with zeros. With a
 // gated epilogue, a block has 16 columns of the first half, and then the columns of the second half by which they are
 // multiplied. For each group, a block has 32 scales and 32 zero points in f16, and then the quants: four consecutive weights of
-// each of 16 columns, then those of the other 16 columns, and so on. Quants of 4 bits share bytes: the first four weights are
-// in the low halves, and the next four in the high halves. Quants of 5 bits share bytes in the same way: memory contains their
-// codes in E2M1.
+// each of the 32 columns, then the next four of each column, and so on. Quants of 4 bits share bytes: the first four weights
+// are in the low halves, and the next four in the high halves. Quants of 5 bits are stored as 4-bit E2M1 codes, which share
+// bytes in the same way.
 //
 // With quants of 6 bits, 16 consecutive weights of a column are stored in three groups of four bytes. The low six bits of these
 // bytes are the first twelve quants. The high two bits of the bytes are the last four quants: the first four bytes contain the
 // lowest two bits of each of these quants, the next four bytes the middle two, and the last four bytes the highest two.
 //
-// With super-scales, scales are exactly those of the file, and zero points are not stored. A block begins with 32 super-scales
-// for each 256 weights of a row. The groups follow in pairs, so that the quants of each group begin at a cache line: 32
-// quantized scales for each of the two groups, and then the quants of each group.
+// With super-scales, the scales are exactly those in the model's file, and zero points are not stored. A block begins with 32
+// super-scales for every 256 weights of a row. The groups follow in pairs: 32 quantized scales for each of the two groups, and
+// then the quants of each group. This order makes the quants of each group begin at a cache line.
 struct Matmul {
     // The numbers of columns and rows. K is a multiple of 32.
     size_t K, N;
@@ -124,7 +126,7 @@ struct Matmul {
     // Whether all groups of a row of the weights have the same scale, and the same zero point, which is an integer in the range
     // of the quants. Kernels may then multiply the differences of quants and zero points, and apply the scales to the sums.
     bool per_channel;
-    // The number of terms of the source. Kernels in bf16 ignore it.
+    // The number of terms of the source. Kernels that compute in bf16 ignore it.
     size_t terms;
     // A power of two that moves the scales into the range in which f16 has its full precision; 1 with super-scales.
     float scale_factor;
@@ -162,7 +164,7 @@ static inline size_t n_block_bytes(const Matmul& matmul) {
 
 // The size in bytes of 16 quants of 6 bits for each column of a block.
 constexpr size_t SIX_BIT_BYTES = N_BLOCK * 16 * SIX_BITS / 8;
-// The positions in bytes of the quantized scales and of the quants of a group, relative to the end of the super-scales.
+// The byte offsets of a group's quantized scales and of its quants from the end of the super-scales.
 constexpr size_t SUPER_PAIR_BYTES = 2 * (N_BLOCK + SIX_BIT_BYTES);
 static constexpr size_t quantized_scales_at(size_t group) { return group / 2 * SUPER_PAIR_BYTES + group % 2 * N_BLOCK; }
 static constexpr size_t super_quants_at(size_t group) {
@@ -194,46 +196,48 @@ static inline const char* unsupported(const Matmul& matmul) {
     return nullptr;
 }
 
-// Returns the object at a position in bytes relative to the first adapter.
+// Returns the object at a byte offset from the first adapter.
 template <typename T>
 static inline const T* behind_adapters(const Matmul& matmul, uint64_t bytes) {
     return reinterpret_cast<const T*>(reinterpret_cast<const uint8_t*>(matmul.adapters) + bytes);
 }
 
-// The adapter of a row, or null, and the product down * src for the row.
+// The adapter of a row, or null if the row has none, and the product `down * src` of the row.
 struct LoraDown {
     const LoraAdapter* adapter;
     const float* values;
 };
 
-// The source in the format of the kernels that read it: tiles of `m_tile` rows, the last of which is padded.
+// The source in the format of the kernels that read it: tiles of `m_tile` rows. The last tile is padded.
 struct PackedSrc {
     size_t M, m_tile;
     // The packed rows, which take `Kernels::src_bytes` bytes.
     uint8_t* data;
-    // The products of adapters for each row, including the padding, or null if no row has an adapter.
+    // A `LoraDown` for each row, including the padding rows, or null if no row has an adapter.
     const LoraDown* lora;
 };
 
-// The columns of each tile in which at least one of its rows has an outlier, in ascending order. For each tile: the number of
-// these columns, memory for `outliers_per_row_max` columns for each row, and memory for the values of the rows in these
-// columns. Each value is multiplied by the scale factor of the weights, and is 0 where the row has no outlier.
+// The outliers of each tile. `columns` contains, in ascending order, the columns in which at least one row of the tile has an
+// outlier. `counts` contains the number of these columns, and `values` the values of all rows of the tile in these columns. A
+// tile has memory for `outliers_per_row_max` columns for each of its rows. Each value is multiplied by the scale factor of the
+// weights, and is 0 where the row has no outlier.
 struct Outliers {
     uint32_t *counts, *columns;
     float* values;
 };
 
 // The source of the integer kernels, in tiles of rows whose sums fit into registers. The last tile is padded with zeros.
-// `quants` contains, for each tile and group of 32 columns, the quants of the rows: the first terms of all rows and then their
-// second terms, or 16-bit numbers. The quants of outliers are 0. `scales` contains, for each tile and group of 32 columns, the
-// scale of each row, multiplied by the scale factor of the weights. `sums` contains, for each tile and group of weights, the
-// sum of the quants of each row. For wide groups, the quants of each 32 columns are multiplied by their scale in this sum.
+// `quants` contains, for each tile and group of 32 columns, the quants of the rows, either as 8-bit terms (the first terms of
+// all rows, then their second terms) or as 16-bit numbers. The quants of outliers are 0. `scales` contains, for each tile and
+// group of 32 columns, the scale of each row, multiplied by the scale factor of the weights. `sums` contains, for each tile and
+// group of weights, the sum of the quants of each row. For wide groups, each quant in this sum is multiplied by the scale of
+// its group of 32 columns.
 struct QuantizedSrc {
     size_t M, m_tile;
     int8_t* quants;
     float *scales, *sums;
     Outliers outliers;
-    // The products of adapters for each row, including the padding, or null if no row has an adapter.
+    // A `LoraDown` for each row, including the padding rows, or null if no row has an adapter.
     const LoraDown* lora;
 };
 
@@ -260,23 +264,23 @@ struct DstRange {
     size_t next_block;
 };
 
-// The columns of the source from `begin` to `end`, which are multiplied by a block of the weights; and the block by
-// which the same thread will probably multiply these columns next, for prefetching.
+// The columns of the source from `begin` to `end`, the block of weights by which they are multiplied, and, for prefetching, the
+// block by which the same thread will probably multiply them next.
 struct KPart {
     size_t begin, end, block, next_block;
 };
 
 // How the work of the kernels is divided.
 struct Division {
-    // Returns the number of rows of a tile, for M rows.
+    // Returns the number of rows per tile for a source with M rows.
     size_t (*rows_per_tile)(size_t M);
     // The number of rows that are packed at a time. A tile consists of parts of this size, the last of which may be smaller.
     size_t packed_rows;
-    // From this number of rows per thread on, each thread multiplies a part of the rows by all weights of its group of threads.
-    // With fewer rows, each thread multiplies all rows by a part of these weights.
+    // With at least this number of rows per thread, each thread multiplies a part of the rows by all weights of its group of
+    // threads. With fewer rows, each thread multiplies all rows by a part of these weights.
     size_t rows_per_owner;
     // The part of the source that remains in the cache of a processor while blocks of weights are read: as many tiles as fit
-    // into this number of elements, but at least a minimum number of tiles.
+    // into `cached_elements` elements, but at least `cached_tiles_min` tiles.
     size_t cached_elements, cached_tiles_min;
 };
 
@@ -289,22 +293,23 @@ struct Kernels {
     void (*pack_src)(const Matmul& matmul, FloatData src, size_t tile, size_t part, const PackedSrc& to);
     // Computes a part of the destination. `residual` has the shape and the type of the destination.
     void (*multiply)(const Matmul& matmul, const PackedSrc& src, const DstRange& range, FloatData residual, FloatData dst);
-    // Adds the products of the only row and a part of a block to `N_BLOCK` sums, which are 0 before the first part. Computing
-    // all parts in order produces the same bits as computing all columns at once. Null if the kernels can only multiply all
-    // columns.
+    // For a source with a single row: multiplies a part of its columns by a block of the weights, and adds the products to
+    // `N_BLOCK` sums, which are 0 before the first part. Computing all parts in order produces the same bits as computing all
+    // columns at once. Null if the kernels can only multiply all columns at once.
     void (*multiply_k_part)(const Matmul& matmul, const PackedSrc& src, const KPart& part, float* sums);
-    // Applies the adapters and the epilogue to the sums of the row and a block, as `multiply` does after it has added the
-    // products, and writes the destination.
+    // Applies the adapters and the epilogue to the row's sums for a block, as `multiply` does after it has added the products,
+    // and writes the destination.
     void (*finish)(const Matmul& matmul, const PackedSrc& src, size_t block, const float* sums, FloatData residual,
                    FloatData dst);
-    // Multiplies rows by the ranks of their adapter from `first` to `last`, which are multiples of `RANK_BLOCK`.
+    // Multiplies the rows of the source that use an adapter by the adapter's ranks from `first` to `last`. Both limits are
+    // multiples of `RANK_BLOCK`.
     void (*lora_down)(const Matmul& matmul, FloatData src, const AdapterRows& rows, size_t first, size_t last);
 };
 
 // Returns the kernels for an instruction set, or null if they do not exist or this processor lacks the instruction set.
 const Kernels* projection_kernels(Isa isa);
-// For tests: returns the AMX kernels that use the C++ model of the tile registers and vectors of an instruction set, or null if
-// they are not compiled for this instruction set or this processor lacks it.
+// For tests: returns AMX kernels in which a C++ model replaces the tile registers, with the vector code of an instruction set.
+// Returns null if they are not compiled for this instruction set or this processor lacks it.
 const Kernels* tile_model_kernels(Isa vectors);
 extern const Kernels kernels_portable, kernels_tile_model_portable;
 #if defined(__x86_64__)

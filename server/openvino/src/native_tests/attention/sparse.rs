@@ -36,7 +36,8 @@ fn a_sparse_prompt_attends_only_to_keys_with_a_large_mass() {
                 let activations = Activations { queries: &queries, keys: &keys, values: &values };
                 let Some(output) = layer.prompt(variant, activations) else { continue };
                 tried += 1;
-                // The outputs at positions after all of these ranges. The keys at these positions have little mass.
+                // The outputs at positions after the heavy and the infinite ranges. The keys at these positions have
+                // little mass.
                 let late = &output[2560 * heads * size..];
                 if attention_mass > 0.0 {
                     let worst = late.iter().map(|it| (it - 1.0).abs()).fold(0.0, f32::max);

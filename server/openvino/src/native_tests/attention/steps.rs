@@ -119,8 +119,8 @@ fn attention_does_not_depend_on_the_number_of_threads() {
             if variant.is_tile_model() && seed > 0 {
                 continue;
             }
-            // A chunk of a prompt, decodes around the end of the first part, another chunk, and decodes in the third
-            // part.
+            // The first parts of a sequence have 512 tokens each. Compute a chunk of a prompt, decodes on both sides of
+            // the end of the first part, another chunk, and decodes in the third part.
             let chunk = |past| match past {
                 0 => 505,
                 520 => 570,

@@ -89,7 +89,7 @@ impl Lookahead {
             (LookaheadState::Comma, letter) if begins_key(letter) => LookaheadState::Key,
             (LookaheadState::Key, letter) if continues_key(letter) => LookaheadState::Key,
             (LookaheadState::Call, ',') if self.is_list && self.parentheses == 0 => LookaheadState::CallComma,
-            // A marker or a code fence replaces a missing bracket.
+            // A marker or a code fence ends the calls, even if the closing bracket of a list is missing.
             (LookaheadState::Call, '<' | '`') => return QuoteRole::Closes,
             (LookaheadState::Call | LookaheadState::CallComma, ']') if self.is_list => {
                 return QuoteRole::Closes;

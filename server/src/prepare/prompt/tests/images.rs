@@ -305,11 +305,12 @@ fn the_files_of_images_reserve_their_memory_before_they_are_decoded_from_base64(
     drop(both);
     assert_eq!(read(&IMAGES).unwrap().images.len(), 2);
     assert!(read(&[malformed]).err().unwrap().to_string().contains("is not valid base64"));
-    // The failed request has returned its memory. These three images exceed the whole budget.
+    // These three images exceed the whole budget.
     let error = read(&[IMAGES[0], IMAGES[1], malformed]).err().unwrap();
     let Error::Invalid { code, param, message } = error else { panic!("{error}") };
     assert_eq!((code, param.as_str()), ("array_above_max_length", "messages[0].content[2].image_url"));
     assert!(message.contains("--max-buffered-body-bytes"), "{message}");
+    // The failed requests have returned their memory.
     assert_eq!(read(&IMAGES).unwrap().images.len(), 2);
 }
 

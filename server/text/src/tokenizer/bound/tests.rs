@@ -55,7 +55,8 @@ fn composition_shortens_no_character_more_than_assumed() {
         let length: usize = whole.chars().map(spelled).sum();
         assert!(length as f64 <= NFC_SHRINKAGE * character.len_utf8() as f64, "{character:?}");
     }
-    // The loop above skips ASCII characters, with which composition replaces singletons such as the Kelvin sign.
+    // The loop above skips ASCII characters, but composition replaces some longer characters with ASCII characters,
+    // such as the Kelvin sign with `K`.
     for (decomposed, length) in &longest {
         assert!(*length as f64 <= NFC_SHRINKAGE * decomposed.len() as f64, "{decomposed:?}");
     }
