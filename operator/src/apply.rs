@@ -1,6 +1,6 @@
 //! Applies the desired state: applies objects with server-side apply, creates the Secret with the replica token,
 //! deletes objects that are no longer desired, and changes readiness gates. This is the only module that writes to the
-//! cluster, except for statuses, events and the Lease. Objects that already have their desired state are not sent.
+//! cluster, except for statuses, events and the Lease. Objects that already have their desired state are skipped.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -99,7 +99,7 @@ impl FailureCause {
 pub struct Applier {
     /// The client for the API server.
     pub client: Client,
-    /// The caches of the watches, which receive the applied objects.
+    /// The caches that the watches fill, and to which applied objects are added.
     pub stores: Arc<Stores>,
     /// The metrics that count requests.
     pub metrics: Metrics,
@@ -108,8 +108,8 @@ pub struct Applier {
 }
 
 impl Applier {
-    /// Applies the desired state. Continues after a failure, so that an invalid object does not block the others; but
-    /// if the Secret with the replica token cannot be created, the Deployments are not applied.
+    /// Applies the desired state. Continues after a failure, so that an invalid object does not block the others.
+    /// However, if the Secret with the replica token cannot be created, the Deployments are not applied.
     pub async fn apply(
         &self,
         valid: ValidDeployment,

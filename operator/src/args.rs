@@ -107,8 +107,8 @@ pub struct RunArgs {
     #[arg(long, value_name = "NAME", help_heading = "Leader")]
     pub identity: Option<String>,
 
-    /// Interval at which the operator updates the status with the KV cache usage that routers report. 0s disables the
-    /// updates.
+    /// Interval at which the operator updates the status with the KV cache usage that routers report. 0s disables
+    /// these periodic updates.
     #[arg(
         long,
         value_name = "TIME",
@@ -119,8 +119,8 @@ pub struct RunArgs {
     pub load_interval: Duration,
 
     /// Maximum number of serving resources whose pods are replaced at the same time after an upgrade of the operator.
-    /// Pods are replaced if the new version has different default images or renders pods differently. The limit does
-    /// not apply to resources that serve no requests.
+    /// Pods are replaced if the new version uses different default images or pod templates. The limit does not apply to
+    /// resources that serve no requests.
     ///
     /// If exceeded: the other resources wait. A resource counts toward the limit until its new pods are ready, so with
     /// a limit of 1, a failed upgrade of one resource blocks the upgrades of the others.
@@ -191,12 +191,13 @@ pub struct LocalArgs {
     #[arg(long, value_name = "PATH")]
     pub cache: Option<PathBuf>,
 
-    /// Directory with the credentials for downloads: one file for each key of the Secret. Required if the resource sets
-    /// model.credentialsSecretRef, unless --model is given.
+    /// Directory with the credentials for downloads. It contains one file for each key of the Secret in
+    /// model.credentialsSecretRef. Required if the resource sets that field, unless --model is given.
     #[arg(long, value_name = "PATH")]
     pub credentials: Option<PathBuf>,
 
-    /// File with API keys, which is used instead of the Secret. Required if the resource sets access.apiKeysSecretRef.
+    /// File with API keys, which is used instead of the Secret in access.apiKeysSecretRef. Required if the resource
+    /// sets that field.
     #[arg(long, value_name = "PATH")]
     pub api_keys: Option<PathBuf>,
 

@@ -1,4 +1,4 @@
-//! The client for the API server. It limits the duration of each request, except for the stream of a watch: without a
+//! The client for the API server. It limits the duration of each request, except for the stream of a watch. Without a
 //! limit, a request on a connection whose peer has disappeared would fail only after 15 minutes, or never.
 
 use std::time::Duration;
@@ -43,9 +43,9 @@ async fn send(client: Client, request: Request<Body>) -> kube::Result<Response<B
 
 /// The API for the objects of a kind in a namespace, or in all namespaces.
 ///
-/// All objects are received as [`DynamicObject`] and decoded afterwards: an object that cannot be decoded then does not
-/// end the watch of the others, and the code that decodes a type is compiled for one deserializer only, instead of for
-/// each deserializer that the events of a watch use.
+/// All objects are received as [`DynamicObject`] and decoded afterwards, for two reasons. An object that cannot be
+/// decoded does not end the watch of the other objects. In addition, the code that decodes a type is compiled for only
+/// one deserializer, instead of for each deserializer that the events of a watch use.
 pub(crate) fn objects_api(
     client: &Client,
     namespace: Option<&str>,

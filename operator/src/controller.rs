@@ -40,7 +40,7 @@ use context::Context;
 pub use error::Error;
 use requeue::retry_later;
 
-/// Changes of a resource within this time trigger one reconcile.
+/// Changes to a resource or its objects within this time trigger a single reconcile.
 const DEBOUNCE: Duration = Duration::from_millis(30);
 
 /// The scope of a controller, and the services that it uses.

@@ -63,7 +63,7 @@ pub enum PriorityClass {
 #[error("unknown priority class {0:?}: use interactive, standard or bulk")]
 pub struct UnknownPriorityClass(String);
 
-/// The tenant of requests that belong to none.
+/// The value of [`QueuedRequest::tenant`] for requests that belong to no tenant.
 pub const NO_TENANT: u64 = 0;
 
 /// The properties of a request that determine its place in the queue.
@@ -168,14 +168,15 @@ impl Queue {
         self.remove(ticket).map(|entry| now.saturating_duration_since(entry.since))
     }
 
-    /// Removes a request that is not served, if it is still in the queue.
+    /// Removes a request that will not be served, if it is still in the queue.
     pub fn cancel(&mut self, ticket: Ticket, now: Instant) {
         self.drain_rate.advance(!self.entries.is_empty(), now);
         self.remove(ticket);
     }
 
-    /// The time until all requests in the queue are served, estimated from the recent drain rate. The time is between
-    /// [`RETRY_AFTER_MIN`], which is also the result while no rate is known, and [`RETRY_AFTER_MAX`].
+    /// The time until all requests in the queue are served, estimated from the recent drain rate. The result is limited
+    /// to the range from [`RETRY_AFTER_MIN`] to [`RETRY_AFTER_MAX`]; it is [`RETRY_AFTER_MIN`] while the rate is
+    /// unknown.
     #[must_use]
     pub fn retry_after(&self, now: Instant) -> Duration {
         self.drain_rate.time_for(self.entries.len(), self.tokens, now).clamp(RETRY_AFTER_MIN, RETRY_AFTER_MAX)
@@ -237,7 +238,7 @@ pub const RETRY_AFTER_MAX: Duration = Duration::from_secs(120);
 #[derive(Clone, Copy, Debug, Default)]
 struct DrainRate {
     at: Option<Instant>,
-    /// Seconds, requests and tokens, which decay with the same time constant: their ratios are rates.
+    /// Seconds, requests and tokens. They decay with the same time constant, so that their ratios are rates.
     seconds: f64,
     requests: f64,
     tokens: f64,

@@ -198,8 +198,8 @@ pub struct Args {
 
     /// Maximum number of sequences that run at the same time. It is limited to --max-num-batched-tokens.
     ///
-    /// If exceeded: further sequences wait; a single request with more sequences is rejected with 400,
-    /// `integer_above_max_value`.
+    /// If exceeded: further sequences wait; a single request with more sequences than the limit is rejected
+    /// with 400, `integer_above_max_value`.
     #[arg(
         long,
         value_name = "COUNT",
@@ -322,7 +322,7 @@ pub struct Args {
     #[arg(long, value_enum, default_value = "text", help_heading = "Logs")]
     pub log_format: LogFormat,
 
-    /// The flags of the server's limits.
+    /// The flags for the server's limits.
     #[command(flatten)]
     pub limits: LimitArgs,
 
@@ -330,11 +330,11 @@ pub struct Args {
     #[command(flatten)]
     pub media: MediaPolicy,
 
-    /// The flags for evicted blocks of the KV cache.
+    /// The flags for spilling evicted blocks of the KV cache to disk.
     #[command(flatten)]
     pub spill: SpillArgs,
 
-    /// The flags of stored responses and conversations.
+    /// The flags for stored responses and conversations.
     #[command(flatten)]
     pub store: StoreArgs,
 

@@ -1,6 +1,6 @@
-//! Checks the replica token: with `--replica-token-file`, the server accepts only requests with a replica token, over
-//! HTTP and over gRPC. Clients of the router do not know the token, so the server can trust headers such as the tenant.
-//! The admin port and the gRPC health service need no token.
+//! Checks the replica token. With `--replica-token-file`, the server accepts HTTP and gRPC requests only if they
+//! contain a valid replica token. Clients of the router do not know the token, so the server can trust headers such as
+//! the one with the tenant. The admin port and the gRPC health service need no token.
 
 use std::convert::Infallible;
 use std::time::Duration;

@@ -18,11 +18,11 @@ static THREADS: LazyLock<Runtime> = LazyLock::new(|| {
     threads.expect("invariant: a runtime that uses neither I/O nor timers can be created")
 });
 
-/// Runs `work` on a thread that may block and has the priority of [`lower_priority`], and returns its result. A panic
-/// in `work` is resumed on the calling thread.
+/// Runs `work` on a thread that may block and whose priority [`lower_priority`] has lowered, and returns the result. A
+/// panic in `work` is resumed on the calling thread.
 ///
 /// # Cancel safety
-/// Once the future has been polled, the work is completed, even if the future is dropped, unless the process exits.
+/// Once the future has been polled, `work` runs to completion even if the future is dropped, unless the process exits.
 pub(crate) async fn run<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
     match THREADS.spawn_blocking(work).await {
         Ok(done) => done,
@@ -42,7 +42,7 @@ pub(crate) fn lower_priority() {
     let _ = rustix::process::setpriority_process(Some(rustix::thread::gettid()), NICE);
 }
 
-/// Does nothing: on other systems, the call changes the priority of the whole process.
+/// Does nothing, because on systems other than Linux, the system call changes the priority of the whole process.
 #[cfg(not(target_os = "linux"))]
 pub(crate) fn lower_priority() {}
 

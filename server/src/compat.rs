@@ -1,7 +1,7 @@
-//! Implements the parts of OVMS's API that differ from OpenAI's, for clients that were written for OVMS
-//! (`--ovms-compat`): errors are `{"error": "message"}`, in answers and in streams, and OVMS's additional paths are
-//! served. The HTTP statuses and the events of `/responses` are those of OpenAI's API. `docs/reference/ovms.md` lists
-//! the remaining differences.
+//! Implements parts of OVMS's API that differ from OpenAI's, for clients that were written for OVMS (`--ovms-compat`).
+//! Errors are `{"error": "message"}`, both in answers and in streams, and the server serves OVMS's additional paths.
+//! The HTTP statuses and the events of `/responses` remain those of OpenAI's API. `docs/reference/ovms.md` lists the
+//! remaining differences.
 
 use axum::body::{Body, to_bytes};
 use axum::extract::{Path, Request, State};
@@ -80,8 +80,8 @@ async fn model_ready(State(app): State<App>, Path(path): Path<String>) -> Result
 }
 
 /// Handles `GET /v1/config`, which returns the state of each model. Every model has one version. The object is empty
-/// until the model is loaded, because [`App`] does not contain the names of the model before that, and again when the
-/// server is stopping.
+/// until the model is loaded, because [`App`] does not contain the names of the model before that. It is empty again
+/// while the server is stopping.
 async fn config(State(app): State<App>) -> Json<Value> {
     let state = if app.is_ready() { "AVAILABLE" } else { "UNLOADING" };
     let status = json!({"model_version_status": [

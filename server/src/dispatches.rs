@@ -1,9 +1,11 @@
-//! Tracks which requests of each router the load reports include, so that a router counts each request once: it counts
-//! the request itself until a report includes it, and relies on the report from then on.
+//! Tracks, for each router, which of the router's requests the load reports include. This lets the router count each
+//! request exactly once: the router adds a request to the reported load until a report includes the request, and relies
+//! on the report from then on.
 //!
 //! A request is included once the engine has accepted it. A rejected request is included immediately, because it does
-//! not contribute to the figures of a report. The memory is bounded: the server forgets the lowest ranges of numbers
-//! first. The server remembers each subscribed router and a limited number of disconnected ones, which may reconnect.
+//! not contribute to the figures of a report. For each router, the server remembers a limited number of ranges of
+//! dispatch numbers, and forgets the lowest ranges first. The server remembers each subscribed router and a limited
+//! number of disconnected ones, which may reconnect.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -62,7 +64,8 @@ struct RouterDispatches {
     streams: usize,
     /// The first and last number of each range. The ranges are ascending, disjoint and not adjacent.
     included: Vec<(u64, u64)>,
-    /// The number of each submitted request, and the smallest count of accepted submissions that includes the request.
+    /// For each submitted request that is not included yet: its number, and the number of submissions that the engine
+    /// must have accepted before the request is included.
     pending: Vec<(u64, u64)>,
 }
 
@@ -110,8 +113,8 @@ impl Dispatches {
         }
     }
 
-    /// Marks the first `submissions` submitted requests as included, because the engine has accepted them, and calls
-    /// `send`, which sends the report that includes them.
+    /// Marks the requests up to submission number `submissions` as included, because the engine has accepted them. Then
+    /// calls `send`, which sends the report that includes them.
     pub(crate) fn include_accepted<T>(&self, submissions: u64, send: impl FnOnce() -> T) {
         let mut routers = self.lock();
         for router in routers.iter_mut() {

@@ -41,8 +41,8 @@ pub struct DrainArgs {
 }
 
 impl DrainArgs {
-    /// Drains the server. If requests are still running when the time is up, this is not an error: the container is
-    /// then stopped, and the server aborts these requests.
+    /// Drains the server. It is not an error if requests are still running when the time is up: the container is then
+    /// stopped, and the server aborts these requests.
     ///
     /// # Errors
     /// The file with the replica token cannot be read, the server does not accept the request in time or rejects the

@@ -6,9 +6,9 @@ use tokio::sync::Semaphore;
 
 use crate::blocking;
 
-/// Maximum number of tokens, with their IDs or log probabilities, in a part of an answer that is encoded inline. A step
-/// of the engine adds one token to each choice, or a few with speculative decoding. Parts with more tokens are prompts,
-/// whole texts, and deltas that have accumulated because the client reads slowly.
+/// A part of an answer that contains token IDs or log probabilities is encoded inline if it has at most this number of
+/// tokens. A step of the engine adds one token to each choice, or a few with speculative decoding. Parts with more
+/// tokens than this limit are prompts, whole texts, and deltas that have accumulated because the client reads slowly.
 const INLINE_TOKENS_MAX: usize = 64;
 /// Maximum size in bytes of the text of a part that is encoded inline.
 const INLINE_TEXT_BYTES_MAX: usize = 16 << 10;
@@ -45,7 +45,7 @@ impl EncodingCost {
 /// [`ENCODINGS_MAX`] such threads are used at the same time.
 ///
 /// # Cancel safety
-/// Once `work` has started, it is completed, even if the future is dropped.
+/// Once `work` has started, it runs to completion even if the future is dropped.
 pub(crate) async fn run<T: Send + 'static>(
     cost: EncodingCost,
     work: impl FnOnce() -> T + Send + 'static,

@@ -90,7 +90,7 @@ pub(crate) enum Error {
 pub(crate) struct MediaReference {
     /// The URL or the path.
     pub(crate) url: String,
-    /// The parameter with the reference, for errors.
+    /// The request parameter that contains the reference. Error messages name this parameter.
     pub(crate) param: String,
 }
 

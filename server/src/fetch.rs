@@ -1,7 +1,7 @@
 //! `ovfleet-server fetch` downloads and verifies the files of a model. Each model file in the directory is either
 //! complete or a `.part` file, from which the next attempt can continue. The link `current` to the model is created
 //! once all files are complete, and it is removed before one of them is replaced. Only one fetch at a time uses a
-//! directory if its file system supports locks. This module knows the sources of files but not their content.
+//! directory if its file system supports locks. This module does not interpret the content of the files.
 //!
 //! ```text
 //! lock ─► source (hub, http, s3) ─► [File] ─► download, each ─► finish: manifest.json, current

@@ -26,7 +26,7 @@ pub(crate) type EncoderContent = fn(EncoderInputs, Option<Vec<FeatureRow>>) -> A
 #[derive(Debug)]
 pub(crate) struct ImageReader {
     pub(crate) processor: ImageProcessor,
-    /// The token that fills the positions of images in a prompt.
+    /// The placeholder token at the positions of images in a prompt.
     pub(crate) image_token: TokenId,
     pub(crate) content: EncoderContent,
     pub(crate) template: TemplateContent,

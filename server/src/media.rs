@@ -1,8 +1,8 @@
 //! Fetches the bytes of an image to which a request refers by a URL or a path.
 //!
-//! Nothing is fetched unless flags allow it, because a client that chooses the server's connections and files could
-//! access hosts and data that only the server may access. This module does not parse images. Apart from the reference,
-//! it uses only the tenant of a request.
+//! Nothing is fetched unless flags allow it, because a client could otherwise use the server to access hosts and files
+//! that only the server may access. This module does not parse images. The only parts of a request that it uses are the
+//! reference and the tenant.
 //!
 //! ```text
 //! reference ─► urls: scheme, host, port ─► resolve: addresses ─► web: a request for each redirect ─► bytes
@@ -78,7 +78,7 @@ pub struct MediaPolicy {
     pub media_url_allow_redirects: bool,
 
     /// Time within which an image must be fetched, including redirects, or read from a file. The time that an image
-    /// waits for other images to be fetched does not count.
+    /// waits for other images to be fetched is not included.
     ///
     /// If exceeded: the request is rejected with 400, `invalid_image_url`.
     #[arg(long, value_name = "TIME", default_value = "5s", value_parser = duration)]

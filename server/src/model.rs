@@ -23,16 +23,16 @@ pub struct Model {
     pub(crate) text: ModelText,
     /// The time when the model was loaded, in seconds since 1970.
     pub(crate) created: u64,
-    /// A hash of the served names, the name of the model's files, the backend, the precisions and the version of the
-    /// server. If two fingerprints differ, the answers to the same request may differ.
+    /// A hash of the served names, the name of the model's files, the backend, the precisions, the adapters and the
+    /// version of the server. If two fingerprints differ, the answers to the same request may differ.
     pub(crate) fingerprint: String,
     /// The formats of the model's tool calls and reasoning.
     pub(crate) formats: Formats,
     /// The features that the model's chat template supports.
     pub(crate) template_features: TemplateFeatures,
-    /// Special tokens that the parser of an answer reads as text if the request has tools, ascending.
+    /// The special tokens that the parser of an answer reads as text if the request has tools, in ascending order.
     pub(crate) visible_tokens_with_tools: Arc<[TokenId]>,
-    /// Special tokens that the parser of an answer reads as text if the request has no tools, ascending.
+    /// The special tokens that the parser of an answer reads as text if the request has no tools, in ascending order.
     pub(crate) visible_tokens_without_tools: Arc<[TokenId]>,
     /// Whether prompt lookup is enabled for all requests.
     pub(crate) prompt_lookup: bool,
@@ -52,7 +52,8 @@ pub struct Model {
 }
 
 impl Model {
-    /// Creates a model with these names. `computed` describes the backend that runs the model, and its precisions.
+    /// Creates a model with these names. `computed` describes the backend that runs the model, the precisions and the
+    /// adapters.
     ///
     /// # Panics
     /// `names` is empty.

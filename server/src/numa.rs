@@ -1,5 +1,5 @@
-//! Binds the process to a NUMA node, or groups of its threads to several nodes. The process must be bound before it
-//! starts a second thread.
+//! Binds the process to one NUMA node, or binds groups of its threads to several nodes. The process must be bound
+//! before it starts a second thread.
 
 /// Binds the process to a node or, without a node, divides its threads into `tensor_parallel_size` groups. Warns if a
 /// single group of threads runs on several nodes.
@@ -29,8 +29,8 @@ pub(crate) fn bind(numa_node: Option<u32>, tensor_parallel_size: u32) -> anyhow:
     Ok(())
 }
 
-/// Rejects a NUMA node and more than one thread group, because only the OpenVINO crate can bind the process and divide
-/// its threads.
+/// Rejects `--numa-node`, and any `--tensor-parallel-size` other than 1, because only the OpenVINO crate can bind the
+/// process and divide its threads.
 #[cfg(not(feature = "openvino"))]
 pub(crate) fn bind(numa_node: Option<u32>, tensor_parallel_size: u32) -> anyhow::Result<()> {
     anyhow::ensure!(

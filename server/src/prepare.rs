@@ -1,9 +1,9 @@
 //! Turns wire requests into requests to the engine: resolves defaults, checks ranges, and renders and tokenizes
 //! conversations. No later stage reads the wire request.
 //!
-//! This module accesses neither files nor the network. The same arguments always have the same result, unless the chat
-//! template renders the current date or a memory limit is reached. Costly grammars are first compiled in a separate
-//! process. Images are no longer decoded once the client has disconnected.
+//! This module accesses neither files nor the network. The same arguments always produce the same result, unless the
+//! chat template renders the current date or a memory limit is reached. Costly grammars are first compiled in a
+//! separate process. Images are no longer decoded once the client has disconnected.
 
 mod chat;
 mod completion;

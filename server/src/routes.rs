@@ -1,4 +1,4 @@
-//! The paths of the API. Requests for other paths also receive errors in OpenAI's format.
+//! The paths of the API. Requests for unknown paths are rejected with errors in OpenAI's format.
 
 mod body;
 mod chat;

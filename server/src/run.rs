@@ -195,8 +195,8 @@ impl HttpServer {
         self.listener.spawn(listen::serve(http, api, limits, self.stop.clone()));
     }
 
-    /// Waits until the requests in progress are finished, but at most for the rest of `timeout`, and then aborts the
-    /// remaining requests. Afterward, the engine is idle.
+    /// Waits until the requests in progress are finished, or aborts them when `timeout` has passed since the first
+    /// request to drain or to stop. Afterward, the engine is idle.
     async fn drain(&mut self, timeout: Duration, signals: &mut EndSignals) -> anyhow::Result<()> {
         let Self { app, stop, listener } = self;
         let started = Instant::now();

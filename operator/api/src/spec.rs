@@ -148,7 +148,7 @@ pub enum UpgradePolicy {
     /// Pods are restarted when an upgrade slot is free.
     #[default]
     Auto,
-    /// Pods are restarted when the release is approved.
+    /// Pods are restarted when the release is approved and an upgrade slot is free.
     Manual,
 }
 

@@ -62,11 +62,11 @@ pub enum Phase {
     /// The operator has not reconciled the resource yet.
     #[default]
     Pending,
-    /// The resource is invalid.
+    /// The resource is invalid, or the cluster rejects one of its objects.
     Refused,
     /// The model's files are being fetched.
     Fetching,
-    /// Replicas are starting for the first time.
+    /// Replicas are starting: the resource is new or has been resumed, or no replica receives requests.
     Starting,
     /// All replicas are up to date and ready, and requests are served.
     Ready,
@@ -79,7 +79,7 @@ pub enum Phase {
 }
 
 impl Phase {
-    /// All phases, in the order of their documentation.
+    /// All phases, in the order in which the documentation lists them.
     pub const ALL: [Self; 8] = [
         Self::Pending,
         Self::Refused,
@@ -132,11 +132,11 @@ pub struct ReleaseStatus {
 /// The state of an upgrade.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum UpgradeState {
-    /// The pods run the release of this version of the operator, or are replaced without a slot because none of them
-    /// served requests.
+    /// No upgrade is needed, or the pods are being replaced without an upgrade slot because none of them served
+    /// requests.
     #[default]
     Current,
-    /// Another release is available, and waits for a slot or for approval.
+    /// The upgrade to another release waits for an upgrade slot or for approval.
     Waiting,
     /// The pods are being replaced by those of another release.
     Rolling,
@@ -188,9 +188,9 @@ pub enum CacheState {
     Failed,
 }
 
-/// The types of the conditions of a resource, in the order in which the status lists them.
+/// The types of the conditions of a resource.
 pub mod conditions {
-    /// The resource is valid.
+    /// The resource is valid, and the cluster rejects none of its objects.
     pub const ACCEPTED: &str = "Accepted";
     /// The model's files are available.
     pub const MODEL_AVAILABLE: &str = "ModelAvailable";
@@ -204,10 +204,10 @@ pub mod conditions {
     pub const DEGRADED: &str = "Degraded";
     /// At least one replica of any version serves requests.
     pub const AVAILABLE: &str = "Available";
-    /// The desired number of replicas, which may be 0, is up to date and serves requests.
+    /// The desired number of replicas is up to date and serves requests, or the resource is scaled to zero.
     pub const READY: &str = "Ready";
 
-    /// All types of conditions.
+    /// All types of conditions, in the order in which the status lists them.
     pub const ALL: [&str; 8] =
         [ACCEPTED, MODEL_AVAILABLE, REPLICAS_READY, ROUTER_READY, AVAILABLE, PROGRESSING, DEGRADED, READY];
 }

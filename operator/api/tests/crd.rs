@@ -43,7 +43,7 @@ fn every_rule_about_a_string_has_a_message() {
     assert!(!definition().contains("pattern:"));
 }
 
-/// Returns the paths of the fields of LLMDeployment for whose schemas `has_property` returns true.
+/// Returns the paths of the LLMDeployment fields whose schemas satisfy `has_property`.
 fn fields_with(has_property: fn(&serde_json::Value) -> bool) -> Vec<String> {
     fn visit(
         schema: &serde_json::Value,
@@ -84,7 +84,8 @@ fn no_field_with_a_default_is_nullable() {
     assert!(found.is_empty(), "{found:#?}");
 }
 
-/// If the operator set a flag that the server or the router has renamed, the pods of this program could not start.
+/// If the operator set a flag that the server or the router no longer supports, the pods of that program would fail to
+/// start.
 #[test]
 fn the_flags_that_the_operator_sets_exist() {
     use operator_api::{RESERVED_ROUTER_FLAGS, RESERVED_SERVER_FLAGS, ROUTER_FLAGS, SERVER_FLAGS};

@@ -30,9 +30,9 @@ mod table;
 const RESULTS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/performance/results.md");
 /// The maximum time to wait for the start of the operator, and for the readiness of all resources.
 const LIMIT: Duration = Duration::from_secs(900);
-/// The pause between readiness and the measurement of the idle operator. During the pause, the operator publishes the
-/// last events, requests the usage of the KV caches from the routers of each resource at least once, and writes it to
-/// the status.
+/// The pause between the readiness of all resources and the measurement of the idle operator. During the pause, the
+/// operator publishes the last events, requests the usage of the KV caches from the routers of each resource at least
+/// once, and writes it to the status.
 const SETTLE: Duration = Duration::from_secs(80);
 const NAMESPACE: &str = "bench";
 
@@ -122,7 +122,7 @@ fn start(cluster: &ControlPlane) -> anyhow::Result<Process> {
     Process::start(command.args(["run", "--port=0"]).env("KUBECONFIG", cluster.kubeconfig()))
 }
 
-/// The operator under measurement.
+/// The operator that is measured.
 struct Target<'a> {
     operator: &'a Process,
     /// The address at which the operator serves its metrics.

@@ -1,5 +1,5 @@
 //! Simulates a kubelet, which writes the status of pods, and the routers of each resource, which report their replicas.
-//! Each resource has its own loopback address for its routers, to which the operator connects as in a cluster.
+//! The routers of each resource listen on a separate loopback address, and the operator connects to it as in a cluster.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::Ipv4Addr;

@@ -1,4 +1,4 @@
-//! Creates the Secret with the replica token, once for each resource, with a random token.
+//! Creates the Secret with a random replica token, once for each resource.
 
 use std::collections::HashSet;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

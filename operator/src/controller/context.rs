@@ -58,7 +58,7 @@ pub(super) struct Context {
 pub(super) struct ResourceMemory {
     /// The status that was written last, which the watch may not have reported yet.
     pub(super) status: Option<LlmDeploymentStatus>,
-    /// The time of the last request to routers for the usage of KV caches.
+    /// The time at which the usage of KV caches was last requested from routers.
     sampled: Option<Instant>,
     /// The number of consecutive failures.
     pub(super) failures: u32,

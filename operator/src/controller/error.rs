@@ -15,7 +15,7 @@ pub enum Error {
 }
 
 impl Error {
-    /// Returns the outcome of a reconcile with this error, for metrics and spans.
+    /// Returns the outcome of a reconcile that failed with this error, for metrics and spans.
     pub(super) fn label(&self) -> &'static str {
         match self {
             Self::Apply(_) => "apply_failed",

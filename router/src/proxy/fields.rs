@@ -1,6 +1,6 @@
-//! Reads the fields that routing needs from a request body, in one pass and without building a tree: nested values and
-//! strings are skipped. Only strings with escape sequences are copied. The replica validates the body; this module only
-//! requires an object whose members can be separated.
+//! Reads the fields that routing needs from a request body in one pass, without parsing nested values. The fields
+//! borrow from the body; only strings with escape sequences are copied. The replica validates the body; this module
+//! only requires that the body is an object and that its members can be separated.
 
 use std::borrow::Cow;
 
@@ -13,8 +13,8 @@ use crate::endpoint::Endpoint;
 pub(crate) struct Fields<'a> {
     /// The value of `model`, if it is a string.
     pub(crate) model: Option<Cow<'a, str>>,
-    /// The raw value of `messages`, `prompt` or `input`, without the bracket or quotation mark that ends it, so that
-    /// the value of a conversation begins with the bytes of its earlier turns.
+    /// The raw value of `messages`, `prompt` or `input`, without its closing bracket or quotation mark. In a growing
+    /// conversation, each value therefore begins with the previous one.
     pub(crate) prompt: &'a [u8],
     /// The raw value of `tools`, which chat templates insert before the messages.
     pub(crate) tools: &'a [u8],
@@ -50,7 +50,7 @@ pub(crate) struct Fields<'a> {
     pub(crate) stream_options: Option<&'a [u8]>,
 }
 
-/// Length of a model name that an error message repeats, in characters.
+/// Length of a model name in an error message, in characters.
 ///
 /// If exceeded: the name is truncated.
 pub(crate) const MODEL_SHOWN_MAX: usize = 256;
@@ -61,8 +61,8 @@ pub(crate) const MODEL_SHOWN_MAX: usize = 256;
 pub(crate) struct MalformedBody(pub(crate) usize);
 
 /// Reads the fields of a request to `endpoint`. If a member occurs more than once, the last value counts. The prompt,
-/// the text that is inserted into it, and the limit on generated tokens are read only from members that the endpoint
-/// uses: other members would hide those that the replica reads.
+/// the text that templates insert into it, and the limit on generated tokens are read only from members that the
+/// endpoint uses. Otherwise, a member that the replica ignores could override one that it reads.
 ///
 /// # Errors
 /// The top level is not a valid object.
@@ -233,7 +233,7 @@ impl<'a> Scanner<'a> {
         }
     }
 
-    /// Reads any raw value, which is never empty.
+    /// Reads a raw value of any type. The value is never empty.
     fn value(&mut self) -> Result<&'a [u8], MalformedBody> {
         let start = self.at;
         match self.peek() {
@@ -294,7 +294,7 @@ mod tests {
         assert_eq!((fields.user, fields.tools), (Some(&b"u1"[..]), &b"[{}]"[..]));
     }
 
-    /// If these names were not decoded, a client could hide fields from the router that the replica still reads.
+    /// If the router did not decode these names, it would miss fields that the replica reads.
     #[test]
     fn names_with_escape_sequences_are_read() {
         let body = br#"{"\u006dodel":"m","str\u0065am":true,"m\u0065ssages":["x"],"store":false,"\ud800":1}"#;

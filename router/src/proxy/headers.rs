@@ -118,7 +118,7 @@ pub(super) fn for_replica(parts: &mut Parts, forwarding: ForwardingContext<'_>) 
     headers
 }
 
-/// The value of `X-Forwarded-For`: the addresses in this header of the client's request, followed by the address of the
+/// The value of `X-Forwarded-For`: the addresses that the client sent in this header, followed by the address of the
 /// client.
 fn forwarded_for(headers: &HeaderMap, client_address: IpAddr) -> HeaderValue {
     let mut all = Vec::new();

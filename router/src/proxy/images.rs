@@ -1,10 +1,10 @@
 //! Replaces images in prompts for routing. An image in a `data:` URL has many more bytes than a text with as many
 //! tokens, so its length says nothing about the work that it causes.
 //!
-//! The replacement is a text of about as many tokens as the image has, and equal images have equal replacements.
-//! Therefore, the length of a prompt is estimated, and its prefix is compared, in the same way with and without images.
-//! A replacement is never longer than the URL that it replaces, because a client can declare a large image in a few
-//! bytes.
+//! The replacement is a text of about as many tokens as the image has, and equal images have equal replacements. The
+//! router can therefore estimate the length of a prompt and compare its prefix in the same way, whether or not it has
+//! images. A replacement is never longer than the URL that it replaces, because a client can declare a large image in a
+//! few bytes.
 
 use std::borrow::Cow;
 use std::ops::Range;
@@ -38,7 +38,7 @@ pub(super) struct RoutingPrompt<'a> {
     pub(super) text: Cow<'a, [u8]>,
     /// The estimated number of tokens of the images.
     pub(super) image_tokens: u32,
-    /// The bytes of the text from the first image to the last. Empty without images.
+    /// The byte range of `text` from the first image to the last. Empty without images.
     pub(super) images: Range<usize>,
 }
 

@@ -1,5 +1,5 @@
-//! Obtains the usage of streams for token quotas. A stream reports it only on request, so the router requests it if the
-//! client did not, and removes it from the events before the client receives them.
+//! Obtains the usage of streams for token quotas. A stream reports its usage only on request. If the client did not
+//! request the usage, the router requests it, and removes it from the events before the client receives them.
 
 use bytes::{Bytes, BytesMut};
 use serde_json::{Map, Value};
@@ -16,8 +16,8 @@ use super::usage::may_have_usage;
 const STREAM_OPTIONS_MAX: usize = 4096;
 
 /// The body of a request for a stream, changed to request the usage. `None` if the client's body already requests the
-/// usage, or if its `stream_options` are too long or invalid. The replica has a better error message for invalid
-/// options.
+/// usage, or if its `stream_options` are too long or invalid. The replica rejects invalid options with a better error
+/// message than the router could.
 pub(super) fn request_usage(body: &Bytes, fields: &Fields<'_>) -> Option<RequestBody> {
     const OPTIONS: &[u8] = b"{\"include_usage\":true}";
     let Some(given) = fields.stream_options else {

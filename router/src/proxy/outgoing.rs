@@ -20,12 +20,12 @@ pub(super) struct OutgoingRequest {
     pub(super) body: RequestBody,
     pub(super) retry_safety: RetrySafety,
     pub(super) is_stream: bool,
-    /// Whether the router requested the usage for itself, so that the client must not receive it.
+    /// Whether only the router requested the usage. If so, the client must not receive it.
     pub(super) hides_usage: bool,
     /// Whether a replica computes the answer and its usage.
     pub(super) is_computed: bool,
-    /// The number of bytes of the prompt, including its tools and instructions; 0 if it has images, whose tokens do not
-    /// depend on their bytes, or continues stored turns, whose bytes are unknown.
+    /// The number of bytes of the prompt, including its tools and instructions. It is 0 if the prompt has images, whose
+    /// number of tokens does not depend on their size in bytes, or continues stored turns, whose size is unknown.
     pub(super) prompt_bytes: usize,
     /// The number of sequences that the replica generates.
     pub(super) choices: u32,

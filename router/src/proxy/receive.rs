@@ -1,5 +1,5 @@
-//! Receives the body of a client's request, within the limits on its size, on the time until it has arrived, and on the
-//! memory for all bodies.
+//! Receives the body of a client's request, and enforces the limits on its size, on the time until it has arrived, and
+//! on the memory for all bodies.
 
 use bytes::Bytes;
 use http::{HeaderMap, header};
@@ -60,7 +60,8 @@ impl UnreadBody {
     }
 
     /// Discards the body of a request that was rejected before its body was read, so that the client reads the answer.
-    /// A body that the client has not begun to send, and one that is too large, are left unread.
+    /// A body is left unread if the client has not begun to send it, or if its declared size exceeds
+    /// [`DISCARDED_BYTES_MAX`].
     pub(super) async fn discard(mut self, app: &App) {
         let is_small = self.body.size_hint().lower() <= DISCARDED_BYTES_MAX as u64;
         if is_small && !self.expects_continue {

@@ -155,7 +155,7 @@ impl RequestRecord {
         self.detach()
     }
 
-    /// Records that the client receives an error of the router instead of an answer of a replica.
+    /// Records that the client receives an error from the router instead of an answer from a replica.
     pub(super) fn rejected(&mut self, error: &Error) {
         self.close(error.label(), error.status(), TokensUsed::None);
     }

@@ -22,8 +22,8 @@ use crate::deferred::defer;
 use crate::dispatch::{Outcome, Placement};
 use crate::served_model::ServedModel;
 
-/// The longest time between two checks of a replica that sends no data: whether it still reports, and whether it has
-/// been silent for too long.
+/// The longest time between two checks of a replica that sends no data. Each check determines whether the replica still
+/// reports its load, and whether it has been silent for too long.
 const SILENCE_CHECK_INTERVAL: Duration = Duration::from_secs(2);
 
 /// An answer that has begun.
@@ -94,8 +94,8 @@ pub(super) struct Relay {
 
 /// A period in which the client waits for data and the replica sends none.
 struct IdlePeriod {
-    /// The beginning of the period. `None` from the arrival of data until the client polls for more, which may take
-    /// long if the client is slow.
+    /// The beginning of the period. `None` from the arrival of data until the client polls for more, which may take a
+    /// long time if the client is slow.
     since: Option<Instant>,
     /// Wakes the relay for the next check.
     timer: Pin<Box<Sleep>>,
@@ -203,8 +203,8 @@ impl Relay {
         self.events.as_mut().map(Events::take_held_bytes).unwrap_or_default()
     }
 
-    /// Ends an answer whose replica has failed: a stream of events with an error event, and any other answer by closing
-    /// the connection.
+    /// Ends an answer whose replica has failed. The router ends a stream of events with an error event, and any other
+    /// answer by closing the connection to the client.
     fn break_off(&mut self, message: &str, context: &Context<'_>) -> Poll<Option<io::Result<Bytes>>> {
         self.upstream = None;
         if let Some(mut placement) = self.placement.take() {

@@ -19,7 +19,7 @@ use crate::served_model::ServedModel;
 use crate::waiting::PlacementRequest;
 
 /// Number of broken connections to replicas after which the router gives up on a request. The request itself may have
-/// crashed these replicas, and must not crash more of them.
+/// crashed these replicas, and must not crash any others.
 ///
 /// If exceeded: 502, `replicas_failed`, with `x-should-retry: false`.
 const BROKEN_MAX: u32 = 2;
@@ -34,7 +34,7 @@ pub(super) struct Destination {
 /// Sends a request to replicas until one answers.
 ///
 /// # Errors
-/// The request was not placed at any replica in time, or no replica answered it.
+/// The request was not placed on any replica in time, or no replica answered it.
 ///
 /// # Cancel safety
 /// Dropping the future cancels the request at the replica and ends its placement.

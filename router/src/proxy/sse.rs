@@ -1,9 +1,8 @@
 //! Forwards server-sent events, and adds an error event if the replica fails during a stream.
 //!
-//! An incomplete event of up to [`EVENT_BYTES_MAX`] bytes is held back. Except for the parts of larger events, the
-//! client has therefore received only whole events at any time, and an error event can follow. Only the usage and the
-//! sequence numbers in events are parsed, and the usage is removed if only the router requested it. Everything else is
-//! forwarded unchanged.
+//! An incomplete event of up to [`EVENT_BYTES_MAX`] bytes is held back, so that an error event can follow a whole event
+//! at any time. Larger events are forwarded in parts. Only the usage and the sequence numbers in events are parsed, and
+//! the usage is removed if only the router requested it. Everything else is forwarded unchanged.
 
 use bytes::{Bytes, BytesMut};
 use memchr::memmem;
@@ -91,8 +90,8 @@ impl Events {
         if self.hides_usage { without_usage(forwarded) } else { forwarded }
     }
 
-    /// Counts the events by their lines of data, and reads the usage in them. The text within an event may contain
-    /// `data:` too.
+    /// Counts the events by their lines of data, and reads the usage in them. Only lines that begin with `data:` count,
+    /// because the text within an event may contain `data:` too.
     fn read_lines(&mut self, forwarded: &[u8]) {
         let mut rest = forwarded;
         while !rest.is_empty() {
@@ -128,7 +127,8 @@ impl Events {
         }
     }
 
-    /// The estimated number of events with tokens: all except three at the beginning and the end of an answer.
+    /// The estimated number of events with tokens. The estimate assumes that three events, at the beginning and the end
+    /// of an answer, have none.
     pub(super) fn token_events(&self) -> u32 {
         u32::try_from(self.count).unwrap_or(u32::MAX).saturating_sub(3)
     }
@@ -138,8 +138,8 @@ impl Events {
         self.held.split().freeze()
     }
 
-    /// The events that end a stream after its replica has failed. If only a part of the last event has been forwarded, it
-    /// is ended first, so that a client can parse the error.
+    /// The events that end a stream after its replica has failed. If only a part of the last event has been forwarded,
+    /// a blank line ends that event first, so that the client can parse the error.
     pub(super) fn error_events(&self, message: &str) -> Bytes {
         const CODE: &str = "replica_failed";
         let error = ErrorObject { message, r#type: "server_error", param: None, code: Some(CODE) };

@@ -20,7 +20,7 @@ use crate::served_model::ServedModel;
 const DIGITS: usize = 48;
 /// Number of leading digits that are the ID of the store.
 const STORE_DIGITS: usize = 16;
-/// Length of the ID of a stored object that an error message repeats, in characters.
+/// Length of the ID of a stored object in an error message, in characters.
 ///
 /// If exceeded: the ID is truncated.
 const SHOWN_MAX: usize = 128;
@@ -34,8 +34,8 @@ pub(super) struct ObjectReference<'a> {
     code: &'static str,
 }
 
-/// The object that a request refers to in its path or its body. If a request refers to several objects, this is one of
-/// them, because the same replica must have all of them.
+/// The object that a request refers to in its path or its body. If a request refers to several objects, one of them is
+/// sufficient, because the same replica must have all of them.
 pub(super) fn referenced<'a>(path: &'a str, fields: &Fields<'a>) -> Option<ObjectReference<'a>> {
     let (_, rest) = path.strip_prefix('/')?.split_once('/')?;
     let (collection, rest) = rest.split_once('/').unwrap_or((rest, ""));
@@ -73,7 +73,7 @@ fn conversation_id(value: &[u8]) -> Option<Cow<'_, str>> {
     text(value)
 }
 
-/// The ID of the first item that an input refers to. `input` lacks the bracket that ends it.
+/// The ID of the first item that an input refers to. `input` lacks its closing bracket.
 fn item_reference(input: &[u8]) -> Option<Cow<'_, str>> {
     // Most inputs refer to no item and need not be parsed.
     memmem::find(input, b"item_reference")?;
@@ -83,7 +83,7 @@ fn item_reference(input: &[u8]) -> Option<Cow<'_, str>> {
     found.0.map(Cow::Owned)
 }
 
-/// Finds the first reference among the items of an input, of which only one is in memory at a time.
+/// Finds the first reference among the items of an input. Only one item is in memory at a time.
 struct FirstReference(Option<String>);
 
 impl<'de> Visitor<'de> for &mut FirstReference {
@@ -109,7 +109,7 @@ impl<'de> Visitor<'de> for &mut FirstReference {
     }
 }
 
-/// Returns the ID of the store in the ID of an object, or `None` if the ID of the object is malformed.
+/// Returns the store ID that the ID of an object contains, or `None` if the ID of the object is malformed.
 fn store_id(id: &str) -> Option<u64> {
     let (_, digits) = id.split_once('_')?;
     let is_digit = |byte: u8| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte);
@@ -119,7 +119,7 @@ fn store_id(id: &str) -> Option<u64> {
     u64::from_str_radix(&digits[..STORE_DIGITS], 16).ok()
 }
 
-/// Finds the replica that stores an object, among the replicas of the model if the request names one.
+/// Finds the replica that stores an object. If the request names a model, the replica must serve this model.
 ///
 /// # Errors
 /// No replica stores the object, or not every replica has reported its store in time.

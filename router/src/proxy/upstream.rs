@@ -27,7 +27,7 @@ use tokio::net::TcpStream;
 use super::headers;
 use super::request_body::RequestBody;
 
-/// Number of idle connections to one replica that each thread keeps open.
+/// Number of idle connections that each thread keeps open to one replica.
 ///
 /// If exceeded: further idle connections are closed.
 const IDLE_MAX: usize = 256;
@@ -38,7 +38,7 @@ const IDLE_MAX: usize = 256;
 const IDLE_AGE_MAX: Duration = Duration::from_secs(20);
 /// Size of the buffer for the head and the body of an answer, in bytes.
 const BUFFER_BYTES_MAX: usize = 64 * 1024;
-/// Number of bytes up to which parts of an answer that arrived together are joined.
+/// Number of bytes up to which the router joins parts of an answer that arrived together.
 const JOINED_BYTES_MAX: usize = 16 * 1024;
 /// The time without traffic after which a connection is probed.
 const PROBE_AFTER: Duration = Duration::from_secs(15);
@@ -88,7 +88,7 @@ impl ReplicaConnection {
         Ok(Self { sender, driver: Some(driver), body: None, failure: None, is_single_use: false })
     }
 
-    /// Sends a request and waits for the head of its answer, without hop-by-hop headers.
+    /// Sends a request, waits for the head of its answer, and returns the head without hop-by-hop headers.
     ///
     /// # Errors
     /// The connection broke, or the answer is not valid HTTP/1.
@@ -125,7 +125,7 @@ impl ReplicaConnection {
         self.body.as_ref().map_or(Some(0), |body| body.size_hint().exact())
     }
 
-    /// The next part of the body, which is never empty.
+    /// The next part of the body. A part is never empty.
     ///
     /// # Errors
     /// The connection broke before the end, or the framing is invalid.
@@ -188,14 +188,15 @@ impl ReplicaConnection {
         Poll::Ready(None)
     }
 
-    /// Whether the connection can be used for another request: the last answer was read to its end, and the replica has
-    /// neither closed the connection, as far as is known, nor sent data that was not requested.
+    /// Whether the connection can be used for another request. This requires that the last answer was read to its end
+    /// and that, as far as the router knows, the replica has neither closed the connection nor sent unsolicited data.
     fn is_idle(&self) -> bool {
         self.driver.is_some() && self.body.is_none() && self.failure.is_none() && self.sender.is_ready()
     }
 }
 
-/// Whether a replica rejected the router itself. Any other 401 concerns the client's own key and is forwarded.
+/// Whether a replica answered 401 because it rejected the router itself. Any other 401 concerns the client's own key
+/// and is forwarded.
 pub(crate) fn rejects_router(answer: &Parts) -> bool {
     let mut schemes = answer.headers.get_all(header::WWW_AUTHENTICATE).iter();
     answer.status == StatusCode::UNAUTHORIZED && schemes.any(|scheme| scheme == SCHEME)
@@ -282,7 +283,7 @@ impl Pool {
         }
     }
 
-    /// Closes connections that are too old.
+    /// Closes connections that have been idle for too long.
     pub(crate) fn sweep(&self) {
         self.lock().retain(|_, idle| {
             idle.retain(|(_, since)| since.elapsed() <= IDLE_AGE_MAX);

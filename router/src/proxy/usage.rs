@@ -1,5 +1,6 @@
-//! Reads the token usage that an answer reports. Only members of the answer itself count: the client, whose quota
-//! depends on the numbers, controls the text of the answer and the parts of the request that the answer repeats.
+//! Reads the token usage that an answer reports. Only members of the answer itself count. A client could otherwise
+//! forge the numbers that its quota depends on, because it controls the text of the answer and the parts of the request
+//! that the answer repeats.
 
 use std::sync::LazyLock;
 
@@ -14,7 +15,8 @@ use crate::served_model::ServedModel;
 /// If exceeded: the router ignores the object, and charges its own estimate of the tokens.
 const USAGE_BYTES_MAX: usize = 4096;
 
-/// Number of bytes of a name that are stored: one more than `response` has, so that a longer name does not equal it.
+/// Number of bytes of a name that are stored. It exceeds the length of `response` by one, so that the stored part of a
+/// longer name does not equal `response`.
 const NAME_BYTES_MAX: usize = "response".len() + 1;
 
 /// The name of the member with the usage.
@@ -29,7 +31,7 @@ pub(super) struct Usage {
     /// The number of generated tokens, or `None` if nothing is generated, as with embeddings.
     #[serde(alias = "output_tokens", rename = "completion_tokens")]
     pub(super) completion: Option<u32>,
-    /// The parts of the prompt, if the answer reports them.
+    /// The breakdown of the prompt tokens, if the answer reports it.
     #[serde(default, alias = "input_tokens_details", rename = "prompt_tokens_details")]
     details: Option<PromptDetails>,
 }
@@ -45,8 +47,8 @@ impl Usage {
         self.details.and_then(|details| details.image_tokens).is_some_and(|tokens| tokens > 0)
     }
 
-    /// Improves the estimates for the next requests of the model. The usage is that of a prompt of `prompt_bytes` bytes
-    /// and an answer of `choices` sequences.
+    /// Improves the estimates for the next requests to the model. The prompt had `prompt_bytes` bytes, and the answer
+    /// has `choices` sequences.
     pub(super) fn observe(self, served_model: &ServedModel, prompt_bytes: usize, choices: u32) {
         if !self.has_images() {
             served_model.observe_prompt(prompt_bytes, self.prompt);
@@ -92,7 +94,7 @@ pub(super) struct UsageScanner {
     usage: Option<Usage>,
 }
 
-/// The beginning of the value of a member `usage`.
+/// The beginning of the value of a `usage` member.
 #[derive(Debug)]
 struct UsageValue {
     /// The number of open brackets around the value.
@@ -144,7 +146,7 @@ impl UsageScanner {
         self.usage
     }
 
-    /// Reads the rest of a string, up to its end or a backslash. Returns the number of bytes.
+    /// Reads the rest of a string, up to its end or a backslash. Returns the number of bytes read.
     fn read_string(&mut self, rest: &[u8]) -> usize {
         let length = match memchr2(b'"', b'\\', rest) {
             Some(end) if rest[end] == b'"' => {

@@ -1,11 +1,11 @@
 //! The order in which the waiting requests of several tenants are served: start-time fair queueing (Goyal, Vin and
 //! Cheng, 1996), with the tokens of the prompts as the cost.
 //!
-//! Each tenant with waiting requests has a virtual clock that advances by the tokens of its requests that are served.
-//! The tenant with the earliest clock is served next, so a tenant with a backlog does not delay the requests of
-//! another. When a request arrives from a tenant without waiting requests, the clock of this tenant advances at least
-//! to that of the tenant that was served last: a tenant earns no credit while it has no requests. The caller determines
-//! the order of the requests of one tenant.
+//! Each tenant with waiting requests has a virtual clock. Whenever one of its requests is served, the clock advances by
+//! the number of tokens of the prompt. The tenant with the earliest clock is served next, so a tenant with a backlog
+//! does not delay the requests of another. When a request arrives from a tenant without waiting requests, the clock of
+//! this tenant advances to that of the tenant that was served last, unless it is already ahead. A tenant therefore
+//! earns no credit while it has no requests. The caller determines the order of the requests of one tenant.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
@@ -37,14 +37,14 @@ struct Turn {
 pub(super) struct TenantQueue {
     clock: u64,
     tokens: u64,
-    /// The tokens of the requests, in the order of service.
+    /// The number of prompt tokens of each request, in the order of service.
     requests: BTreeMap<Position, u32>,
 }
 
 /// The waiting requests of all tenants.
 #[derive(Clone, Debug, Default)]
 pub(super) struct FairOrder {
-    /// The clock of the tenant that was served last.
+    /// The clock of the tenant that was served last, before this tenant was charged for the request.
     now: u64,
     tenants: BTreeMap<u64, TenantQueue>,
     /// The turns of the tenants with waiting requests.

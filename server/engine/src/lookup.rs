@@ -22,8 +22,8 @@ pub struct PromptLookup {
     pub prediction: Vec<TokenId>,
 }
 
-/// The token that separates the prediction from the prompt. No vocabulary contains it, and no n-gram or draft includes
-/// it.
+/// The token that separates the prediction from the prompt. It is in no vocabulary and in no n-gram, so no match
+/// crosses it.
 const SEPARATOR: TokenId = TokenId::MAX;
 
 /// Maximum number of prompt and prediction tokens that are indexed in a step, for all requests together. Without this

@@ -98,8 +98,8 @@ pub struct EngineLoad {
     /// Number of [prefill tokens](StepReport::prefill_tokens) computed per second in steps with such tokens: a moving
     /// average over [`RATE_WINDOW`].
     pub prefill_tokens_per_second: f32,
-    /// Number of tokens generated per second: a moving average over [`RATE_WINDOW`]. It includes only the time of steps
-    /// that generate tokens and of the pauses before these steps.
+    /// Number of tokens generated per second: a moving average over [`RATE_WINDOW`]. The average includes only the time
+    /// of steps that generate tokens and of the pauses before these steps.
     pub decode_tokens_per_second: f32,
     /// Number of image tokens encoded per second while the encoder runs: a moving average over [`RATE_WINDOW`].
     pub image_tokens_per_second: f32,

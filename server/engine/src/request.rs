@@ -43,8 +43,8 @@ pub struct Request {
     /// The number of the adapter, from 1, or 0 for the base model. Only requests with the same adapter share cached
     /// blocks.
     pub adapter: u32,
-    /// The tenant to which the request belongs. The scheduler divides the queue and the time of steps fairly among
-    /// tenants. The number has no other meaning.
+    /// The number of the tenant to which the request belongs. The scheduler uses it to serve all tenants fairly. It has
+    /// no other meaning.
     pub tenant: u128,
 }
 
@@ -74,8 +74,9 @@ impl Request {
 }
 
 /// The parameters for sampling tokens from logits. They are applied in this order: `logit_bias`, the penalties, the
-/// bans, `temperature`, `top_k`, `top_p` and `min_p`. A token is then drawn. The bans exclude stop tokens before
-/// `min_tokens`, `bad_words`, tokens outside `allowed_token_ids`, and tokens that a guide does not allow.
+/// bans, `temperature`, `top_k`, `top_p` and `min_p`. A token is then drawn. The bans apply to stop tokens (until
+/// `min_tokens` tokens are generated), `bad_words`, tokens outside `allowed_token_ids`, and tokens that a guide does
+/// not allow.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Sampling {
     /// The number by which logits are divided. 0 selects greedy sampling: the most probable token, or the one with the

@@ -31,14 +31,14 @@ pub struct NewRequest {
     pub prompt: Vec<TokenId>,
     /// The images of the prompt. With bidirectional spans, `scores_prompt` is not supported.
     pub images: PromptImages,
-    /// The criteria by which each of the sequences ends.
+    /// The stop criteria of each sequence.
     pub stop: StopCriteria,
-    /// Whether the sequences advance in lockstep, as the beams of a search do: after the prompt, they run or wait
-    /// together. All of them receive their next tokens in the same step, and each may then continue from the tokens of
-    /// another sequence ([`SampledToken::parent`]).
+    /// Whether the sequences advance in lockstep, as in a beam search: after the prompt, they run or wait together. All
+    /// of them receive their next tokens in the same step, and each may then continue from the tokens of another
+    /// sequence ([`SampledToken::parent`]).
     pub lockstep: bool,
-    /// Whether the logits of all prompt tokens except the last are computed as well. If they are, the prompt is not
-    /// taken from the prefix cache, except for tokens whose logits were computed before a preemption.
+    /// Whether the logits of all prompt tokens are computed, and not only those of the last one. If they are, the
+    /// prompt is not taken from the prefix cache, except for tokens whose logits were computed before a preemption.
     pub scores_prompt: bool,
     /// The seed of the first block's hash. Requests with different seeds share no cached blocks.
     pub prefix_seed: BlockHash,
@@ -78,9 +78,9 @@ pub struct SampledToken {
     pub parent: SequenceId,
     /// The number of leading draft tokens of the sequence that the model would have sampled as well.
     pub accepted_drafts: u32,
-    /// The token that follows the accepted drafts. `None` suspends the sequence: it keeps its priority and, unless it
-    /// is preempted, its blocks, and takes part in no step until [`Scheduler::resume`](crate::Scheduler::resume)
-    /// provides the token.
+    /// The token that follows the accepted drafts. `None` suspends the sequence until
+    /// [`Scheduler::resume`](crate::Scheduler::resume) provides the token. A suspended sequence takes part in no step,
+    /// but keeps its priority and, unless it is preempted, its blocks.
     pub token: Option<TokenId>,
 }
 
@@ -90,24 +90,24 @@ impl SampledToken {
         Self { sequence, parent: sequence, accepted_drafts: 0, token: Some(token) }
     }
 
-    /// A token that is not known yet, which suspends the sequence.
+    /// A placeholder for a token that is not known yet. It suspends the sequence.
     pub fn suspended(sequence: SequenceId) -> Self {
         Self { sequence, parent: sequence, accepted_drafts: 0, token: None }
     }
 }
 
-/// The criteria by which a sequence ends because of its tokens. The caller handles stop strings: it knows the text, and
-/// aborts the sequence.
+/// The criteria that decide when a sequence ends, based on its tokens. The caller handles stop strings, because it
+/// knows the text: it aborts a sequence whose text contains one.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct StopCriteria {
-    /// The tokens that end a sequence: those of the request, and the model's end tokens unless the request ignores
-    /// them.
+    /// The tokens that end a sequence: the stop tokens of the request and, unless the request ignores them, the model's
+    /// end tokens.
     pub stop_token_ids: Vec<TokenId>,
     /// The number of generated tokens after which a sequence ends, including a stop token. At least one token is
     /// generated.
     pub max_tokens: u32,
-    /// The number of generated tokens before a stop token can end the sequence. (The sampler makes sure that no stop
-    /// token is sampled earlier.)
+    /// The number of tokens that must be generated before a stop token can end the sequence. (The sampler makes sure
+    /// that no stop token is sampled earlier.)
     pub min_tokens: u32,
 }
 

@@ -1,6 +1,6 @@
 //! The scheduler: the queues of waiting and running sequences, and the calls that change them.
 //!
-//! This module accepts requests and removes sequences. `schedule` decides the work of a step, `commit` applies its
+//! This module accepts requests and removes sequences. `schedule` decides what a step computes, `commit` applies the
 //! results, `restore` restores stored blocks, `images` reserves encoder outputs, and `invariants` checks the
 //! invariants.
 
@@ -48,7 +48,7 @@ const RESERVED_SEQUENCES_MAX: u32 = 4096;
 pub struct Scheduler {
     config: SchedulerConfig,
     cache: CacheSize,
-    /// Number of available blocks that admission leaves, so that the running sequences can grow.
+    /// Number of blocks that must remain available after an admission, so that the running sequences can grow.
     watermark_blocks: u32,
     block_hash: fn(BlockHash, &[TokenId]) -> BlockHash,
     pool: BlockPool,
@@ -69,7 +69,8 @@ pub struct Scheduler {
     waiting: VecDeque<QueueEntry>,
     /// The running sequences, by priority.
     running: Vec<QueueEntry>,
-    /// The slots of the sequences in the batch in flight. `None` for those that have been aborted since then.
+    /// The slots of the sequences in the batch in flight. `None` for sequences that were aborted after the batch was
+    /// scheduled.
     in_flight: Vec<Option<u32>>,
     waiting_sequences: u32,
     running_sequences: u32,
@@ -148,8 +149,8 @@ impl Scheduler {
     ///
     /// # Errors
     /// [`Rejection`] if the prompt is empty, or the request exceeds a limit of the configuration.
-    /// [`Rejection::TooLong`] applies to the prompt and `max_tokens` together: a caller that does not limit the
-    /// completion sets `max_tokens` to the rest of the maximum length.
+    /// [`Rejection::TooLong`] applies to the prompt and `max_tokens` together. A caller that does not limit the
+    /// completion must therefore set `max_tokens` to the maximum length minus the length of the prompt.
     ///
     /// # Panics
     /// Panics if the request has no sequences, its id is in use, its images are invalid, or it scores a prompt with
@@ -214,8 +215,8 @@ impl Scheduler {
     }
 
     /// Sets the number of draft tokens that the caller has for the next step of a sequence. The scheduler reserves room
-    /// for as many of them as it can without preempting other running sequences or excluding them from the step, and
-    /// for none if the sequence does not decode in that step. A step has at most
+    /// for as many of these tokens as it can without preempting other running sequences or excluding such sequences
+    /// from the step. It reserves no room if the sequence does not decode in that step. A step has at most
     /// [`DRAFT_TOKENS_MAX`](crate::DRAFT_TOKENS_MAX) draft tokens, over all sequences. An unknown ID is ignored.
     pub fn set_num_draft_tokens(&mut self, id: SequenceId, num_draft_tokens: u32) {
         if let Some(slot) = self.sequences.slot(id) {
@@ -247,9 +248,9 @@ impl Scheduler {
         }
     }
 
-    /// Records the attention that the tokens of a batch paid to each block of [`Batch::blocks`], before the batch is
-    /// committed. Only the scores of sequences with exactly one token in the batch are used, and only the proportions
-    /// of the scores matter.
+    /// Records the attention that the tokens of a batch paid to each block of [`Batch::blocks`]. The caller must call
+    /// this method before it commits the batch. Only the scores of sequences with exactly one token in the batch are
+    /// used, and only the proportions of the scores matter.
     ///
     /// # Panics
     /// Panics if `batch` is not the one in flight, or the number of scores is not the number of blocks.
@@ -306,8 +307,8 @@ impl Scheduler {
         self.suspended_sequences > 0
     }
 
-    /// Whether decodes may pause between steps: `max_itl` is not set, and at most one tenant has sequences or had some
-    /// recently, so that no tenant waits for the work of another.
+    /// Whether the caller may pause decodes between steps. It may if `max_itl` is not set and at most one tenant has
+    /// sequences or had some recently, because no tenant then waits for the work of another.
     pub fn allows_pauses(&self) -> bool {
         self.config.max_itl.is_none() && !self.shares.is_shared()
     }

@@ -1,5 +1,5 @@
-//! A sequence and its state, in three parts: what it shares with the other sequences of its request
-//! ([`SequenceGroup`]), how its blocks are identified in the prefix cache ([`PrefixChain`]), and what it holds in the
+//! A sequence and its state, which has three parts: the state that the sequence shares with the other sequences of its
+//! request ([`SequenceGroup`]), the identity of its blocks in the prefix cache ([`PrefixChain`]), and its state in the
 //! KV cache ([`Residency`]).
 
 use std::collections::BTreeMap;
@@ -13,8 +13,8 @@ use crate::block_scores::BlockScores;
 use crate::images::{ImageDigest, NeededImage, PromptImages, with_block_words};
 use crate::request::{FinishReason, SequenceId, StopCriteria};
 
-/// The order in which sequences are served, smallest first: by virtual start time, which is fair between tenants, then
-/// in the order of arrival, then in the order of the sequences within a request.
+/// The order in which sequences are served, smallest first: by virtual start time, which makes the order fair between
+/// tenants, then by arrival, and then by index within the request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Priority {
     /// The request's virtual start time ([`FairQueue`](crate::fairness::FairQueue)).
@@ -35,7 +35,7 @@ pub(crate) struct SequenceGroup {
     pub(crate) images: PromptImages,
     /// The distinct images of the prompt.
     pub(crate) distinct_images: Vec<NeededImage>,
-    /// The words that identify the images of the blocks that have any, by the index of the block.
+    /// The words that identify the images of each block that has images, by the index of the block.
     pub(crate) block_words: BTreeMap<u32, Box<[u32]>>,
 }
 
@@ -63,9 +63,10 @@ pub(crate) struct PrefixChain {
     /// The prefix seed of the request.
     prefix_seed: BlockHash,
     adapter: u32,
-    /// The hash from which that of the first block is derived: the request's seed, combined with the adapter.
+    /// The hash from which the hash of the first block is derived: the request's seed, combined with the adapter.
     first_parent: BlockHash,
-    /// The hashes of the leading full blocks. Each hash is computed when it is needed.
+    /// The hashes of the leading full blocks. The hashes of the prompt's blocks are computed when the request is
+    /// submitted, and those of later blocks when the blocks are registered.
     pub(crate) hashes: Vec<BlockHash>,
     /// Number of leading blocks that are registered in the prefix cache.
     pub(crate) registered: u32,
@@ -156,7 +157,8 @@ pub(crate) struct Sequence {
     pub(crate) restore: RestoreState,
     /// The images whose encoder output the sequence holds or waits for.
     pub(crate) held_images: Vec<ImageDigest>,
-    /// Whether the image cache counts the images of the prompt as expected: the sequence waits and holds none of them.
+    /// Whether the image cache counts the images of the prompt as *expected* images, because the sequence waits and
+    /// holds none of them.
     pub(crate) expects_images: bool,
     /// Whether the sequence has ever reserved images.
     pub(crate) has_reserved_images: bool,
@@ -171,8 +173,8 @@ pub(crate) struct Sequence {
     pub(crate) batch_index: Option<u32>,
     /// Number of draft tokens that the caller has for the next step.
     pub(crate) num_draft_tokens: u32,
-    /// Whether all tokens have been computed (before a preemption, if there was one) and the next token is not known
-    /// yet.
+    /// Whether the sequence is suspended because its next token is not known yet. All of its tokens have been computed,
+    /// although a preemption may have released their blocks since then.
     pub(crate) is_suspended: bool,
 }
 
@@ -199,8 +201,10 @@ impl Sequence {
         self.group.lockstep && self.siblings.is_empty()
     }
 
-    /// Number of leading tokens that may be taken from the prefix cache: those whose logits are not needed. A member of
-    /// a lockstep group always computes its last token, because the block to copy might be evicted for another member.
+    /// Number of leading tokens that may be taken from the prefix cache: those before the first token whose logits are
+    /// still needed for prompt log probabilities, if there is one. A member of a lockstep group does not reuse a cached
+    /// block that ends with its last token: the block would have to be copied, but might be evicted before that to make
+    /// room for another member.
     pub(crate) fn cacheable_tokens(&self) -> u32 {
         let unneeded = if self.unscored.is_empty() { u32::MAX } else { self.unscored.start };
         if self.is_lockstep_member() { unneeded.min(self.num_tokens() - 1) } else { unneeded }
@@ -223,9 +227,9 @@ impl Sequence {
         if self.is_lockstep_member() { next.min(self.uncomputed_tokens().saturating_sub(1)) } else { next }
     }
 
-    /// The number of next tokens to compute if `num_tokens` are allowed: a step does not end within a span whose tokens
-    /// attend to each other. `None` if the next token begins a span that must be computed as a whole and has more than
-    /// `num_tokens` tokens.
+    /// The number of next tokens to compute if at most `num_tokens` are allowed. The number can be smaller than
+    /// `num_tokens`, because a step must not end within a span whose tokens attend to each other. `None` if the next
+    /// token begins a span that must be computed as a whole and has more than `num_tokens` tokens.
     pub(crate) fn whole_spans(&self, num_tokens: u32) -> Option<u32> {
         let computed = self.residency.computed_tokens;
         match self.group.images.indivisible_at(computed + num_tokens) {
@@ -252,7 +256,7 @@ impl Sequence {
         blocks
     }
 
-    /// The content of the block after the cached blocks `blocks`, whose hash must be known.
+    /// The content of the block after the cached blocks `blocks`. The hash of this block must be known.
     pub(crate) fn next_content(&self, blocks: &[BlockId], pool: &BlockPool) -> BlockContent<'_> {
         let index = blocks.len();
         let tokens = &self.tokens[index * pool.block_tokens()..][..pool.block_tokens()];
@@ -271,7 +275,7 @@ impl Sequence {
         hashes.reserve_exact(blocks_max - hashes.len());
     }
 
-    /// Appends a token. Returns the reason if the sequence ends with it.
+    /// Appends a token. If this token ends the sequence, returns the reason.
     pub(crate) fn append(&mut self, token: TokenId) -> Option<FinishReason> {
         let before = self.generated_tokens();
         self.tokens.push(token);
@@ -315,7 +319,8 @@ impl Sequence {
         }
     }
 
-    /// The largest number of draft tokens that could all be accepted and followed by another token.
+    /// The largest number of draft tokens that can all be accepted and followed by another token without exceeding
+    /// `max_tokens`.
     pub(crate) fn max_draft_tokens(&self) -> u32 {
         self.group.stop.max_tokens.saturating_sub(self.generated_tokens() + 1)
     }

@@ -1,4 +1,4 @@
-//! The flags of the limits.
+//! The flags for the server's limits.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use clap::{Args, value_parser};
 use crate::limits::HttpLimits;
 use process::units::{ByteSize, duration};
 
-/// The flags of the server's limits.
+/// The flags for the server's limits.
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Limits")]
 pub struct LimitArgs {
@@ -25,7 +25,7 @@ pub struct LimitArgs {
     /// Maximum number of waiting sequences.
     ///
     /// If exceeded: further requests are rejected with 429, `queue_full`, and `Retry-After`; a single request with more
-    /// sequences is rejected with 400, `integer_above_max_value`.
+    /// sequences than the limit is rejected with 400, `integer_above_max_value`.
     #[arg(
         long,
         value_name = "COUNT",
@@ -63,7 +63,7 @@ pub struct LimitArgs {
     /// Maximum memory for preprocessed images, from the preparation of their requests until the responses are complete.
     ///
     /// If exceeded: further requests are rejected with 429, `image_memory_full`, and `Retry-After`; a request whose
-    /// images alone need more is rejected with 400, `array_above_max_length`.
+    /// images alone need more than the limit is rejected with 400, `array_above_max_length`.
     #[arg(long, value_name = "SIZE", default_value = "1GiB")]
     pub max_image_memory: ByteSize,
 

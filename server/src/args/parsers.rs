@@ -2,7 +2,7 @@
 
 use std::str::FromStr;
 
-/// A format of tool calls or of reasoning.
+/// How the format of tool calls or of reasoning is chosen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ParserChoice<T> {
     /// The format is detected from the chat template.

@@ -1,4 +1,4 @@
-//! The flags for evicted blocks of the KV cache.
+//! The flags for spilling evicted blocks of the KV cache to disk.
 
 use std::path::PathBuf;
 
@@ -6,7 +6,7 @@ use clap::Args;
 
 use process::units::ByteSize;
 
-/// The flags for evicted blocks of the KV cache.
+/// The flags for spilling evicted blocks of the KV cache to disk.
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Engine")]
 pub struct SpillArgs {

@@ -1,4 +1,4 @@
-//! The flags of stored responses.
+//! The flags for stored responses and conversations.
 
 use std::path::PathBuf;
 
@@ -7,7 +7,7 @@ use clap::{Args, value_parser};
 use crate::store::StoreConfig;
 use process::units::ByteSize;
 
-/// The flags of stored responses and conversations.
+/// The flags for stored responses and conversations.
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Responses")]
 pub struct StoreArgs {

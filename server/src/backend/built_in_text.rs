@@ -9,7 +9,7 @@ pub(super) const TEMPLATE: &str = "{% for message in messages %}<|im_start|>{{ m
     {{ message.content }}<|im_end|>\n{% endfor %}\
     {% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}";
 
-/// Returns a tokenizer that has a token for each byte, and a simple chat template.
+/// Returns a simple chat template and a tokenizer that has a token for each byte.
 ///
 /// # Errors
 /// The temporary files from which the tokenizer is loaded cannot be written.

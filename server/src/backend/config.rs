@@ -1,4 +1,4 @@
-//! The configuration of the backend. Most fields have the names of the flags.
+//! The configuration of the backend. Most fields are named after their flags.
 
 use std::path::PathBuf;
 use std::time::Duration;

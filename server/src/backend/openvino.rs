@@ -161,9 +161,10 @@ fn properties(config: &OpenVinoConfig) -> anyhow::Result<Vec<(String, String)>> 
     Ok(properties)
 }
 
-/// Returns the number of threads that the CPU quota of the control group allows, or `None` if it allows one for each
-/// processor that this process may use, or if either number is unknown. The plugin does not know the quota. With one
-/// thread per processor, the kernel would throttle all of them in the middle of a step until the next quota period.
+/// Returns the number of threads that the CPU quota of the control group allows. Returns `None` if the quota allows a
+/// thread for each processor that this process may use, or if the number of threads or of processors is unknown. The
+/// plugin does not know the quota. If the model used more threads than the quota allows, the kernel would throttle all
+/// of them in the middle of a step until the next quota period.
 fn threads_of_quota() -> Option<usize> {
     let within_quota = available_parallelism().ok()?.get();
     let processors = rustix::thread::sched_getaffinity(None).ok()?.count() as usize;

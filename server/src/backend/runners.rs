@@ -9,7 +9,7 @@ use crate::image_reader::EncoderContent;
 pub(super) struct Runners {
     pub(super) model: Box<dyn ModelRunner>,
     pub(super) draft: Option<Box<dyn ModelRunner>>,
-    /// The backend and the precisions, for the fingerprint of the model.
+    /// The backend, the precisions and the adapters, for the fingerprint of the model.
     pub(super) description: String,
     /// The inputs on which the content of the blocks in the KV cache depends, besides the tokens.
     pub(super) identity: SpillIdentity,

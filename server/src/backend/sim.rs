@@ -36,8 +36,8 @@ pub(super) fn load(config: &BackendConfig, text: &ModelText) -> anyhow::Result<R
     Ok(Runners { model, draft: draft.transpose()?, description: "sim".to_owned(), identity, images })
 }
 
-/// Returns the built-in model with these names, which accepts images as with `--sim-images`, and the configuration of
-/// its encoder. The memory for images and the encoder's cache are limited to `memory_bytes` bytes each.
+/// Returns the built-in model with these names, and the configuration of its image encoder. As with `--sim-images`, the
+/// model accepts images. The memory for images and the encoder's cache are limited to `memory_bytes` bytes each.
 ///
 /// # Errors
 /// The built-in tokenizer or image processor cannot be created.
@@ -69,7 +69,7 @@ fn image_backend() -> anyhow::Result<ImageBackend> {
     })
 }
 
-/// Returns the built-in tokenizer with the token `<image>`, which fills the positions of images.
+/// Returns the built-in tokenizer with the additional token `<image>`, the placeholder at the positions of images.
 pub(super) fn text_with_images() -> anyhow::Result<ModelText> {
     built_in_text_with(TEMPLATE, &["<image>"])
 }
@@ -103,11 +103,11 @@ fn runner(sim: &SimArgs, adapters: usize, text: &ModelText) -> anyhow::Result<Bo
     Ok(Box::new(if sim_answers.is_empty() { runner } else { runner.with_script(script(sim_answers, text)?) }))
 }
 
-/// Returns the script with which the simulated model generates these answers in its turns of a conversation.
+/// Returns a script that makes the simulated model generate these answers in successive turns of a conversation.
 ///
 /// # Errors
-/// The model has no chat template, the template cannot be rendered or does not open the model's turn, or the model has
-/// no token that ends a turn.
+/// The model has no chat template, the template cannot be rendered or does not open the model's turn, the model has no
+/// token that ends a turn, or an answer cannot be tokenized.
 pub fn script(answers: &[String], text: &ModelText) -> anyhow::Result<SimScript> {
     let template =
         text.chat_template.as_ref().context("the model has no chat template, which --sim-answer requires")?;

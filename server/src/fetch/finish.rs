@@ -99,8 +99,8 @@ impl PreviousModel {
         Self { into: into.to_owned(), files: files.unwrap_or_default() }
     }
 
-    /// Prepares the directory for `file`, which is about to be renamed to its final name: unless the previous model
-    /// contains exactly this file, removes the manifest and the link of that model, because it will no longer be
+    /// Prepares the directory for `file`, which is about to be renamed to its final name. Unless the previous model
+    /// contains exactly this file, removes the manifest and the link of that model, because the model will no longer be
     /// complete. Processes that have opened the files of the previous model are not affected.
     ///
     /// # Errors
@@ -177,7 +177,7 @@ fn digest(files: &[FetchedFile]) -> String {
 /// Returns the path of the model among the files of a source: a file, or the directory of an IR.
 ///
 /// # Errors
-/// The files contain no model or several models, or the model has missing or too many parts.
+/// The files contain no model or several models, or the model has too many parts or lacks a part.
 pub(crate) fn model_path(files: &[File], format: Format) -> Result<PathBuf, Error> {
     let ggufs: Vec<&str> =
         files.iter().map(|file| file.path.as_str()).filter(|path| path.ends_with(".gguf")).collect();

@@ -1,4 +1,4 @@
-//! The gRPC listener: it serves HTTP/2 connections, enforces limits, and closes connections.
+//! The gRPC listener: it serves HTTP/2 connections, enforces limits, and closes idle or unresponsive connections.
 
 use std::convert::Infallible;
 use std::pin::pin;
@@ -20,14 +20,14 @@ use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 use tonic::service::Routes;
 
-/// Number of open connections to the port given by `--grpc-port`. This limit is greater than the limit for streams of
-/// load reports, each of which has its own connection, so that connections remain for `ovfleet-server drain` and health
-/// checks.
+/// Number of open connections to the port given by `--grpc-port`. Each stream of load reports has its own connection.
+/// This limit is greater than the limit for such streams, so that connections remain available for
+/// `ovfleet-server drain` and health checks.
 ///
-/// If exceeded: further connections wait. To make room for them, connections that have had no gRPC call other than
-/// health checks for one second are closed.
+/// If exceeded: further connections wait. To make room for them, a connection is closed after one second without a gRPC
+/// call other than health checks.
 const CONNECTIONS_MAX: usize = 320;
-/// Number of concurrent streams of a connection to the port given by `--grpc-port`.
+/// Number of concurrent streams per connection to the port given by `--grpc-port`.
 ///
 /// If exceeded: the client must wait; any further stream is refused with `REFUSED_STREAM`.
 const STREAMS_MAX: u32 = 16;
@@ -35,7 +35,8 @@ const STREAMS_MAX: u32 = 16;
 ///
 /// If exceeded: the gRPC call fails with `OUT_OF_RANGE`.
 pub(crate) const GRPC_REQUEST_BYTES_MAX: usize = 4096;
-/// Time for which a connection to the port given by `--grpc-port` may have no gRPC call other than health checks.
+/// Time for which a connection to the port given by `--grpc-port` may remain open without a gRPC call other than health
+/// checks.
 ///
 /// If exceeded: the connection is closed.
 const IDLE_MAX: Duration = Duration::from_secs(30);
@@ -127,7 +128,7 @@ async fn is_idle(open_calls: &mut watch::Receiver<usize>, pressure: &Notify) {
     }
 }
 
-/// An open call of a connection, other than a health check. The call counts until this value is dropped.
+/// An open call on a connection, other than a health check. The call counts as open until this value is dropped.
 struct OpenCall(watch::Sender<usize>);
 
 impl OpenCall {

@@ -2,8 +2,8 @@
 
 use server_openai::{ErrorBody, ErrorObject};
 
-/// An upper bound for the size of `hyper`'s error responses, which have no body, unlike the server's own answers with
-/// these statuses.
+/// An upper bound for the size of `hyper`'s error responses. Unlike the server's own answers with the same statuses,
+/// they have no body.
 const HEAD_BYTES_MAX: usize = 512;
 
 /// An error response that `hyper` generates.

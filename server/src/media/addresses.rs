@@ -53,7 +53,7 @@ const RESERVED_V4: [IpNet; 15] = [
     v4([240, 0, 0, 0], 4),
 ];
 
-/// The block of IPv6 addresses that are assigned to public networks. All other addresses are unassigned or serve a
+/// The block from which IPv6 addresses are assigned to public networks. All other addresses are unassigned or serve a
 /// special purpose: for example, they are loopback, unique-local, link-local or multicast addresses, or contain an IPv4
 /// address.
 const GLOBAL_UNICAST_V6: IpNet = v6([0x2000, 0, 0, 0, 0, 0, 0, 0], 3);
@@ -304,7 +304,8 @@ mod tests {
         assert!(!policy(&["64:ff9b::/96"]).permits(address("64:ff9b::10.0.0.1")));
     }
 
-    /// The ranges of refused IPv4 addresses, written independently of the prefixes.
+    /// The first and the last address of each refused range of IPv4 addresses, written independently of the networks in
+    /// [`RESERVED_V4`] and [`CREDENTIAL_NETWORKS`].
     const REFUSED: [(u32, u32); 17] = [
         (0x0000_0000, 0x00ff_ffff),
         (0x0a00_0000, 0x0aff_ffff),

@@ -30,7 +30,7 @@ pub(crate) enum MediaError {
     Credentials,
     #[error("the host {host:?} is not in --allowed-media-domains")]
     HostNotAllowed { host: String },
-    /// The host is allowed, but with other ports.
+    /// The host is allowed, but only on other ports.
     #[error("--allowed-media-domains does not allow port {port} of the host {host:?}")]
     PortNotAllowed { host: String, port: u16 },
     /// The host of the URL is an address that the server does not connect to.

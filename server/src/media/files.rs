@@ -1,8 +1,8 @@
 //! Reads images from files below one directory.
 //!
-//! A path is resolved first, so that links within the directory work. The resolved path is then opened component by
-//! component from the open directory without following links, so that a link that replaces a component after the check
-//! has no effect.
+//! A path is resolved first, so that links within the directory work. The resolved path must be below the directory. It
+//! is opened component by component, starting at the open directory and without following links. Opening therefore
+//! fails if a link replaces a component after the check.
 
 use std::fs::File;
 use std::io::{self, Read as _};
@@ -51,7 +51,8 @@ impl MediaDirectory {
     /// Reads a file of at most `bytes_max` bytes.
     ///
     /// # Errors
-    /// The path is not below the directory, it does not lead to a readable, regular file, or the file is larger.
+    /// The path is not below the directory, it does not lead to a readable, regular file, or the file is larger than
+    /// `bytes_max`.
     pub(super) fn read(&self, path: &Path, bytes_max: usize) -> Result<Bytes, MediaError> {
         let relative = self.relative(path)?;
         let unreadable = |source| MediaError::Unreadable { path: path.to_owned(), source };

@@ -12,7 +12,7 @@ use super::addresses::AddressPolicy;
 /// Number of host names that are resolved at the same time. The system's resolver cannot be canceled, so an
 /// unresponsive name server occupies a thread for longer than a fetch lasts.
 ///
-/// If exceeded: further fetches wait; the time counts toward their `--image-fetch-timeout`.
+/// If exceeded: further fetches wait; the waiting time counts toward their `--image-fetch-timeout`.
 const LOOKUPS_MAX: usize = 16;
 
 /// The resolver of the operating system.

@@ -1,5 +1,5 @@
-//! Fetches from web servers that each test runs, with host names that a fake resolver resolves. Most tests pause the
-//! clock, so that a timeout expires as soon as no task can make progress.
+//! Tests fetches from web servers that each test starts. A fake resolver resolves their host names. Most tests pause
+//! the clock, so that a timeout expires as soon as no task can make progress.
 
 use std::collections::VecDeque;
 use std::net::{IpAddr, SocketAddr};

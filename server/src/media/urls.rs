@@ -157,7 +157,8 @@ impl UrlPolicy {
     }
 }
 
-/// Returns the host without the dot that makes a name absolute. A name denotes the same host with and without this dot.
+/// Returns the host without the trailing dot that makes a name absolute. The policy treats names with and without this
+/// dot alike.
 fn without_root(host: &str) -> &str {
     host.strip_suffix('.').unwrap_or(host)
 }
@@ -185,8 +186,8 @@ mod tests {
         UrlPolicy { domains, addresses: AddressPolicy::default() }
     }
 
-    /// Returns `ok` if the policy allows the URL, and otherwise the debug form of the error or, for a path, of the
-    /// file.
+    /// Returns `ok` if the policy allows the URL, and otherwise the debug form of the error. If the text is not a web
+    /// URL, returns the debug form of the result of parsing it.
     fn decision(policy: &UrlPolicy, text: &str) -> String {
         match Reference::parse(text) {
             Ok(Reference::Web(url)) => {
@@ -331,7 +332,8 @@ mod tests {
         }
     }
 
-    /// Writes an IPv4 address with one to four numbers in random bases, as `inet_aton` and URLs accept it.
+    /// Writes an IPv4 address in a random form that `inet_aton` and URL parsers accept: as one to four decimal, octal
+    /// or hexadecimal numbers.
     fn spelled(address: Ipv4Addr, random: &mut StdRng) -> String {
         let [a, b, c, d] = address.octets().map(u32::from);
         let numbers = match random.random_range(1..=4) {

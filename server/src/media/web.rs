@@ -76,7 +76,7 @@ impl WebClient {
     /// Fetches at most `bytes_max` bytes. Dropping the future closes the connection.
     ///
     /// # Errors
-    /// The policy does not allow a URL or an address, the fetch fails, or the body is larger.
+    /// The policy does not allow a URL or an address, the fetch fails, or the body is larger than `bytes_max`.
     pub(super) async fn get(&self, mut url: Url, bytes_max: usize) -> Result<Bytes, MediaError> {
         for _ in 0..=REDIRECTS_MAX {
             self.check(&url)?;

@@ -19,7 +19,7 @@ pub(crate) struct Conversation {
     pub(crate) choice: ToolChoice,
     /// Whether an answer may have several calls; `None` means true.
     pub(crate) parallel: Option<bool>,
-    /// Whether the request declares its tools as `functions`, and calls are reported as `function_call`.
+    /// Whether the request declares its tools as `functions`, in which case calls are reported as `function_call`.
     pub(crate) calls_functions: bool,
     pub(crate) reasoning: Reasoning,
     /// The documents for the template.

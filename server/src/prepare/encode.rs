@@ -68,7 +68,7 @@ impl Encoder<'_> {
         self.within_memory(text, || tokenizer.encode(text, special_tokens == SpecialTokens::Added, true))
     }
 
-    /// Tokenizes a text without special tokens: the names of special tokens are plain text.
+    /// Tokenizes a text as plain text: adds no special tokens, and treats the names of special tokens as ordinary text.
     ///
     /// # Errors
     /// The text is too long, or it cannot be expressed in the vocabulary.

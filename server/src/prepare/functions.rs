@@ -9,7 +9,7 @@ use crate::error::Error;
 /// Converts the functions of a request to tools. Returns whether the request has `functions`.
 ///
 /// # Errors
-/// The request also has `tools` or `tool_choice`, or its `function_call` is invalid or lacks `functions`.
+/// The request also has `tools` or `tool_choice`, or its `function_call` is invalid or is used without `functions`.
 pub(super) fn become_tools(request: &mut ChatRequest) -> Result<bool, Error> {
     let choice = request.function_call.take();
     let Some(functions) = request.functions.take() else {

@@ -43,8 +43,8 @@ pub(super) fn of_prompt(
 /// Returns the constraint on the answers to a conversation. `prompt_end` is the end of the rendered prompt.
 ///
 /// # Errors
-/// The requested form, or the schema of a strict tool, is invalid or not supported, or a call is required but the
-/// format of the model's calls is unknown.
+/// The requested form or the schema of a strict tool is invalid or not supported. Or a call is required, but the format
+/// of the model's calls is unknown.
 pub(super) fn of_conversation(
     generation: &Generation,
     conversation: &Conversation,
@@ -87,7 +87,7 @@ impl FormRequest<'_> {
         content.is_none() && !must_call && !strict && !limited
     }
 
-    /// Compiles the form. The unsupported schema of a tool is an error if the tool is strict. Otherwise, the arguments
+    /// Compiles the form. An unsupported schema of a tool is an error if the tool is strict. Otherwise, the arguments
     /// of the tool are not constrained.
     fn compiled(&self, compiler: &Compiler, param: &str) -> Result<server_guidance::Guide, Error> {
         self.compiled_by(&Attempts {

@@ -32,12 +32,13 @@ use crate::limits::{BudgetExhausted, ByteReservation};
 ///
 /// If exceeded: 400, `array_above_max_length`.
 pub(crate) const IMAGES_MAX: usize = 32;
-/// Number of pixels of all images of a request, according to their headers. 32 photos of 12 million pixels fit.
+/// Number of pixels of all images of a request, according to their headers. The limit allows 32 photos of 12
+/// million pixels each.
 ///
 /// If exceeded: 400, `array_above_max_length`.
 const IMAGE_PIXELS_TOTAL_MAX: u64 = 400_000_000;
 
-/// An image of a conversation, which has not been decoded.
+/// An image of a conversation before it is decoded.
 pub(super) struct ConversationImage {
     /// The parameter with the image, for errors.
     param: String,
@@ -102,12 +103,11 @@ pub(super) fn read(
     references.into_iter().map(read).collect()
 }
 
-/// Checks, before any of the images is decoded from base64, that their files fit into memory together with those that
-/// were fetched.
+/// Checks that the fetched images and the images in `data:` URLs fit into memory together, before any `data:` URL is
+/// decoded.
 ///
 /// # Errors
-/// The files would not fit into the part of the buffer for request bodies that is not reserved for small bodies, even
-/// if that part were empty.
+/// The images together are larger than the part of the buffer for request bodies that is not reserved for small bodies.
 fn check_bytes(references: &[(&ImageUrl, String)], media: &Media) -> Result<(), Error> {
     let bytes_max = media.bytes_max();
     let mut bytes = media.bytes();
@@ -126,7 +126,7 @@ fn check_bytes(references: &[(&ImageUrl, String)], media: &Media) -> Result<(), 
     Ok(())
 }
 
-/// Returns no images, for a model that does not read any.
+/// Returns an empty list, for a model that does not support images.
 ///
 /// # Errors
 /// A message contains an image.
@@ -211,7 +211,7 @@ fn base64_text(url: &str) -> Option<&str> {
     url.split_once(',').filter(|(media_type, _)| media_type.ends_with(";base64")).map(|(_, text)| text)
 }
 
-/// Returns the content of a `data:` URL. Its memory is reserved until it is dropped.
+/// Returns the content of a `data:` URL. The memory of the content is reserved until the content is dropped.
 fn read_data_url(url: &str, param: &str, media: &Media) -> Result<Bytes, Error> {
     /// Some clients omit the padding.
     const BASE64: GeneralPurpose = GeneralPurpose::new(
@@ -258,8 +258,8 @@ pub(super) fn num_tokens(images: &[ConversationImage]) -> usize {
     images.iter().map(|image| image.layout.num_tokens).sum()
 }
 
-/// Returns the part of an error message about a prompt that states how many of its tokens belong to images. Without
-/// images, the part is empty.
+/// Returns the part of an error message that states how many tokens of the prompt belong to images. Without images, the
+/// part is empty.
 pub(super) fn image_tokens_note(num_tokens: usize) -> String {
     if num_tokens == 0 { String::new() } else { format!(" ({num_tokens} of them for images)") }
 }
@@ -279,8 +279,8 @@ pub(super) fn num_tokens_of(message: &Message, reader: &ImageReader, media: &Med
 /// parameter with the prompt.
 ///
 /// # Errors
-/// An image cannot be decoded, the prompt does not have the tokens of the images, the memory for images is exhausted,
-/// or the client has disconnected.
+/// An image cannot be decoded, the prompt does not have the number of image tokens that the images need, the memory for
+/// images is exhausted, or the client has disconnected.
 pub(super) fn assign(
     images: Vec<ConversationImage>,
     tokens: &[TokenId],
@@ -333,7 +333,7 @@ pub(super) fn assign(
     Ok(Some(AssignedImages { images: Arc::new(RequestImages { inputs, prompt, positions }), memory }))
 }
 
-/// The images of a request, without repetitions.
+/// The images of a request, without duplicates.
 struct UniqueImages {
     images: Vec<ConversationImage>,
     /// For each image of the request, its index in `images`.
@@ -360,7 +360,7 @@ impl UniqueImages {
 /// the memory is reserved before any of them is decoded. Different files with the same pixels count separately.
 ///
 /// # Errors
-/// The images take more than the whole memory for images, or other requests use the memory.
+/// The images need more than the whole memory for images, or other requests use too much of it.
 fn reserve_memory(images: &[ConversationImage], reader: &ImageReader) -> Result<ByteReservation, Error> {
     let mut memory = reader.memory.empty_reservation();
     let bytes_max = memory.bytes_max();

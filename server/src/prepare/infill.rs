@@ -23,7 +23,7 @@ const FORMS: [[&str; 3]; 5] = [
     ["<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>"],
 ];
 
-/// Returns the tokens of prompts that have a gap before `suffix`.
+/// Returns the tokens of fill-in-the-middle prompts whose gap is between `prompt` and `suffix`.
 pub(super) fn prompts(
     prompt: Prompt,
     suffix: &str,

@@ -1,4 +1,4 @@
-//! The media of a request: the media that were fetched, and the memory budget for the media that its body contains.
+//! Holds the media that were fetched for a request, and the memory budget for the media that the request body contains.
 //!
 //! Preparing a request must not wait for the network. The preparation therefore reports which media it needs
 //! ([`Error::MediaNeeded`]), the caller fetches them, and the request is prepared again, until it needs no further
@@ -23,7 +23,7 @@ pub(crate) struct Media {
 }
 
 impl Media {
-    /// Creates the media of a request for which none have been fetched.
+    /// Creates the media of a request before any of them have been fetched.
     pub(crate) fn new(budget: Arc<ByteBudget>) -> Self {
         Self { fetched: HashMap::new(), budget }
     }

@@ -1,6 +1,6 @@
-//! Resolves each parameter that the endpoints share to the value in the request, otherwise to the default of the model,
-//! otherwise to the built-in default. This module checks the rules between parameters. The rules for individual
-//! parameters are in the [`table`](table.rs), against which every request is checked earlier.
+//! Resolves the parameters that the endpoints share. A parameter has the value in the request, otherwise the default of
+//! the model, otherwise the built-in default. This module also checks the rules that involve several parameters. The
+//! rules for individual parameters are in the [`table`](table.rs), against which every request is checked earlier.
 
 mod beams;
 mod biases;
@@ -212,7 +212,7 @@ fn sampling(generation: &Generation, target: Target<'_>) -> Result<Sampling, Err
     })
 }
 
-/// Checks the range of a value. Tests also resolve requests that were not checked against the table.
+/// Checks the range of a value again, because tests also resolve requests that were not checked against the table.
 fn within<T: PartialOrd + Display + Copy>(param: &'static str, value: T, min: T, max: T) -> Result<T, Error> {
     if value < min {
         return Err(Error::coded(

@@ -16,7 +16,7 @@ pub(crate) struct ParserSettings {
     pub(crate) tools: Arc<Tools>,
     /// The end of the rendered prompt, in which a tag may have opened reasoning.
     pub(crate) prompt_end: String,
-    /// The largest number of calls that the client receives. A further call ends the choice.
+    /// The maximum number of calls that the client receives. A further call ends the choice.
     pub(crate) calls_max: u32,
     /// Whether the client receives the reasoning.
     pub(crate) shows_reasoning: bool,

@@ -17,7 +17,7 @@ pub(crate) struct Target<'a> {
     pub(crate) limits: server_engine::EngineLimits,
     /// The media that were fetched for the request.
     pub(crate) media: &'a Media,
-    /// Whether the client has disconnected, so that the preparation can stop.
+    /// Canceled when the client disconnects, so that the preparation can stop.
     pub(crate) canceled: &'a CancellationToken,
     /// The seed for a request that does not set one, and for the IDs of tool calls.
     pub(crate) seed: u64,
@@ -73,7 +73,8 @@ pub(crate) struct AnswerOptions {
     pub(crate) choices: u32,
     /// Number of most probable tokens to report at each position; `None` if no log probabilities are requested.
     pub(crate) logprobs: Option<u32>,
-    /// The same number for the positions of the prompt; `None` if no log probabilities of the prompt are requested.
+    /// Number of most probable tokens to report at each position of the prompt; `None` if no log probabilities of the
+    /// prompt are requested.
     pub(crate) prompt_logprobs: Option<u32>,
     /// Whether the answer has the token IDs.
     pub(crate) token_ids: bool,

@@ -20,7 +20,7 @@ pub(super) struct PromptSource {
     pub(super) param: &'static str,
     /// The texts of the prompts, or empty if they are not echoed.
     pub(super) echoes: Vec<String>,
-    /// The images of the only prompt, if it has any.
+    /// The images of the prompt. A request with several prompts has no images.
     pub(super) images: Vec<ConversationImage>,
 }
 
@@ -32,7 +32,7 @@ pub(super) enum Truncate {
     ToRoom,
 }
 
-/// The limit for the number of generated tokens.
+/// The limit on the number of generated tokens.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct TokensMax {
     /// The name of the parameter with the limit, for errors.
@@ -41,20 +41,20 @@ pub(super) struct TokensMax {
     pub(super) source: LimitSource,
 }
 
-/// The source of a limit for the number of generated tokens.
+/// The source of a limit on the number of generated tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum LimitSource {
     /// The client sets the limit. The request is rejected if the answer cannot have that many tokens.
     Request,
-    /// The limit is the room that must be left after the prompt. The answer can be shorter.
+    /// The limit is the room that truncation must leave after the prompt. It does not limit the final answer.
     Room,
     /// The limit is a default, which is reduced to the number of tokens that the answer can have.
     Default,
 }
 
-/// The reciprocal of the fraction of the context length that truncation leaves for an answer whose length the request
-/// does not limit. With [`Truncate::ToRoom`], truncation leaves less room if the default length is smaller, or if there
-/// is none.
+/// The reciprocal of the fraction of the context length that truncation leaves for the answer if the request does not
+/// limit the length of the answer. With [`Truncate::ToRoom`], truncation leaves less room if the default length is
+/// smaller, or if there is no default.
 pub(super) const ANSWER_SHARE: u32 = 4;
 
 impl TokensMax {
@@ -72,7 +72,8 @@ impl TokensMax {
     }
 }
 
-/// A request whose images have not been decoded, so that attempts to truncate a conversation do not decode images.
+/// A request whose images have not been decoded. Attempts to truncate a conversation create such requests, so that they
+/// do not decode images.
 pub(super) struct UndecodedRequest {
     request: PreparedRequest,
     images: Vec<ConversationImage>,
@@ -94,8 +95,8 @@ impl UndecodedRequest {
     /// Decodes the images and reserves their memory.
     ///
     /// # Errors
-    /// An image cannot be decoded, a prompt does not have the tokens of its images, the memory for images is exhausted,
-    /// or the client has disconnected.
+    /// An image cannot be decoded, a prompt does not have the number of image tokens that its images need, the memory
+    /// for images is exhausted, or the client has disconnected.
     pub(super) fn decode_images(self, target: Target<'_>) -> Result<PreparedRequest, Error> {
         let Self { mut request, mut images, param } = self;
         let Target { model, canceled, .. } = target;
@@ -123,14 +124,14 @@ pub(super) struct ResolvedParameters {
     pub(super) beams: Option<BeamSearch>,
     /// The parameters of prompt lookup, if it is enabled.
     pub(super) lookup: Option<PromptLookup>,
-    /// The parameters for the draft model, which have no effect if the server has none.
+    /// The parameters for the draft model, which have no effect if the server has no draft model.
     pub(super) draft: DraftModelParams,
     pub(super) sampling: Sampling,
     pub(super) text: TextOptions,
     pub(super) truncate: Option<Truncate>,
-    /// Number of most probable tokens that are reported with log probabilities at each generated token.
+    /// Number of most probable tokens to report with log probabilities for each generated token.
     pub(super) logprobs: Option<u32>,
-    /// Number of most probable tokens that are reported with log probabilities at each token of the prompt.
+    /// Number of most probable tokens to report with log probabilities for each token of the prompt.
     pub(super) prompt_logprobs: Option<u32>,
     pub(super) stream: bool,
     pub(super) usage: UsageReporting,
@@ -215,7 +216,7 @@ impl ResolvedParameters {
         Ok(())
     }
 
-    /// Returns the parameter for which the engine reports log probabilities that the request does not ask for; `None`
+    /// Returns the parameter that makes the engine report log probabilities that the request does not ask for; `None`
     /// if the request asks for them.
     fn implied_logprobs(&self) -> Option<&'static str> {
         let cause = if !self.text.detokenize {

@@ -93,7 +93,7 @@ impl BackgroundResponses {
     }
 }
 
-/// Discards the events of a response that has ended, after the time in which clients may read them.
+/// Waits for [`EVENTS_TIME_MAX`], and then discards the events of a response that has ended.
 async fn discard(events: Weak<ResponseEvents>) {
     tokio::time::sleep(EVENTS_TIME_MAX).await;
     if let Some(events) = events.upgrade() {
@@ -166,8 +166,8 @@ impl LiveResponse {
         self.events.wake_followers();
     }
 
-    /// Adds deltas. If adding them takes a long time, or if another thread uses the response, the deltas are added on a
-    /// separate thread.
+    /// Adds deltas. If adding them would take a long time, or if another thread is using the response, they are added
+    /// on a separate thread.
     pub(crate) async fn add(self: &Arc<Self>, deltas: Vec<ChoiceDelta>) {
         let Err(deltas) = self.try_add(deltas) else { return };
         let live = Arc::clone(self);
@@ -180,7 +180,7 @@ impl LiveResponse {
     /// Adds deltas without waiting for other threads.
     ///
     /// # Errors
-    /// Adding the deltas would take a long time, or another thread uses the response. The deltas are returned.
+    /// Returns the deltas if adding them would take a long time, or if another thread is using the response.
     fn try_add(&self, deltas: Vec<ChoiceDelta>) -> Result<(), Vec<ChoiceDelta>> {
         {
             let mut assembly = match self.assembly.try_lock() {
@@ -233,7 +233,7 @@ impl LiveResponse {
         self.tenant
     }
 
-    /// Returns the current state of the response for the store.
+    /// Returns the current state of the response as a record for the store.
     pub(crate) fn record(&self) -> ResponseRecord {
         let response = self.response();
         ResponseRecord { response, input: self.retained.items().to_vec(), events: self.events.list() }

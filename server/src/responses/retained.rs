@@ -10,8 +10,8 @@ use crate::limits::{BudgetExhausted, ByteBudget, ByteReservation, ValuesMemory};
 
 /// The items that a request adds to the conversation, which remain in memory until the response is stored. This value
 /// also reserves the memory for them and for the parts of the request that the response repeats, such as the tools. The
-/// context length does not limit this memory, because the prompt omits some parts of items, and the tools that the
-/// model must not call.
+/// context length does not limit this memory, because the prompt omits some parts of the items, as well as the tools
+/// that the model must not call.
 #[derive(Debug)]
 pub(crate) struct RetainedRequest {
     items: Vec<Arc<Item>>,

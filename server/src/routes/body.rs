@@ -1,4 +1,4 @@
-//! Reads the body of a request within the limits for its size and time, and within the budget for the bodies of all
+//! Reads the body of a request, subject to its size limit, its time limit and the budget for the bodies of all
 //! requests.
 
 use axum::body::{Body, BodyDataStream, Bytes};
@@ -22,7 +22,7 @@ const DROPPED_BYTES_MAX: usize = 64 << 20;
 /// exist.
 ///
 /// # Errors
-/// The body is too large, has too many values, did not arrive completely or in time, or the budget is exhausted.
+/// The body is too large, has too many values, or did not arrive completely and in time, or the budget is exhausted.
 pub(super) async fn read(app: &App, request: Request) -> Result<Bytes, Error> {
     let limits = app.limits();
     let bytes_max = limits.max_body_bytes;
@@ -51,13 +51,13 @@ pub(super) async fn read(app: &App, request: Request) -> Result<Bytes, Error> {
     })
 }
 
-/// Returns the length of the body that the head of the request announces.
+/// Returns the length of the body according to the `Content-Length` header.
 fn announced(headers: &HeaderMap) -> Option<usize> {
     headers.get(header::CONTENT_LENGTH)?.to_str().ok()?.parse().ok()
 }
 
-/// Whether the server should reject a body without reading it, because the body is too large to be read and discarded,
-/// or because it is too large and the client waits for permission to send it (`Expect`).
+/// Whether the server should reject a body without reading it. This is the case if the body is larger than `bytes_max`,
+/// and either the client waits for permission to send it (`Expect`), or it is too large to be read and discarded.
 fn is_hopeless(headers: &HeaderMap, announced: Option<usize>, bytes_max: usize) -> bool {
     let waits = headers.contains_key(header::EXPECT);
     announced.is_some_and(|length| length > bytes_max && (waits || length - bytes_max > DROPPED_BYTES_MAX))

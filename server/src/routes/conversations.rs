@@ -202,8 +202,8 @@ impl From<Failure> for Error {
     }
 }
 
-/// Answers a request with a body, which `work` parses on a thread of the store. The request is admitted only after its
-/// body has arrived, so that slow clients do not exclude others.
+/// Answers a request that has a body. `work` parses the body on a thread of the store. The request is admitted only
+/// after its body has arrived, so that slow uploads do not count toward the limit on concurrent requests.
 async fn answered_with_body<T: Serialize>(
     app: &App,
     request: Request,
@@ -229,7 +229,7 @@ fn check_count(given: Vec<InputItem>) -> Result<Vec<InputItem>, Error> {
     Ok(given)
 }
 
-/// Returns the stored items that the elements refer to.
+/// Returns the stored items that `given` refers to.
 fn referenced(app: &App, tenant: Tenant, given: &[InputItem]) -> Result<Vec<Arc<Item>>, Error> {
     Lookup::new(app, tenant).referenced(&item_references(given, "items")?)
 }

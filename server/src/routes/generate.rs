@@ -1,6 +1,6 @@
-//! The code that the chat and the completions endpoint share: both admit, prepare and submit a request, and answer it
-//! with chunks or with one answer that combines the same deltas. [`TextEndpoint`] defines the differences between the
-//! endpoints.
+//! The code that the chat and completions endpoints share. Both admit, prepare and submit a request, and answer it
+//! either with chunks or with a whole answer that combines the same deltas. [`TextEndpoint`] defines the differences
+//! between the endpoints.
 
 use std::marker::PhantomData;
 use std::sync::Arc;
@@ -49,13 +49,13 @@ pub(super) trait TextEndpoint: Send + 'static {
     fn whole(context: AnswerContext, choices: Vec<WholeChoice>, usage: Usage) -> Self::Whole;
 }
 
-/// The values from which the chunks of an answer, or the whole answer, are encoded, in addition to its deltas.
+/// The values that are needed, in addition to the deltas, to encode an answer as a whole or as chunks.
 pub(super) struct AnswerContext {
     pub(super) id: String,
     pub(super) created: u64,
     pub(super) fingerprint: String,
     pub(super) answer_options: AnswerOptions,
-    /// For each prompt, the prefix of the text of its choices.
+    /// For each prompt, the echoed text at the beginning of its choices, which is empty without `echo`.
     pub(super) echoes: Vec<String>,
     pub(super) tokenizer: Arc<Tokenizer>,
     /// For each prompt, the log probabilities of its tokens except the first, if they are requested.
@@ -81,7 +81,7 @@ impl AnswerContext {
         &self.echoes[self.prompt_of(choice)]
     }
 
-    /// Returns the member `usage` of a chunk with a choice.
+    /// Returns the `usage` member of a chunk that contains a choice.
     pub(super) fn chunk_usage(&self) -> Option<Option<Usage>> {
         match self.answer_options.usage {
             UsageReporting::Never => None,

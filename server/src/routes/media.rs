@@ -1,4 +1,4 @@
-//! Fetches the media that a request refers to. The bytes of the media count toward the buffer for request bodies until
+//! Fetches the media that a request refers to. The bytes of the media count toward `--max-buffered-body-bytes` until
 //! the media are dropped.
 
 use axum::body::Bytes;
@@ -19,7 +19,7 @@ const REQUEST_FETCHES_MAX: usize = 4;
 /// Fetches media for a request, and adds them to `media`.
 ///
 /// # Errors
-/// A medium is not allowed, cannot be fetched, or does not fit into the buffer.
+/// An image is not allowed, cannot be fetched, or does not fit into `--max-buffered-body-bytes`.
 pub(super) async fn fetch(
     app: &App,
     references: Vec<MediaReference>,
@@ -45,7 +45,7 @@ pub(super) async fn fetch(
     Ok(())
 }
 
-/// Fetches a medium, and returns it with its reference.
+/// Fetches an image, and returns it with its reference.
 async fn fetch_one(
     app: &App,
     reference: MediaReference,

@@ -1,7 +1,7 @@
-//! Serves `/openapi.json`, the description of the API. The descriptions of most request bodies are generated from the
-//! table against which these bodies are checked ([`Endpoint::parameters`]), so that both agree. `requests.json`
-//! describes the other bodies, and the elements of arrays that the table does not check; `answers.json` describes the
-//! answers. Tests check requests and answers against these files.
+//! Serves `/openapi.json`, the description of the API. The schemas of most request bodies are generated from the table
+//! against which these bodies are checked ([`Endpoint::parameters`]), so that the schemas agree with the checks.
+//! `requests.json` describes the other bodies and the array elements that the table does not check; `answers.json`
+//! describes the answers. Tests check requests and answers against these files.
 
 mod operations;
 
@@ -15,7 +15,7 @@ use operations::{API, BARE, Body, Operation, Query};
 
 /// The schemas of answers.
 const ANSWERS: &str = include_str!("openapi/answers.json");
-/// The schemas of bodies that are not in the table, and of elements that it does not check.
+/// The schemas of request bodies that are not in the table, and of array elements that the table does not check.
 const REQUESTS: &str = include_str!("openapi/requests.json");
 
 static DOCUMENT: LazyLock<Value> = LazyLock::new(document);

@@ -50,7 +50,7 @@ pub(super) fn chat(context: &AnswerContext, tokens: Vec<TokenText>) -> Option<Ch
     Some(ChatLogprobs { content, refusal: None })
 }
 
-/// Returns log probabilities in the form of the chat and the responses endpoint.
+/// Returns log probabilities in the format of the chat and responses endpoints.
 pub(super) fn entries(
     tokenizer: &Tokenizer,
     tokens: Vec<TokenText>,
@@ -151,8 +151,9 @@ fn push(
     logprobs.text_offset.push(start);
 }
 
-/// Returns the position of each token's text within the echo, in characters. Special tokens have text in the echo of a
-/// prompt that consists of token IDs, but not in the echo of a text, to which the tokenizer added them.
+/// Returns the position of each token's text within the echo, in characters. An echo that was decoded from token IDs
+/// contains the text of special tokens. An echo that repeats the text of the request does not contain the special
+/// tokens that the tokenizer added.
 fn offsets(context: &AnswerContext, echo: &str, tokens: &[TokenId]) -> Vec<usize> {
     let length = echo.chars().count();
     let offsets = |skip_special| {
@@ -178,8 +179,8 @@ fn prompt(context: &AnswerContext, choice: u32) -> Option<&Arc<[TokenId]>> {
     context.answer_options.prompts.get(context.prompt_of(choice))
 }
 
-/// Returns the name of the token: its ID if requested; otherwise its text, or the values of its bytes if they are not
-/// valid UTF-8, so that tokens remain distinct.
+/// Returns the name of the token, which is its ID if requested, and otherwise its text. If the bytes of the token are
+/// not valid UTF-8, the name consists of their values instead, so that tokens remain distinct.
 fn name(context: &AnswerContext, token: TokenId) -> String {
     if context.answer_options.names_by_id {
         return id(token);

@@ -1,6 +1,6 @@
-//! Answers requests for stored objects. These requests have a separate limit, so that they neither displace requests
-//! that generate text nor are rejected because of them: a client that polls for a response gets it even if the server
-//! rejects further requests that generate text.
+//! Answers requests for stored objects. These requests have a separate limit, so that they do not displace requests
+//! that generate text. Conversely, a client that polls for a response receives it even while the server rejects further
+//! requests that generate text.
 
 use axum::Json;
 use axum::http::HeaderMap;

@@ -23,7 +23,7 @@ pub(super) trait Encoder: Send + 'static {
     fn deltas(&mut self, deltas: Vec<ChoiceDelta>, usage: Usage, events: &mut Events);
     /// Appends the last events of the answer to `events`, and returns all of them.
     fn finish(self: Box<Self>, usage: Usage, events: Events) -> impl Future<Output = Events> + Send;
-    /// Appends the events for `error`, which ends the answer, to `events`, and returns all of them.
+    /// Appends the events for `error` to `events`, and returns all of them. The error ends the answer.
     fn fail(self: Box<Self>, error: Error, events: Events) -> impl Future<Output = Events> + Send;
 }
 
@@ -51,7 +51,7 @@ pub(super) async fn stream<E: Encoder>(
 struct AnswerStream<E> {
     answer: Answer,
     encoder: Box<E>,
-    /// Number of parts before the first delta that have been encoded.
+    /// Number of opening parts that have been encoded.
     num_opened: u32,
 }
 

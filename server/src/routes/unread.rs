@@ -13,12 +13,12 @@ use crate::app::App;
 use crate::error::{Error, Resource};
 use crate::limits::{BudgetExhausted, ByteBudget};
 
-/// Maximum size in bytes of an answer that does not count while it is sent, because it fits into the buffers of the
-/// connection.
+/// Maximum size in bytes of an answer that does not count toward limits while it is sent, because it fits into the
+/// buffers of the connection.
 const UNCOUNTED_BYTES_MAX: u64 = 64 << 10;
 /// Size in bytes of the pieces in which a large answer is passed to its connection. The connection takes a piece only
-/// when there is room in its buffers. Without pieces, it would take the whole answer at once, and the answer would no
-/// longer count.
+/// when there is room in its buffers. If the answer were not divided, the connection would take all of it at once, and
+/// the answer would no longer count toward limits.
 const PIECE_BYTES_MAX: usize = 64 << 10;
 
 /// Returns a response that holds `guard` until it has been sent. If the response is small, drops `guard` immediately.
@@ -80,7 +80,7 @@ fn large_bytes(response: &Response) -> usize {
     if bytes > UNCOUNTED_BYTES_MAX { usize::try_from(bytes).unwrap_or(usize::MAX) } else { 0 }
 }
 
-/// The body of an answer that counts until it has been sent.
+/// The body of an answer that counts toward limits until it has been sent.
 struct GuardedBody<G> {
     body: Body,
     /// The bytes that were taken from `body` and have not been passed to the connection.
@@ -192,7 +192,8 @@ mod tests {
         assert_eq!(admission.requests(), 0);
     }
 
-    /// A connection drops a body when it has taken the last piece of the body, even if the client does not read.
+    /// The answer has three pieces, because a connection drops a body as soon as it has taken the last piece, even if
+    /// the client does not read.
     #[tokio::test]
     async fn an_answer_of_three_pieces_counts_while_the_client_does_not_read() {
         const BYTES: usize = 3 * PIECE_BYTES_MAX;

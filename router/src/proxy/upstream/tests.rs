@@ -9,7 +9,7 @@ use super::*;
 
 const LIMIT: Duration = Duration::from_secs(30);
 
-/// A connection to a replica, and the other end of it, with which the test simulates the replica.
+/// Returns a connection to a replica and its other end, which the test uses to simulate the replica.
 async fn connected() -> (ReplicaConnection, TcpStream) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();

@@ -8,8 +8,9 @@ use crate::request::{Event, SampledToken, SequenceId};
 use crate::sequence::Sequence;
 
 impl Scheduler {
-    /// Applies the results of a computed batch: the sampled tokens, in the order of [`Batch::samples`]. Appends the
-    /// resulting events to `events`. The tokens of sequences that were aborted in the meantime are ignored.
+    /// Applies the results of a computed batch. `sampled` contains the sampled tokens, in the order of
+    /// [`Batch::samples`]. Appends the resulting events to `events`. The tokens of sequences that were aborted in the
+    /// meantime are ignored.
     ///
     /// # Panics
     /// Panics if `batch` is not the one in flight, `sampled` does not match its `samples`, more drafts are accepted
@@ -59,9 +60,8 @@ impl Scheduler {
         self.append_sampled(sampled, events);
     }
 
-    /// Reassigns the sequences whose parent is another sequence before any token is appended, so that they continue
-    /// from the parent's tokens without its new token. Then appends the token of each sequence, or suspends the
-    /// sequence.
+    /// First reassigns the sequences whose parent is another sequence, so that they continue from the parent's tokens
+    /// without its new token. Then appends the token of each sequence, or suspends the sequence.
     fn append_sampled(&mut self, sampled: &[SampledToken], events: &mut Vec<Event>) {
         for sampled in sampled.iter().filter(|sampled| sampled.parent != sampled.sequence) {
             self.reassign(sampled.sequence, sampled.parent);
@@ -78,9 +78,9 @@ impl Scheduler {
         }
     }
 
-    /// Removes all sequences of a batch whose computation failed, and returns their ids. No block that the batch was to
-    /// write is in the prefix cache. Sequences outside the batch continue, even if they shared a prompt with removed
-    /// ones.
+    /// Removes all sequences of a batch whose computation failed, and returns their ids. Blocks that the failed batch
+    /// has written do not enter the prefix cache. Sequences outside the batch continue, even if they shared a prompt
+    /// with removed ones.
     ///
     /// # Panics
     /// Panics if `batch` is not the one in flight.
@@ -128,9 +128,9 @@ impl Scheduler {
     /// If a generating sequence that is not in lockstep has more than `blocks_max` full blocks, evicts the blocks with
     /// the lowest scores.
     ///
-    /// A cached block must follow cached blocks. Therefore, the sequence's blocks are removed from the prefix cache
-    /// first, from the last one up to a block that is shared or has cached children. The remaining cached blocks are
-    /// not evicted.
+    /// The blocks before a cached block must be cached as well. Therefore, blocks of the sequence are first removed
+    /// from the prefix cache, beginning with the last one and stopping at a block that is shared or has cached
+    /// children. The blocks that remain in the prefix cache are not evicted.
     fn evict_low_scores(&mut self, slot: u32, blocks_max: u32) {
         let block_tokens = self.cache.block_tokens;
         let Sequence { group, prefix, residency, .. } = self.sequences.get_mut(slot);

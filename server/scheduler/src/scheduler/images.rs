@@ -22,19 +22,19 @@ impl Scheduler {
         self.images.drain_requests()
     }
 
-    /// Returns the images whose encoder outputs were evicted since the last call. The outputs may be in use until the
-    /// batch in flight has ended. Outputs that are needed again are requested again.
+    /// Returns the images whose encoder outputs were evicted since the last call. The batch in flight may still read
+    /// these outputs. Outputs that are needed again are requested again.
     pub fn drain_evicted_images(&mut self) -> Vec<ImageDigest> {
         self.images.drain_evicted()
     }
 
-    /// Records that the caller stores the requested encoder output of an image.
+    /// Records that the caller has stored the requested encoder output of an image.
     pub fn provide_image(&mut self, digest: ImageDigest) {
         self.images.provide(digest);
     }
 
-    /// Records that a requested encoder output will not exist. Unless the caller aborts the sequences that need it
-    /// ([`Self::sequences_with_image`]), they request it again.
+    /// Records that a requested encoder output will not be provided. Unless the caller aborts the sequences that need
+    /// it ([`Self::sequences_with_image`]), they request it again.
     pub fn cancel_image(&mut self, digest: ImageDigest) {
         if !self.images.cancel(digest) {
             return;
@@ -61,7 +61,8 @@ impl Scheduler {
         self.images.is_awaited()
     }
 
-    /// Counts the images of a waiting sequence, which holds none of them, as expected. Repeated calls have no effect.
+    /// Counts the images of a waiting sequence as *expected* images. The sequence must hold none of them. Repeated
+    /// calls have no effect.
     pub(super) fn expect_images(&mut self, slot: u32) {
         let sequence = self.sequences.get_mut(slot);
         if !std::mem::replace(&mut sequence.expects_images, true) {

@@ -11,8 +11,9 @@ use crate::restore::{BlockRestore, RestoreId, RestoreRequest, RestoreTarget};
 use crate::sequence::{RestoreState, Sequence};
 
 impl Scheduler {
-    /// Starts reporting evicted blocks, with keys according to `scheme`, so that the caller can store them. The keys
-    /// must identify the content reliably, because restored content is not compared.
+    /// Starts reporting evicted blocks, so that the caller can store them under their keys, which are derived according
+    /// to `scheme`. The keys must identify the content reliably, because the content of restored blocks is not
+    /// verified.
     ///
     /// # Panics
     /// Panics if a request has already been submitted, or prefix caching is off.
@@ -181,7 +182,8 @@ impl Scheduler {
         true
     }
 
-    /// The keys of these blocks of a sequence, the first of which follows `parent`, up to the first that is not stored.
+    /// The keys of the sequence's blocks in the range `blocks`, up to the first block that is not stored. `parent` is
+    /// the parent of the first block in the range.
     fn stored_keys(&self, sequence: &Sequence, parent: BlockParent, blocks: Range<usize>) -> Vec<BlockKey> {
         let restores = self.restores.as_ref().filter(|restores| !restores.stored.is_empty());
         let Some((restores, keys)) = restores.zip(self.pool.keys()) else { return Vec::new() };

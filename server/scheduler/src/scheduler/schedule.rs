@@ -1,7 +1,8 @@
-//! Decides the work of the next step: decodes, then chunks of prompts, then the admission of waiting requests.
+//! Decides what the next step computes: decodes first, then chunks of prompts that have begun, then the tokens of newly
+//! admitted requests.
 //!
 //! The queues are processed in groups: the forked sequences of a lockstep request form one group, and any other
-//! sequence forms a group alone.
+//! sequence is a group by itself.
 
 use std::ops::Range;
 use std::time::Duration;
@@ -14,27 +15,27 @@ use crate::sequence::{RestoreState, Sequence};
 use crate::step_shares::LEAD_STEPS_MAX;
 use crate::step_time::StepWork;
 
-/// The reciprocal of the fraction of the batch and of the cache that a tenant leaves to other tenants while several are
-/// present.
+/// While several tenants are present, further requests of a tenant are admitted only if they leave
+/// 1/`RESERVED_FOR_OTHERS` of the batch and of the cache to the other tenants.
 const RESERVED_FOR_OTHERS: u32 = 8;
 
 /// Maximum number of draft tokens in a step while several tenants are present: the draft tokens of one tenant delay the
 /// others, as prompts do.
 const SHARED_DRAFT_TOKENS_MAX: u32 = 64;
 
-/// Maximum number of waiting groups that one step tries to admit, so that a long queue does not slow down every step.
-/// Groups that are skipped without an attempt do not count.
+/// Maximum number of waiting groups that one step tries to admit. Without this limit, a long queue would slow down
+/// every step. Groups that are skipped without an attempt do not count toward the limit.
 const ADMISSION_ATTEMPTS_MAX: usize = 128;
 
-/// Maximum number of waiting sequences that one step skips, from the front of the queue.
+/// Maximum number of waiting sequences that one step skips before it stops admitting sequences.
 const ADMISSION_SKIPS_MAX: usize = 16_384;
 
 /// A step with decodes may have the size of n chunks if there are n times this many uncomputed prompts.
 const PROMPTS_PER_CHUNK: u32 = 8;
 
 /// With at least this many uncomputed prompts, a step with decodes may have the size of two chunks. With at least
-/// `DECODES_FOR_TWO_CHUNKS` decodes, two prompts suffice: the decodes then take as long as a chunk, and smaller steps
-/// would repeat them for each chunk.
+/// `DECODES_FOR_TWO_CHUNKS` decodes, two prompts suffice: the decodes of a step then take as long as a chunk, and
+/// smaller steps would spend this time on decodes for each chunk.
 const PROMPTS_FOR_TWO_CHUNKS: u32 = 8;
 const DECODES_FOR_TWO_CHUNKS: u32 = 16;
 /// With `max_itl`, the size of a step is `max_chunk_tokens` divided by this number until its time can be predicted.
@@ -51,7 +52,7 @@ struct Budget {
 
 /// The result of an attempt to admit a group.
 enum Admission {
-    /// The group runs at these positions of the running queue.
+    /// The group is now at these positions of the running queue.
     Admitted(Range<usize>),
     /// The next block of the group is being computed or restored, or the group is suspended. Later groups may be
     /// admitted.
@@ -65,7 +66,7 @@ enum Admission {
     NoRoom,
 }
 
-/// The leading full blocks of a sequence that are in the cache, estimated by their hashes.
+/// The numbers of leading full blocks of a sequence that are in the cache, estimated from the hashes of the blocks.
 #[derive(Clone, Copy)]
 struct CachedPrefix {
     /// Number of leading blocks in the prefix cache.
@@ -75,7 +76,7 @@ struct CachedPrefix {
 }
 
 impl Scheduler {
-    /// Decides the next step and allocates the blocks that it needs, in one transaction.
+    /// Decides what the next step computes and allocates the blocks that the step needs, in one transaction.
     ///
     /// Unless the batch is empty, it must be passed to [`Self::commit`] or [`Self::fail`] before the next call.
     ///
@@ -147,8 +148,8 @@ impl Scheduler {
 
     /// The number of prompt tokens that may be added to a step with `decode_tokens` decode tokens while several tenants
     /// are present. The number is limited even without decodes, since a request may arrive during the step. The prompts
-    /// may make the step longer by at most the lead that a tenant may have over another, and `max_itl` limits the step
-    /// as well. A minimum number of prompt tokens is allowed in any case.
+    /// may lengthen the step by at most the time by which one tenant may be ahead of another ([`LEAD_STEPS_MAX`]).
+    /// `max_itl` also limits the duration of the step. A minimum number of prompt tokens is allowed in any case.
     fn shared_prompt_budget(&self, decode_tokens: u32, work: StepWork, computed_tokens: u32) -> u32 {
         let chunk = remaining_step_size(decode_tokens, self.config.max_chunk_tokens);
         let time_max = self.step_time.overhead().map(|overhead| {
@@ -167,9 +168,10 @@ impl Scheduler {
     /// The number of prompt tokens that may be added to a step with `decodes` decoding sequences and their
     /// `decode_tokens` tokens.
     ///
-    /// If n prompts wait for each decoding sequence, the step is n times as large: it delays few sequences for the
-    /// benefit of many. The step is also larger if many prompts wait: with small chunks, the decodes would be computed
-    /// again for each chunk of the first prompt, and the other prompts would wait longer.
+    /// If the number of waiting prompts is n times the number of decoding sequences, the step is n times as large: it
+    /// delays few sequences for the benefit of many. The step is also larger if many prompts wait: with small chunks,
+    /// the first prompt would need more steps, each of which also computes the decodes, and the other prompts would
+    /// wait longer.
     ///
     /// The chunks of a single long prompt should take equally long. Therefore, the more tokens a chunk attends to, the
     /// smaller it is, down to a quarter of the normal size.
@@ -210,8 +212,8 @@ impl Scheduler {
         }
     }
 
-    /// Allocates blocks for the draft tokens of the running sequence at `position`, from the blocks and the budget that
-    /// the later running sequences do not need for their next tokens. Returns the number of draft tokens for which
+    /// Allocates blocks for the draft tokens of the running sequence at `position`, without using the blocks and the
+    /// budget that the later running sequences need for their next tokens. Returns the number of draft tokens for which
     /// there is room.
     fn allocate_drafts(&mut self, position: usize, budget: &Budget) -> u32 {
         let later_sequences = (self.running.len() - position - 1) as u32;
@@ -342,9 +344,9 @@ impl Scheduler {
         is_allocated
     }
 
-    /// Allocates the block into which the running sequence at `position` writes its next token, if it needs one. If no
-    /// block can be allocated, ends restores and then preempts running sequences, each time the youngest. Returns false
-    /// if the sequence itself was preempted.
+    /// Allocates the block into which the running sequence at `position` writes its next token, if it needs one. While
+    /// no block can be allocated, ends the youngest restore or, if there is none, preempts the youngest running group.
+    /// Returns false if the sequence itself was preempted.
     fn allocate_slot(&mut self, position: usize, batch: &mut Batch) -> bool {
         let slot = self.running[position].slot;
         loop {
@@ -561,8 +563,8 @@ impl Scheduler {
             || blocks_needed + outstanding + self.watermark_blocks <= self.pool.blocks_available()
     }
 
-    /// Allocates all blocks for the tokens of a waiting group, those in the prefix cache first. Returns false and
-    /// allocates nothing if the exact number of blocks exceeds the room.
+    /// Acquires the blocks of a waiting group that are in the prefix cache, and allocates the other blocks for its
+    /// tokens. If there is no room for the exact number of blocks, returns false and allocates nothing.
     fn allocate_group(&mut self, group: Range<usize>, batch: &mut Batch) -> bool {
         let mut blocks_needed = 0;
         let mut copied = None;
@@ -623,8 +625,8 @@ impl Scheduler {
 
     /// Acquires the leading blocks of a waiting sequence that are in the prefix cache, and returns their number. The
     /// last token is always computed, because its logits are needed for sampling. If its block is cached too, the block
-    /// is counted but not acquired. It is returned so that it can be copied, because computing one token is cheaper
-    /// than computing a block.
+    /// is counted but not acquired. Instead, the block is returned so that the caller can copy it: copying a block and
+    /// computing one token is cheaper than computing the whole block.
     fn acquire_cached(&mut self, slot: u32) -> (usize, Option<BlockId>) {
         let sequence = self.sequences.get(slot);
         let block_tokens = self.cache.block_tokens as usize;
@@ -649,9 +651,9 @@ impl Scheduler {
     }
 }
 
-/// The number of prompt tokens that bring a step with `decode_tokens` to `step_size` tokens. If possible, the sum is
-/// the same in each step, because a model has to prepare its operations for each new number of tokens. With many
-/// decodes, prompts get a quarter of the step size, so that they always progress.
+/// The number of prompt tokens that bring a step with `decode_tokens` to `step_size` tokens. If possible, all steps
+/// have the same number of tokens, because a model has to prepare its operations for each new number of tokens. With
+/// many decodes, prompts get a quarter of the step size, so that they always progress.
 fn remaining_step_size(decode_tokens: u32, step_size: u32) -> u32 {
     step_size.saturating_sub(decode_tokens).max(step_size.div_ceil(4))
 }

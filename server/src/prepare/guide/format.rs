@@ -95,7 +95,7 @@ fn response_format(map: &Map<String, Value>, at: &str) -> Result<Option<Form>, E
 }
 
 /// Reads OpenAI's form: a schema with an optional name, in `json_schema` or, at the responses endpoint, next to the
-/// type. A `json_schema` without `schema` and `name` is the schema itself, as in structural tags.
+/// type. A `json_schema` that has neither `schema` nor `name` is the schema itself, as in structural tags.
 fn json_schema(map: &Map<String, Value>, at: &str) -> Result<Form, Error> {
     let (named, at) = match map.get("json_schema") {
         None => (map, at.to_owned()),

@@ -1,7 +1,7 @@
 //! Forms of answers in Harmony: the whole answer consists of messages, and only the content of the last one is
 //! constrained. The other messages contain reasoning or a preamble.
 //!
-//! The end token of an answer is not part of the form: a call ends with its arguments.
+//! The form does not include the token that ends the answer, so the form of a call ends with the arguments.
 
 use server_guidance::Form;
 

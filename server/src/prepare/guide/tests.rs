@@ -1,5 +1,5 @@
-//! Samples random output from the guide of a request, in every format of calls and of reasoning. The tests check that
-//! calls are parsed as calls of the request's tools, and that content matches the form.
+//! Samples random output from the guides of requests, in every tool call format. The tests check that calls are parsed
+//! as calls of the request's tools, and that content matches the form.
 
 use std::sync::{Arc, LazyLock};
 
@@ -44,8 +44,8 @@ static COMPILER: LazyLock<Compiler> = LazyLock::new(|| {
     Compiler::new(Vocabulary::new(bytes.chain(special).chain(longer)).unwrap(), 1).unwrap()
 });
 
-/// If a replica answers with 503, the router retries the request on another replica, and does not count the error
-/// against the health of the first replica.
+/// The status must be 503 so that the router retries the request on another replica, and does not count the error
+/// against the health of this replica.
 #[test]
 fn a_form_that_cannot_be_checked_is_a_503() {
     let failure = FormError { is_internal: true, ..FormError::new("", "no process") };
@@ -235,7 +235,7 @@ fn conversation(mut tools: Vec<Tool>, choice: ToolChoice) -> Conversation {
     Conversation { param: "messages", tools, choice, ..Conversation::default() }
 }
 
-/// Returns each format of tool calls, with the format of reasoning of a model that uses it.
+/// Returns every tool call format, each with the reasoning format that the tests combine it with.
 fn all_formats() -> impl Iterator<Item = Formats> {
     ToolFormat::ALL.into_iter().filter(|format| *format != ToolFormat::None).map(formats)
 }

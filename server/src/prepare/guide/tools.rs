@@ -66,8 +66,8 @@ impl<'a> Calls<'a> {
         })
     }
 
-    /// Returns the form of calls within text. Each call is constrained after its mark. `None` for the same formats as
-    /// in [`Self::alone`].
+    /// Returns the form of text that may contain calls. If calls have a mark, each call is constrained after its mark.
+    /// `None` for the same formats as in [`Self::alone`].
     pub(super) fn in_text(&self, vocabulary: &Vocabulary) -> Option<Form> {
         let calls = || self.calls();
         let tags: Vec<MarkedForm> = match self.format {
@@ -131,7 +131,7 @@ impl<'a> Calls<'a> {
         Form::Choice(self.calls().map(write).collect())
     }
 
-    /// Returns the form of one call or, if parallel calls are allowed, of one or more calls with a separator.
+    /// Returns the form of one call or, if parallel calls are allowed, of one or more calls separated by `between`.
     fn several(&self, one: Form, between: &str) -> Form {
         if !self.parallel {
             return one;

@@ -111,7 +111,7 @@ mod tests {
         StopStrings { tokenizer, stops: vec![stop.to_owned()], bytes_max: stop.len(), skip_special: true }
     }
 
-    /// Whether a beam with these tokens ends with the last of them.
+    /// Whether a stop string ends a beam with these tokens at the last token.
     fn ends(stop: &StopStrings, tokens: &[TokenId]) -> bool {
         let (&last, before) = tokens.split_last().unwrap();
         stop.ends(last, &mut before.iter().rev().copied())

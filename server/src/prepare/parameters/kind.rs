@@ -1,6 +1,6 @@
-//! Defines the kinds of parameters: how their values are checked and described. A value is checked before it is parsed,
-//! so that every message contains the value (shortened if it is long), its type or its length, and what is allowed, and
-//! every error has one of OpenAI's codes.
+//! Defines the kinds of parameters: how their values are checked and described. A value is checked before it is parsed.
+//! Every error therefore has one of OpenAI's codes, and its message states what is allowed and what the request
+//! contains: the value (shortened if it is long), its type or its length.
 
 use std::fmt;
 
@@ -38,7 +38,7 @@ pub(crate) enum Kind {
     Any,
 }
 
-/// Length of the longest part of a value that a message repeats, in characters.
+/// Maximum number of characters of a value that a message repeats.
 const SHOWN_MAX: usize = 64;
 
 impl Kind {
@@ -141,8 +141,8 @@ impl Kind {
         Err(closest.unwrap_or_else(|| refused("invalid_type", path, value, self)))
     }
 
-    /// Whether `value` has the JSON type of this kind and, if it is an array, its first element has the type of the
-    /// elements.
+    /// Whether `value` has the JSON type of this kind. If `value` is an array, the type of its first element must also
+    /// match.
     fn is_like(self, value: &Value) -> bool {
         match self {
             Self::Boolean => value.is_boolean(),

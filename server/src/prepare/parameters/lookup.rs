@@ -10,9 +10,9 @@ use crate::prepare::prepared::Target;
 
 /// The default number of draft tokens, as in OVMS.
 const NUM_DRAFT_TOKENS_DEFAULT: u32 = 5;
-/// The default maximum number of last tokens that prompt lookup searches for, as in OVMS.
+/// The default maximum size of the n-grams that prompt lookup searches for, as in OVMS.
 const NGRAM_SIZE_DEFAULT: u32 = 3;
-/// The default number of draft tokens if a draft model stops drafting below a confidence threshold.
+/// The default maximum number of draft tokens if a confidence threshold can end the draft earlier.
 const CONFIDENT_DRAFT_TOKENS_DEFAULT: u32 = 20;
 
 /// Returns the parameters of prompt lookup, if the request or the server enables it.
@@ -39,8 +39,8 @@ pub(super) fn lookup(generation: &Generation, target: Target<'_>) -> Result<Opti
     }))
 }
 
-/// Returns the parameters for the draft model, which have no effect if the server has none. If a request sets the
-/// number of draft tokens or the confidence threshold, neither default of the model is used.
+/// Returns the parameters for the draft model. They have no effect if the server has no draft model. If a request sets
+/// the number of draft tokens or the confidence threshold, neither default of the model is used.
 pub(super) fn draft(generation: &Generation, model: &Model) -> DraftModelParams {
     let defaults = &model.text.defaults;
     let (tokens, confidence) =

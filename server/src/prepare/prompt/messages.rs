@@ -69,7 +69,8 @@ struct Call {
     arguments: Value,
 }
 
-/// Reads a message. `images` is the number of images before the message, to which the message's own images are added.
+/// Reads a message. `images` is the number of images before the message. The function adds the number of images of the
+/// message to it.
 fn read(
     message: &Message,
     at: &str,
@@ -134,7 +135,7 @@ fn check_reserved(message: &Message, at: &str, reader: &ImageReader) -> Result<(
 }
 
 /// Joins the parts of a message with line feeds. Images are replaced with the tags that the model expects. `images` is
-/// the number of images before the message, to which the message's own images are added.
+/// the number of images before the message. The function adds the number of images of the message to it.
 fn join(
     parts: &[ContentPart],
     at: &str,
@@ -252,7 +253,7 @@ fn nine_character_id(id: &str) -> String {
     digits.filter_map(|digit| char::from_digit(digit, 36)).collect()
 }
 
-/// Converts calls, and results that templates of the format do not render, to the text of messages.
+/// Converts calls to the text of messages. Also converts results, unless templates of the format render them.
 fn as_text(messages: Vec<ParsedMessage>, format: ToolFormat) -> Vec<ParsedMessage> {
     let mut converted: Vec<ParsedMessage> = Vec::with_capacity(messages.len());
     let mut after_result = false;

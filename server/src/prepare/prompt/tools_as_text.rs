@@ -1,7 +1,7 @@
 //! Describes tools, calls and results as text, for templates that do not render them. Tools are described with the
 //! wording of the templates of Hermes and Qwen, which other models follow best. DeepSeek's models receive a different
-//! description. Calls are in the model's own format if it is that of Phi-4, Granite or LFM2 and the template renders
-//! tools, and otherwise in that of Hermes. Results are in the format of Hermes and Qwen.
+//! description. Calls are in the model's own format if the template renders tools and the format is that of Phi-4,
+//! Granite or LFM2. All other calls are in the format of Hermes. Results are in the format of Hermes and Qwen.
 
 use std::io;
 
@@ -13,8 +13,8 @@ use server_text::{ChatTemplate, ToolsLocation};
 
 use crate::model::Model;
 
-/// Returns the format of the text: the model's own format if the template renders tools or the format is DeepSeek's,
-/// for which a description of tools exists, and otherwise that of Hermes.
+/// Returns the format of the text. If the template renders tools, this is the model's own format. Otherwise, it is the
+/// format of Hermes, except for DeepSeek's models, because a description of tools exists for their format.
 pub(super) fn format(model: &Model) -> ToolFormat {
     match (model.template_features.tools_location, model.formats.tool) {
         (_, ToolFormat::DeepSeek) => ToolFormat::DeepSeek,
@@ -85,7 +85,7 @@ pub(super) fn calls(calls: &[(&str, &Value)], format: ToolFormat) -> String {
     }
 }
 
-/// Returns a call in LFM2's format. Arguments that are not an object are output of the model and remain unchanged.
+/// Returns a call in LFM2's format. If the model generated arguments that are not an object, they remain unchanged.
 fn python(name: &str, arguments: &Value) -> String {
     let Value::Object(arguments) = arguments else {
         return format!("{name}({})", arguments.as_str().unwrap_or_default());

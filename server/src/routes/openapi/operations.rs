@@ -28,7 +28,7 @@ pub(super) enum Body {
 #[derive(Clone, Copy)]
 pub(super) enum Query {
     Boolean(&'static str),
-    /// An integer from the first number to the second.
+    /// An integer with its minimum and maximum.
     Integer(&'static str, u32, u32),
     OneOf(&'static str, &'static [&'static str]),
     Text(&'static str),

@@ -83,7 +83,7 @@ impl ResponseEncoder {
     ///
     /// # Cancel safety
     /// A client can disconnect at any time. The last two steps are one unit of work, so that a disconnection cannot
-    /// leave a turn without a stored response in the conversation.
+    /// leave a turn in the conversation whose response is not stored.
     async fn completed(mut self: Box<Self>, usage: Usage) -> Box<Self> {
         self.assembly.complete(response_usage(usage), unix_time());
         let response = self.assembly.response();
@@ -208,7 +208,7 @@ async fn work(app: App, live: Arc<LiveResponse>, mut answer: Answer) {
     app.store().run(move |store| conclude(store, &live, end)).await;
 }
 
-/// The end of the work on a background response.
+/// The outcome of the work on a background response.
 enum ResponseEnd {
     Finished(Usage),
     Failed(Error),
@@ -262,7 +262,7 @@ fn not_stored(record: ResponseRecord) -> ResponseRecord {
     ResponseRecord { response, input, events: None }
 }
 
-/// Streams the events of a background response from the sequence number `from` on.
+/// Streams the events of a background response, starting at the sequence number `from`.
 pub(super) fn follow(followed: Arc<ResponseEvents>, from: usize) -> Response {
     sse::response(futures_util::stream::unfold(Some((followed, from)), |state| async move {
         let (followed, from) = state?;

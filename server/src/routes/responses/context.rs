@@ -1,5 +1,5 @@
-//! Looks up the objects that a request refers to: the responses that it follows, its conversation, and single items.
-//! The total size of the stored items that a request includes is limited. If an object does not exist, the error
+//! Looks up the objects that a request refers to: the responses that it follows, its conversation, and individual
+//! items. The total size of the stored items that a request includes is limited. If an object does not exist, the error
 //! contains its ID.
 
 use std::collections::{HashMap, HashSet};
@@ -41,13 +41,13 @@ pub(super) enum Link {
     Stored(StoredRecord),
 }
 
-/// An item of a [`Link`]. A stored item is not parsed yet.
+/// An item of a [`Link`]. A stored item has not been parsed yet.
 pub(super) enum LinkItem<'a> {
     Live(Arc<Item>),
     Stored(StoredItem<'a>),
 }
 
-/// Looks up the objects that a request refers to. The lookup may block on the disk.
+/// Looks up the objects that a request refers to. The lookup may block on disk I/O.
 pub(super) fn find(app: &App, tenant: Tenant, references: &References) -> Result<Context, Error> {
     let mut lookup = Lookup::new(app, tenant);
     let history = match (&references.previous, &references.conversation) {
@@ -71,7 +71,7 @@ impl<'a> Lookup<'a> {
         stored.input().map(|item| self.include(&item.map_err(damaged)?, "conversation")).collect()
     }
 
-    /// Returns all items up to the end of this response, oldest first.
+    /// Returns the items of the response `name` and of all responses that it follows, oldest first.
     fn followed(&mut self, name: &str) -> Result<Vec<Arc<Item>>, Error> {
         const PARAM: &str = "previous_response_id";
         let lost = |id: &str| Error::NotStored {
@@ -135,7 +135,8 @@ impl<'a> Lookup<'a> {
         references.iter().map(item).collect()
     }
 
-    /// Finds the referenced items that belong to this response, or to the conversation whose ID has the same digits.
+    /// Looks up the referenced items that belong to the response `owner`, or to the conversation whose ID has the same
+    /// digits.
     fn items_of(
         &mut self,
         owner: Id,
@@ -196,7 +197,7 @@ pub(super) enum Part {
 }
 
 impl<'a> Chain<'a> {
-    /// Returns the chain of this response, or the ID of the first response in the chain that does not exist.
+    /// Returns the chain of this response, or the ID of the first missing response in the chain.
     pub(super) fn of(app: &'a App, tenant: Tenant, name: &str) -> Result<Result<Self, String>, Error> {
         let live = app.background().find(name, tenant);
         let next = match &live {

@@ -68,7 +68,7 @@ impl Page {
     }
 }
 
-/// Size of a page of items as JSON, unless it has a single item.
+/// Size, as JSON, of a page that has more than one item.
 ///
 /// If exceeded: the page has fewer items than `limit`, and `has_more` is true.
 const PAGE_BYTES_MAX: u64 = 1 << 20;
@@ -78,7 +78,7 @@ const PAGE_BYTES_MAX: u64 = 1 << 20;
 ///
 /// The IDs of new items are unique, but earlier versions stored items with duplicate IDs. A page begins after the first
 /// item whose ID is `after`. If an item that repeats an ID ended a page, the next page would begin before the end of
-/// that page, and a client would request pages forever. Therefore, items that repeat an ID are on no page.
+/// that page, and a client would request pages forever. Therefore, items that repeat an ID are omitted.
 pub(crate) struct Selection<'a> {
     page: &'a Page,
     /// The hashes of the IDs of all items added so far. The IDs themselves would take too much memory for a long chain

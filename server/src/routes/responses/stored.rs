@@ -115,8 +115,8 @@ pub(crate) fn list(data: Vec<Item>, has_more: bool) -> List {
     }
 }
 
-/// Returns a page of the input items of a response: the items of the responses that it follows, if they are still
-/// stored, and those that its request added. Only one record is in memory at a time.
+/// Returns a page of the input items of a response, which are the items that its request added. If all responses that
+/// it follows are still stored, their items come first. Only one record is in memory at a time.
 fn page_of_input(
     app: &App,
     tenant: Tenant,
@@ -163,8 +163,8 @@ fn read(app: &App, tenant: Tenant, name: &str) -> Result<WireResponse, Error> {
     Ok(response)
 }
 
-/// Marks a lost response as failed. Its last record says that it is still being generated, because the process ended,
-/// or because no later record could be stored.
+/// Marks a lost response as failed. Its last record says that it is still being generated, although the process that
+/// generated it has ended or could not store a later record.
 fn mark_lost(response: &mut WireResponse) {
     response.status = Status::Failed;
     let message = "the server stopped before the response was complete, or failed to store it".to_owned();
@@ -180,7 +180,7 @@ async fn end(live: Option<Arc<LiveResponse>>) -> bool {
     true
 }
 
-/// Streams the events of a stored response from the sequence number `from` on.
+/// Streams the events of a stored response, starting at the sequence number `from`.
 async fn replay(app: &App, tenant: Tenant, name: &str, from: usize) -> Result<Response, Error> {
     let (owned, id) = (app.clone(), name.to_owned());
     let found = app.store().run(move |_| {

@@ -1,4 +1,4 @@
-//! The parameters of chat completions that the `shared` tables do not contain, or that differ from those.
+//! The parameters of chat completions that the `shared` tables do not contain, or that override shared parameters.
 
 use super::parameter::{ALL, OPENAI, OPENAI_VLLM, OVMS_PARTLY, OVMS_VLLM, Parameter, VLLM, row};
 use super::shared::{EFFORTS, NO_MODERATION};

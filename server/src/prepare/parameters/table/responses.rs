@@ -1,4 +1,4 @@
-//! The parameters of responses that the `shared` tables do not contain, or that differ from those.
+//! The parameters of responses that the `shared` tables do not contain, or that override shared parameters.
 
 use super::parameter::{ALL, COUNT, OPENAI, OPENAI_VLLM, OVMS, OVMS_PARTLY, Parameter, VLLM, row};
 use super::shared::{EFFORTS, NO_MODERATION, STREAM_OPTIONS};

@@ -1,6 +1,6 @@
 //! Tests the prompts of the model families whose calls the server parses, with their own templates where the licenses
 //! allow it. The templates are in `server/text/tests/templates`. The tests of `server-text` compare the rendering with
-//! Python; these tests check the input of the templates.
+//! that of Jinja in Python; these tests check the input of the templates.
 
 use expect_test::expect_file;
 
