@@ -100,7 +100,7 @@ hostile: fetch ## Attack a router and a server, each limited to 2 GiB of memory,
 	@$(CARGO) test --workspace --locked --features tests/hostile --test hostile -- $(ARGS)
 
 .PHONY: lint
-lint: fetch ## Check formatting, clippy lints, C++ code, shell scripts and API documentation without changing files. Also checks dependencies if cargo-deny is installed.
+lint: fetch ## Check formatting, clippy lints, C++ code, shell scripts and API documentation without changing files. Also checks dependencies if `make deny` has installed cargo-deny.
 	@scripts/need cargo g++
 	@$(CARGO) fmt --all --check
 	@$(CARGO) clippy --workspace --all-targets --locked --features $(EXTRA_TESTS) -- -D warnings

@@ -56,7 +56,7 @@ impl ObservedState {
         self.has_job_condition(name, "Complete")
     }
 
-    /// Whether the Job called `name` has failed, so that Kubernetes does not retry it.
+    /// Whether the Job called `name` has failed permanently: Kubernetes will not retry it.
     #[must_use]
     pub fn is_job_failed(&self, name: &str) -> bool {
         self.has_job_condition(name, "Failed")

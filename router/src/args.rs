@@ -184,8 +184,8 @@ pub struct Args {
     pub idle_timeout: Duration,
 
     /// Time without a load report after which a replica that has reported before is considered hung. The timeout does
-    /// not apply to a replica that is draining or that discovery no longer lists, because such a replica finishes its
-    /// requests.
+    /// not apply to a replica that is draining or that discovery no longer lists, because the reports of such a replica
+    /// may end before its last requests do.
     ///
     /// If exceeded: requests whose response has not begun are retried as if `--first-token-timeout` were exceeded,
     /// provided that another replica still reports. A response that has begun ends with an error once no data has

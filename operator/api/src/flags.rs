@@ -16,7 +16,7 @@ pub(crate) struct ExtraArgs<'a> {
     pub(crate) program: &'a str,
     /// All flags of the program, one per line.
     pub(crate) known: &'a str,
-    /// The flags that the operator sets, and the replacement for each.
+    /// The flags that `extraArgs` must not contain, each with what to use instead, or with the reason.
     pub(crate) reserved: &'a [(&'a str, &'a str)],
 }
 

@@ -10,7 +10,7 @@ use crate::flags::{ExtraArgs, ROUTER_FLAGS};
 use crate::schema::{resources, rules};
 use crate::{Period, PodTemplate, formats};
 
-/// The flags of the router that `router.extraArgs` must not contain, and the replacement for each.
+/// The flags of the router that `router.extraArgs` must not contain, each with what to use instead, or with the reason.
 pub const RESERVED_ROUTER_FLAGS: [(&str, &str); 28] = [
     ("--access-log", "use observability.accessLog"),
     ("--admin-port", "the operator sets it"),

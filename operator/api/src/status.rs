@@ -36,8 +36,8 @@ pub struct LlmDeploymentStatus {
     /// Digest of the model's files, as `sha256:…`, if known.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub model_digest: Option<String>,
-    /// Percentage of the KV cache blocks that running requests use or that are being restored from disk, across all
-    /// replicas. It is sampled at intervals and rounded to a multiple of 5.
+    /// Of the KV cache blocks of all replicas, the percentage that running requests use or that are being restored from
+    /// disk. It is sampled at intervals and rounded to a multiple of 5.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub kv_cache_percent: Option<i32>,
     /// Commit that replicas fetch from the repository in `model.source.hf`. It is the commit to which `revision`

@@ -15,7 +15,7 @@ use super::client::{Client, MODEL, Targets, chat, completion, copies, response, 
 
 /// The memory limit of each process.
 const MEMORY_BYTES: u64 = 2 << 30;
-/// The maximum memory after an attack, in percent of the memory before all attacks.
+/// The maximum memory after an attack, in percent of the memory before the first attack.
 const REMAINING_PERCENT: u64 = 110;
 /// The growth of memory that is always allowed, about 3% of the limit. The router uses so little memory that 10% of it
 /// is less than an allocator retains after a few large bodies. The server uses about 160 MiB less before the attacks if

@@ -37,7 +37,7 @@ impl Report {
     /// bytes.
     pub(crate) fn new(before: PerProcess<u64>) -> Self {
         let report = Self { failures: Vec::new() };
-        report.line(&format!("memory before all attacks: {} MiB (router + server)", mebibytes(before)));
+        report.line(&format!("memory before the first attack: {} MiB (router + server)", mebibytes(before)));
         report.line(&format!(
             "{:26} {:>6} {:>8} {:>7} {:>8} {:>11} {:>11} {:>6}  {}",
             "attack",

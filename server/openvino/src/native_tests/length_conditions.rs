@@ -46,7 +46,8 @@ pub(super) enum Factors {
     Selected(Condition),
 }
 
-/// A condition on the largest position. The rewrite supports those of [`Condition::KNOWN`].
+/// A condition on the largest position. The rewrite that selects the factors supports only the conditions in
+/// [`Condition::KNOWN`].
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Condition {
     /// `max(position_ids) + 1 > ORIGINAL`.

@@ -351,7 +351,8 @@ impl Projection {
         if self.terms == 1 { 127.0 } else { 127.0 * 128.0 }
     }
 
-    /// A source of `m` rows. Quantization changes its numbers little, and not at all without a norm.
+    /// A source of `m` rows. Quantization changes its values only slightly, and not at all if the
+    /// projection has no norm.
     fn source(&self, random: &mut Random, m: usize) -> Vec<f32> {
         let max = self.quant_max();
         // With bf16, use only multiples of 1/127 of the largest number, because bf16 represents these multiples

@@ -63,7 +63,7 @@ pub(crate) fn check(config: SchedulerConfig, expect: Expect) {
     check_in_cache(cache(), config, expect);
 }
 
-/// The limits of encoder outputs in the tests.
+/// The image limits that the tests use.
 const IMAGE_LIMITS: ImageLimits = ImageLimits { rows_max: 12, max_num_encoder_input_tokens: 1024 };
 
 #[expect(clippy::needless_pass_by_value, reason = "expect! reads better without a borrow")]

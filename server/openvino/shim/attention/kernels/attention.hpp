@@ -27,8 +27,8 @@ constexpr size_t CHUNK_PAIRS = CHUNK_KEYS / 2;
 // prompt.
 constexpr size_t PART_BLOCKS_MAX = 32;
 // Returns the end of the part that contains a block: the index of the block after the part. The first parts are shorter, so
-// that many threads can share the decode of a short sequence. Later parts are longer, because adding a part takes time. The
-// division into parts depends only on the position in the sequence.
+// that many threads can share the decode of a short sequence. Later parts are longer, because merging the sums of each part
+// takes time. The division into parts depends only on the position in the sequence.
 static inline size_t part_end(size_t block) {
     const size_t length = block < 4 * PART_BLOCKS_MAX ? PART_BLOCKS_MAX / 2 : PART_BLOCKS_MAX;
     return block / length * length + length;
