@@ -1,5 +1,5 @@
-//! Tests that the parts of the reference in `docs/` that are generated from the server's flags, metrics and parameters
-//! are up to date. To update them: `UPDATE_EXPECT=1 cargo test -p server --test docs`.
+//! Tests that the generated parts of the reference in `docs/` match the server's flags, metrics and parameters. To
+//! update these parts: `UPDATE_EXPECT=1 cargo test -p server --test docs`.
 
 use std::fmt::Write as _;
 
@@ -85,7 +85,7 @@ async fn the_parameters_are_described() {
     }
 }
 
-/// Whether these properties are the parameters of a request, for which the reference has a table.
+/// Whether these properties are the parameters of a request. The reference must have a table of them.
 fn is_table(properties: &serde_json::Map<String, Value>) -> bool {
     properties.values().any(|property| property["x-ovfleet"].is_string())
 }

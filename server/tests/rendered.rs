@@ -1,4 +1,4 @@
-//! Parses the server's command lines in the operator's snapshots with the server's parser.
+//! Tests that the server's parser accepts the server's command lines in the operator's snapshots.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::path::Path;

@@ -27,7 +27,7 @@ from cases import CASES, DELAYS, Case, Delay, measure, medians, scenario
 TITLES = {
     "ir": "Both on the same IR",
     "gguf": "ovfleet on the GGUF file, openvino_genai on the IR to which it converts the file",
-    "gguf-int8": "The same with `--activation-precision int8`, which is not the default",
+    "gguf-int8": "The same comparison with `--activation-precision int8`, which is not the default",
 }
 # Short titles of the same combinations, for the picture.
 SHORT_TITLES = {"ir": "same IR", "gguf": "GGUF file, default", "gguf-int8": "GGUF file, --activation-precision int8"}

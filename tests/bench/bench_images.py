@@ -298,14 +298,14 @@ def text_of(bench: Bench, measured: dict[str, list[dict]]) -> tuple[str, bool]:
         waits = [{name: each[name]["first_token_later_turns"] for name in ENGINES} for each in measured["turns"]]
         ratio = statistics.median(each["ovfleet"] / each["peer"] for each in waits)
         times = " / ".join(f"{statistics.median(each[name] for each in waits) * 1000:.0f}" for name in ENGINES)
-        title = "median time to the first token of the second to fifth turn"
+        title = "median time to the first token in the second to fifth turns"
         lines += ["", f"- {title}: {times} ms, **{ratio:.2f}** times that of openvino_genai"]
     else:
         lines.append("")
     encode = {case: [each["ovfleet"]["encode_seconds"] for each in rounds] for case, rounds in measured.items()}
     titles = {"c1": "1 at a time", "c8": "8 concurrent", "turns": "conversations"}
     times = ", ".join(f"{statistics.median(each):.1f} s ({titles[case]})" for case, each in encode.items())
-    lines.append(f"- time of ovfleet's encoder per image: {times}")
+    lines.append(f"- ovfleet's encoding time per image: {times}")
     return "\n".join(lines), all_good
 
 

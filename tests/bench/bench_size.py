@@ -235,7 +235,7 @@ def table(args: argparse.Namespace, benches: list[Bench]) -> str:
     lines = [f"{datetime.date.today()}; {engines.versions()}.", f"Machine: {engines.machine()}.", ""]
     lines.append(
         f"Each request has {PROMPT_TOKENS} prompt tokens and {OUTPUT_TOKENS} output tokens, and the KV cache has a size of "
-        f"{args.kv_cache_gib} GiB. Numbers are medians of {args.rounds} rounds. Multiples of the file's size are in parentheses. "
+        f"{args.kv_cache_gib} GiB. Numbers are medians of {args.rounds} rounds. Numbers in parentheses are multiples of the file's size. "
         f"Values separated by a slash are those of {OURS} and {PEER}; their ratio is in bold."
     )
     columns = [bench.column() for bench in benches]

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""`make conformance`: checks that the server computes the model in the file correctly.
+"""`make conformance`: checks that the server runs models correctly.
 
 The parts are:
 

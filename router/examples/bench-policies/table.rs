@@ -39,9 +39,10 @@ impl Table {
         let names: Vec<_> = KINDS.iter().map(|kind| kind.name()).collect();
         let Arena { replicas, requests, seeds } = &self.arena;
         let mut text = format!(
-            "{replicas} replicas, {requests} requests per workload, medians of {} seeds. Each cell shows the \
+            "{replicas} replicas, {requests} requests per workload, medians over {} seeds. Each cell shows the \
              99th percentile and the median of the time to the first token in ms. The lowest 99th percentile of each \
-             workload, excluding that of the oracle, is **bold**.\n\n| policy | {} |\n|---|{}\n",
+             workload is in **bold**; this excludes the policy `oracle`, which knows the lengths of all answers in \
+             advance.\n\n| policy | {} |\n|---|{}\n",
             seeds.len(),
             names.join(" | "),
             "---|".repeat(names.len()),
@@ -56,7 +57,7 @@ impl Table {
             text += &format!("| {} | {} |\n", competitor.name(), cells.collect::<Vec<_>>().join(" | "));
         }
         text += "\nEach cell of the second table shows three figures: the number of requests of the busiest replica, \
-                 divided by the mean over all replicas (the largest value of all seeds); the fraction of the prompt \
+                 divided by the mean over all replicas (the largest value over all seeds); the fraction of the prompt \
                  tokens that were cached; and the 99th percentile of the mean time between two tokens of an \
                  answer.\n\n";
         text += &format!("| policy | {} |\n|---|{}\n", names.join(" | "), "---|".repeat(names.len()));

@@ -87,9 +87,9 @@ struct Tally {
 async fn ten_thousand_requests_to_sixteen_replicas_with_faults_are_all_answered() {
     println!("seed {SEED}");
     let mut tasks = JoinSet::new();
-    let mut replicas = Vec::new();
+    let (mut replicas, unanswered) = (Vec::new(), Arc::default());
     for number in 0..REPLICAS {
-        replicas.push(Replica::start(SEED + number as u64, &mut tasks).await);
+        replicas.push(Replica::start(SEED + number as u64, Arc::clone(&unanswered), &mut tasks).await);
     }
     let mut log = JoinSet::new();
     let router = router(&replicas, &mut log).await;

@@ -63,7 +63,13 @@ pub(crate) struct Replica {
     state: watch::Sender<ReplicaState>,
     rng: Mutex<StdRng>,
     answered: AtomicUsize,
+    unanswered: Arc<UnansweredRequests>,
 }
+
+/// The IDs of the requests whose connection a replica has broken before the first event. The replicas share this set, so
+/// that they do this only once to each request: the router does not retry a request after two broken connections.
+#[derive(Debug, Default)]
+pub(crate) struct UnansweredRequests(Mutex<BTreeSet<String>>);
 
 #[derive(Clone, Debug)]
 struct ReplicaState {
@@ -89,7 +95,11 @@ impl Drop for RunningSequence {
 }
 
 impl Replica {
-    pub(crate) async fn start(seed: u64, tasks: &mut JoinSet<()>) -> Arc<Self> {
+    pub(crate) async fn start(
+        seed: u64,
+        unanswered: Arc<UnansweredRequests>,
+        tasks: &mut JoinSet<()>,
+    ) -> Arc<Self> {
         let http = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let grpc = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let now = ReplicaState {
@@ -106,6 +116,7 @@ impl Replica {
             state: watch::Sender::new(now),
             rng: Mutex::new(StdRng::seed_from_u64(seed)),
             answered: AtomicUsize::new(0),
+            unanswered,
         });
         let router = axum::Router::new()
             .route("/v3/chat/completions", post(chat))
@@ -198,8 +209,9 @@ async fn next_event(
         let now = replica.state.borrow();
         (now.fault, now.epoch)
     };
+    let can_break = || number > 0 || replica.unanswered.0.lock().unwrap().insert(id.to_owned());
     let event = match fault {
-        _ if present != *epoch => broken(),
+        _ if present != *epoch && can_break() => broken(),
         Fault::Reset if number > 0 && replica.draw(3) == 0 => broken(),
         Fault::Hang if number > 0 => {
             replica.while_it_is(Fault::Hang, *epoch).await;

@@ -1,9 +1,9 @@
 //! Translates EBNF, in the dialect of llama.cpp and XGrammar, to Lark.
 //!
 //! EBNF rules describe sequences of characters. Lark distinguishes terminals, which the lexer matches as a whole, from
-//! rules, which describe sequences of terminals. EBNF rules that neither are recursive nor refer to recursive rules
+//! rules, which describe sequences of terminals. EBNF rules that are not recursive and do not refer to recursive rules
 //! become terminals. In all other rules, the longest possible parts become terminals. The lexer always uses the longest
-//! match, so the result differs from the EBNF grammar where a terminal could also end earlier.
+//! match, so it does not allow a text that matches the EBNF grammar only if a terminal ends earlier.
 
 mod parse;
 

@@ -49,8 +49,9 @@ pub struct SchedulerConfig {
     /// be computed. The setting limits how long a prompt may delay the decoding sequences. Prompts get at least a
     /// quarter of these tokens, regardless of how many sequences decode. They may get fewer while several tenants are
     /// present, and late chunks of a long prompt shrink so that all chunks take equally long. While only one tenant is
-    /// present, the limit is a multiple of this number, up to `max_num_batched_tokens`, if several prompts wait for
-    /// each decoding sequence, many prompts wait, or two prompts wait while many sequences decode.
+    /// present, the limit is a multiple of this number, up to `max_num_batched_tokens`, if there are several waiting
+    /// prompts per decoding sequence, if many prompts wait, or if at least two prompts wait while many sequences
+    /// decode.
     pub max_chunk_tokens: u32,
     /// The duration that a step with decoding sequences should not exceed. Prompts get as many tokens as fit into this
     /// time, predicted from the times of earlier steps ([`Scheduler::record_step`](crate::Scheduler::record_step)), but

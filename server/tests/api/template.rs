@@ -1,12 +1,12 @@
-//! Tests the variables of `chat_template_kwargs` in the chat template.
+//! Tests that the variables in `chat_template_kwargs` reach the chat template.
 
 use serde_json::{Value, json};
 use server::{Model, built_in_text_with};
 
 use crate::harness::{RepeatingRunner, Server, Setup, chat, merged};
 
-/// A template that renders some variables. The answer contains the tokens of the prompt, which are bytes, so that the
-/// tests can read the prompt.
+/// A template that renders some variables. The tests can decode the prompt from its token IDs in the answer, because
+/// each token ID is the value of a byte.
 const TEMPLATE: &str = "{{ messages[0].content }}|{{ tone | default('none') }}|{{ list | default([]) | join('+') }}|\
     {{ enable_thinking | default('unset') }}|{{ add_generation_prompt }}";
 

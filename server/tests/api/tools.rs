@@ -1,4 +1,4 @@
-//! Tests tool calls on `/chat/completions`, with one model for each format, streamed or not.
+//! Tests tool calls on `/chat/completions` in several formats, with and without streaming.
 
 use expect_test::expect;
 use serde_json::{Value, json};
@@ -32,7 +32,7 @@ fn with_tools(parameters: Value) -> String {
     chat(merged(all, parameters))
 }
 
-/// Returns the whole answer, and checks that the streamed answer is the same.
+/// Returns the non-streamed answer, and checks that streaming returns the same choices, except for the IDs of calls.
 async fn answered(server: &Server, parameters: Value) -> Value {
     let whole = server.post(PATH, with_tools(parameters.clone())).await;
     assert_eq!(whole.status, 200, "{}", whole.body);

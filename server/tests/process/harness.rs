@@ -74,8 +74,8 @@ impl Server {
         TcpStream::connect(&self.address).unwrap()
     }
 
-    /// Opens a connection on which an answer of `max_tokens` tokens has begun. Sampling is greedy, because a random
-    /// first token can be an incomplete character, which is not sent.
+    /// Requests an answer of `max_tokens` tokens, and returns the connection when the answer has begun. Sampling is
+    /// greedy, because a randomly sampled first token can be an incomplete character, which the server does not send.
     pub(crate) fn begun(&self, max_tokens: u32) -> TcpStream {
         let body = format!(
             r#"{{"model":"sim","messages":[{{"role":"user","content":"a secret"}}],"stream":true,

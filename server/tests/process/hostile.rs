@@ -1,5 +1,5 @@
-//! Tests hostile clients. Regardless of what they send or do not read, other clients get answers, and the memory
-//! usage remains bounded.
+//! Tests hostile clients. Regardless of what a hostile client sends, and whether it reads the answers, other clients
+//! get answers, and the memory usage remains bounded.
 
 use std::io::{ErrorKind, Read as _, Write as _};
 use std::net::{Shutdown, TcpStream};
@@ -14,7 +14,7 @@ use crate::harness::{Server, command, rest, with_descriptors};
 /// The maximum size of a request head in bytes.
 const HEAD_BYTES_MAX: usize = 128 << 10;
 
-/// The deadline of every condition. Conditions are usually met much sooner.
+/// The time limit for each condition that a test waits for. Conditions are usually met much sooner.
 const DEADLINE: Duration = Duration::from_secs(60);
 
 fn post(path: &str, body: &str) -> Vec<u8> {
@@ -32,7 +32,7 @@ fn answer(address: &str, request: &[u8]) -> String {
     rest(stream)
 }
 
-/// Returns the status of an answer, and the error object.
+/// Returns the status and the error object of an answer.
 fn refusal(answer: &str) -> (u16, Value) {
     let (head, body) = answer.split_once("\r\n\r\n").unwrap_or_else(|| panic!("no answer: {answer:?}"));
     assert!(head.to_ascii_lowercase().contains("content-type: application/json"), "{answer}");
@@ -167,7 +167,7 @@ fn forms_that_would_take_gigabytes_to_compile_are_rejected() {
     ] {
         let (status, error) = refusal(&ask(form));
         assert_eq!((status, error["code"].as_str()), (400, Some("invalid_value")), "{error}");
-        assert!(error["message"].as_str().unwrap().contains("to be compiled"), "{error}");
+        assert!(error["message"].as_str().unwrap().contains("to compile"), "{error}");
         assert!(error["param"].as_str().unwrap().starts_with("guided_"), "{error}");
     }
     // A large form that is cheap to compile passes its trial in a separate process, so the server compiles it.

@@ -17,7 +17,7 @@ pub struct GenerationDefaults {
     pub top_k: Option<u32>,
     /// Sample only from tokens whose probability is at least this fraction of that of the most probable token.
     pub min_p: Option<f32>,
-    /// For tokens that have already occurred: the divisor of positive logits and the factor of negative logits.
+    /// The divisor of positive logits, and the factor of negative logits, for tokens that have already occurred.
     pub repetition_penalty: Option<f32>,
     /// The penalty subtracted from the logits of generated tokens, for each occurrence.
     pub frequency_penalty: Option<f32>,
@@ -39,7 +39,8 @@ pub struct GenerationDefaults {
     pub stop: Vec<String>,
 }
 
-/// Tokens that end a turn or a text in most models that have them. Some GGUF files do not list all of them.
+/// Tokens that end a turn or a text in most models that have them. Some GGUF files do not declare all of their end
+/// tokens.
 const END_TOKENS: [&str; 12] = [
     "<|im_end|>",
     "<|eot_id|>",

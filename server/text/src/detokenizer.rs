@@ -71,8 +71,8 @@ impl Detokenizer {
     }
 }
 
-/// Appends `bytes` to `text` up to the start of an incomplete character at the end, with U+FFFD in place of invalid
-/// bytes. Returns the number of bytes consumed.
+/// Appends `bytes` to `text`, except for an incomplete character at the end, and replaces invalid bytes with U+FFFD.
+/// Returns the number of bytes consumed.
 fn append_certain(bytes: &[u8], text: &mut String) -> usize {
     let mut done = 0;
     for chunk in bytes.utf8_chunks() {

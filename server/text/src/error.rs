@@ -1,4 +1,4 @@
-//! The errors of loading the text files of a model, and of tokenizing text.
+//! The errors that occur when a model's text files are loaded or when text is tokenized.
 
 use std::{io, path::PathBuf};
 

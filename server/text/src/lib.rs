@@ -2,8 +2,8 @@
 //! generation parameters.
 //!
 //! The crate depends neither on the network nor on the engine. Loading reads files; the other operations need only
-//! memory. All operations are synchronous, and threads can share the loaded model. Only rendering reads the clock,
-//! unless the caller passes the time.
+//! memory. All operations are synchronous, and threads can share the loaded model. Only rendering reads the clock, and
+//! only if the caller does not pass a time.
 //!
 //! ```text
 //! messages ─► ChatTemplate::render ─► text ─► Tokenizer::encode ─► tokens

@@ -5,7 +5,7 @@
 pub enum StopFilterOutput {
     /// The text is certain not to be part of a stop string.
     Text(String),
-    /// No new text is certain: the text that is held back, if any, may begin a stop string.
+    /// No text can be returned yet. The text that is held back, if any, may be the beginning of a stop string.
     Held,
     /// A stop string is complete. No more text follows.
     Stopped {
@@ -16,9 +16,9 @@ pub enum StopFilterOutput {
     },
 }
 
-/// Finds the stop string that ends first (the longest of those that end at the same position), regardless of how the
-/// text is split. The filter holds back at most the longest suffix of the text that may begin a stop string. Stop
-/// strings that end while the filter is inactive are ordinary text.
+/// Finds the stop string that ends first, or the longest one if several end at the same position. The result does not
+/// depend on how the text is split into pieces. The filter holds back at most the longest suffix of the text that may
+/// begin a stop string. Stop strings that end while the filter is inactive are ordinary text.
 #[derive(Clone, Debug)]
 pub struct StopFilter {
     stops: Vec<Stop>,
@@ -88,7 +88,8 @@ impl StopFilter {
         Self { is_active: false, ..self }
     }
 
-    /// Activates the filter: from now on, it stops at the end of a stop string, even if the stop string began earlier.
+    /// Activates the filter: from now on, it stops at the end of a stop string, even if the stop string began while the
+    /// filter was inactive.
     pub fn activate(&mut self) {
         self.is_active = true;
     }

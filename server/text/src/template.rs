@@ -1,4 +1,4 @@
-//! Renders chat templates: Jinja as in `transformers`, with minijinja.
+//! Renders chat templates with minijinja, which is configured to behave like Jinja in `transformers`.
 //!
 //! A template comes with the model; the values come with the request. Neither can make rendering run forever: steps,
 //! recursion and output are limited. Apart from the output, memory is not limited: a template that doubles a variable

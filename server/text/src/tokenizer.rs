@@ -1,6 +1,6 @@
-//! Converts text to tokens with one of two encoders. The first is a pipeline of the `tokenizers` crate, which a
-//! `tokenizer.json` describes or which is rebuilt from the BPE merges in a GGUF file. The second is the score-based
-//! merging of SentencePiece, which such a pipeline cannot reproduce exactly.
+//! Converts text to tokens with one of two encoders. The first is a `tokenizers` pipeline that is either loaded from a
+//! `tokenizer.json` or rebuilt from the BPE merges in a GGUF file. The second is the score-based merging of
+//! SentencePiece, which such a pipeline cannot reproduce exactly.
 
 mod bound;
 mod encoder;

@@ -1,4 +1,4 @@
-//! The tools of a request to the responses endpoint. OpenAI's clients declare many types of tools, most of which OpenAI
+//! The tools of a request to the responses endpoint. OpenAI's clients declare many types of tools, some of which OpenAI
 //! runs itself. The model is offered functions: a custom tool becomes a function with one text parameter, and each
 //! member of a namespace becomes a function. [`CallNames`] translates the calls back. Tools that cannot be offered are
 //! ignored, with a warning in the response.

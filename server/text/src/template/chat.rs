@@ -22,7 +22,7 @@ pub struct RenderInput<'a> {
     pub messages: &'a [Json],
     /// The tools that the model may call, in the format of chat completions.
     pub tools: Option<&'a [Json]>,
-    /// The documents to answer from.
+    /// The documents on which to base the answer.
     pub documents: Option<&'a [Json]>,
     /// Whether to append the beginning of the assistant's turn.
     pub add_generation_prompt: bool,
@@ -76,7 +76,7 @@ pub(crate) const DEFAULT: &str = "default";
 const TOOL_USE: &str = "tool_use";
 
 impl ChatTemplate {
-    /// Parses a single template of a model without special tokens.
+    /// Parses a single template without defining the variables `bos_token` and `eos_token`.
     ///
     /// # Errors
     /// The source is too long or is not valid Jinja.

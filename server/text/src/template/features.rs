@@ -1,12 +1,12 @@
-//! Determines by trial rendering which features for tools and reasoning a template supports, because templates do not
-//! declare them. Each trial renders a conversation, with or without a tool, and checks whether unique words of the
-//! input are in the output.
+//! Determines which tool and reasoning features a template supports. Templates do not declare these features, so this
+//! module renders trial conversations. Each trial renders a conversation, with or without a tool, and checks whether
+//! unique words of the input are in the output.
 
 use serde_json::{Value as Json, json};
 
 use super::{ChatTemplate, RenderInput, limits};
 
-/// The features for tools, calls and reasoning that a template supports.
+/// The tool and reasoning features that a template supports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TemplateFeatures {
     /// The location from which the template reads tools.
@@ -59,7 +59,7 @@ pub struct CallStyle {
 pub enum ArgumentsFormat {
     /// The arguments must be an object.
     Object,
-    /// The arguments must be a string with the JSON of an object.
+    /// The arguments must be a string that contains a JSON object.
     JsonString,
 }
 
@@ -91,7 +91,7 @@ pub enum CallCount {
 }
 
 impl CallCount {
-    /// The number of calls to try.
+    /// The number of calls in a trial conversation.
     fn trial_calls(self) -> usize {
         match self {
             Self::One => 1,
@@ -110,7 +110,7 @@ const REASONING: &str = "zqthought";
 const REASONING_MEMBERS: [&str; 3] = ["reasoning_content", "reasoning", "thinking"];
 
 impl ChatTemplate {
-    /// Determines by trial rendering which features for tools and reasoning the template supports.
+    /// Renders trial conversations to determine which tool and reasoning features the template supports.
     pub fn features(&self) -> TemplateFeatures {
         let mut environment = self.environment.clone();
         environment.set_fuel(Some(limits::TRIAL_STEPS_MAX));
@@ -164,7 +164,8 @@ impl ChatTemplate {
         if shows { ToolsLocation::SystemMessage } else { ToolsLocation::Unsupported }
     }
 
-    /// Whether the template renders `tool` in the variable `tools`, with or without a system message.
+    /// Whether the template renders `tool` if the variable `tools` contains it, in a conversation with or without a
+    /// system message.
     fn shows_tool(&self, tool: &Json) -> bool {
         let [system, user] = ["system", "user"].map(|role| json!({"role": role, "content": "x"}));
         let tools = std::slice::from_ref(tool);

@@ -25,7 +25,7 @@ impl fmt::Display for RaisedException {
 impl std::error::Error for RaisedException {}
 
 thread_local! {
-    /// The current time for the rendering on this thread.
+    /// The time that `strftime_now` formats on this thread.
     static NOW: Cell<SystemTime> = const { Cell::new(SystemTime::UNIX_EPOCH) };
 }
 
@@ -56,7 +56,7 @@ fn formatted(time: SystemTime, format: &str) -> Result<String, jiff::Error> {
     Ok(text)
 }
 
-/// Implements the filter `tojson` as `transformers` defines it: `json.dumps` of Python, without escaping for HTML.
+/// Implements the filter `tojson` as `transformers` defines it: Python's `json.dumps` without HTML escaping.
 #[expect(clippy::needless_pass_by_value, reason = "the engine passes arguments by value")]
 pub(super) fn tojson(value: &Value, options: Kwargs) -> Result<String, Error> {
     let indent = match options.get::<Option<Value>>("indent")? {
@@ -108,8 +108,8 @@ fn indent(value: &Value) -> Result<String, Error> {
     }
 }
 
-/// Width in characters to which a chat template may indent or pad text. The template engine would allocate memory for
-/// any width.
+/// Width in characters to which a chat template may indent or pad text. Without this limit, the template engine would
+/// allocate memory for any width.
 ///
 /// If exceeded: 400, `invalid_value`.
 const WIDTH_MAX: usize = 4096;
@@ -151,7 +151,7 @@ fn too_wide() -> Error {
     Error::new(ErrorKind::InvalidOperation, "a width must be a number of at most 4096")
 }
 
-/// Implements the filter `join`, which writes values that are not strings as Python does.
+/// Implements the filter `join`, which converts non-string values to text as Python does.
 pub(super) fn join(value: &Value, separator: Option<&str>, attribute: Option<&str>) -> Result<String, Error> {
     if value.is_undefined() {
         return Ok(String::new());

@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use minijinja::{Value, value::ValueKind};
 use serde_json::Value as Json;
 
-/// Returns `str(value)`, but with an empty string for undefined values, as in Jinja.
+/// Returns `str(value)`, or an empty string if the value is undefined, as in Jinja.
 pub(super) fn str(value: &Value) -> String {
     match value.as_str() {
         Some(text) => text.to_owned(),
@@ -52,7 +52,7 @@ fn repr(value: &Value, text: &mut String) {
     }
 }
 
-/// Appends the `repr` of a string: single quotes, unless only double quotes avoid escaping.
+/// Appends the `repr` of a string, in single quotes unless only double quotes avoid escaping.
 fn string(value: &str, text: &mut String) {
     let quote = if value.contains('\'') && !value.contains('"') { '"' } else { '\'' };
     text.push(quote);

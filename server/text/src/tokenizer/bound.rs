@@ -1,10 +1,10 @@
-//! A lower bound on the number of tokens of a text, computed without tokenizing it, so that a prompt that
-//! cannot fit is rejected before it costs memory and time.
+//! Computes a lower bound on the number of tokens of a text without tokenizing it. With this bound, the server can
+//! reject a prompt that exceeds the context length before spending memory and time on tokenizing it.
 //!
 //! Each byte of a text has the weight `1 / L`, where `L` is the length of the longest vocabulary entry that contains
 //! this byte. The weights of an entry of `n` bytes then add up to at most `n * 1 / n = 1`, so a text has at least as
 //! many tokens as the sum of the weights of its bytes. Bytes that a tokenizer may drop, or fuse into one unknown token,
-//! have the weight 0, and for a tokenizer whose steps are not known to preserve the text, the bound is 0.
+//! have the weight 0. For a tokenizer whose steps are not known to preserve the text, the bound is 0.
 
 use std::collections::HashSet;
 
@@ -165,7 +165,7 @@ impl Steps {
     }
 }
 
-/// The information about the entries of a vocabulary that the bound depends on.
+/// The properties of vocabulary entries on which the bound depends.
 #[derive(Debug)]
 struct Entries {
     /// For each byte, the length of the longest entry that contains it, or 0 if no entry does.

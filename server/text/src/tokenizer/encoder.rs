@@ -6,13 +6,14 @@ use super::{bound::TokenBound, pipeline::Pipeline, spm::Spm};
 use crate::{error::EncodeError, vocabulary::Vocabulary};
 
 /// Size of a text to tokenize; the limit that follows from `--max-tokenizer-memory` is usually lower (1.3 MB by
-/// default). The regular expression engine of the pre-tokenizers fails after ten million steps within one word.
+/// default). The limit is lower than ten million bytes because the regular expression engine of the pre-tokenizers
+/// fails after ten million steps within one word.
 ///
 /// If exceeded: 400, `invalid_value`.
 pub const TEXT_BYTES_MAX: usize = 8 << 20;
 
-/// Largest memory use of [`Tokenizer::encode`], in bytes per byte of the text. If each byte is a word and a token, each
-/// word needs three strings and their alignment: 373 bytes were measured.
+/// Largest memory use of [`Tokenizer::encode`], in bytes per byte of the text. If each byte is a word and a token, 373
+/// bytes were measured, because each word needs three strings and their alignments.
 pub const ENCODE_MEMORY_PER_BYTE: usize = 400;
 
 /// The tokenizer of a model. Threads can share a tokenizer.
@@ -120,7 +121,7 @@ impl Tokenizer {
         }
     }
 
-    /// Whether a token, such as the end of a turn, does not represent text.
+    /// Whether a token is a special token, such as the end of a turn, which does not represent text.
     pub fn is_special(&self, token: u32) -> bool {
         self.vocabulary.is_special(token)
     }

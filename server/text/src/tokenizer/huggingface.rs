@@ -73,7 +73,7 @@ pub(crate) fn from_directory(directory: &Path, config: &JsonFile) -> Result<Toke
 }
 
 /// Checks that the vocabulary has the tokens that are added around every text. A post-processor specifies these tokens
-/// by their IDs.
+/// by their IDs, so they may be missing from the vocabulary.
 fn check_added(tokenizer: &Tokenizer) -> Result<(), String> {
     // If the tokenizer cannot encode the empty text, ignore the error here, because every request will report it.
     let added = tokenizer.encode("", true, false).unwrap_or_default();
@@ -86,8 +86,8 @@ fn check_added(tokenizer: &Tokenizer) -> Result<(), String> {
     }
 }
 
-/// Checks that each template of a post-processor defines the special tokens that it names. Otherwise, the library would
-/// panic at the first text.
+/// Checks that a post-processor defines the special tokens that its templates name. Otherwise, the library would panic
+/// on the first text.
 fn check_templates(post_processor: &Value) -> Result<(), String> {
     let mut members = post_processor["processors"].as_array().into_iter().flatten();
     members.try_for_each(check_templates)?;
@@ -177,7 +177,7 @@ fn vocabulary(
     Ok(vocabulary)
 }
 
-/// A decoder that maps each token to its bytes, independent of the tokens around it.
+/// A decoder that maps each token to its bytes, independently of the tokens around it.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Decoder {
     /// The replacements in the text of a token, in order.
