@@ -44,7 +44,7 @@ use crate::{
         name = "KV %",
         type_ = "integer",
         json_path = ".status.kvCachePercent",
-        description = "Of the KV cache blocks of all replicas, the percentage that running requests use or that are being restored from disk."
+        description = "Percentage of the blocks in all replicas' KV caches that running requests use or that are being restored from disk."
     ),
     printcolumn(name = "Phase", type_ = "string", json_path = ".status.phase"),
     printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp"),

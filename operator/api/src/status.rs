@@ -36,7 +36,7 @@ pub struct LlmDeploymentStatus {
     /// Digest of the model's files, as `sha256:…`, if known.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub model_digest: Option<String>,
-    /// Of the KV cache blocks of all replicas, the percentage that running requests use or that are being restored from
+    /// Percentage of the blocks in all replicas' KV caches that running requests use or that are being restored from
     /// disk. It is sampled at intervals and rounded to a multiple of 5.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub kv_cache_percent: Option<i32>,
