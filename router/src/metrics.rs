@@ -169,7 +169,7 @@ impl Default for Metrics {
                 .zero("ejections", "Number of times that a replica was ejected because requests to it failed"),
             expired_dispatches: metrics.zero(
                 "expired_dispatches",
-                "Requests that no load report of the replica included within 30 s after they were sent to it",
+                "Requests in flight that the load reports of their replica still lacked 30 s after they were sent",
             ),
             score: metrics.request_seconds(
                 "pick_score",

@@ -262,9 +262,10 @@ pub struct Args {
 
     /// Maximum number of tokens of a generating sequence that stay in the KV cache, rounded down to whole blocks. The
     /// minimum is four blocks. Eviction makes long sequences faster and frees memory for other sequences, but the
-    /// output of long sequences is approximate. Later prompts can reuse the blocks of these sequences only with
-    /// --kv-spill-dir. Eviction requires the native attention kernels, does not apply to beam search, and cannot be
-    /// combined with --draft-model. Default: no tokens are evicted.
+    /// output of long sequences is approximate. Without --kv-spill-dir, later prompts can reuse only those blocks of
+    /// these sequences that also belong to other sequences or other cached prefixes. Eviction requires the native
+    /// attention kernels, does not apply to beam search, and cannot be combined with --draft-model. Default: no tokens
+    /// are evicted.
     ///
     /// If exceeded: the blocks that have received the least attention from the generated tokens are evicted, except for
     /// the first block, the most recent blocks, and blocks that also belong to other sequences or other cached

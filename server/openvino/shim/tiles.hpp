@@ -145,7 +145,8 @@ private:
         std::memcpy(&bits, &value, sizeof(bits));
         return bits & 0x7f800000 ? value : 0.0f;  // without a comparison of floats, the compiler can use vector instructions
     }
-    // The type in which products are computed. The product of two bf16 numbers is exact in f32 and in f64.
+    // The type in which products are computed. The product of two bf16 numbers is exact in f64, and the fused
+    // operation in f32 does not round it.
 #if defined(__FMA__)
     using Number = float;
 #else

@@ -120,7 +120,8 @@ fn finish_reason(context: &AnswerContext, reason: ChoiceFinishReason) -> ChoiceF
     }
 }
 
-/// Returns a part of the call with this index, in the form that the request uses. Only the first part has an ID.
+/// Returns a delta with a part of a call: as `function_call` if the request has functions, and otherwise as the item of
+/// `tool_calls` with this index. Only the first part has an ID.
 fn call_delta(context: &AnswerContext, index: u32, id: Option<String>, function: FunctionDelta) -> ChatDelta {
     if context.answer_options.calls_functions {
         return ChatDelta { function_call: Some(function), ..ChatDelta::default() };

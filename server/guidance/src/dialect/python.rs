@@ -66,7 +66,8 @@ struct ArgumentWriter<'p, 'v, 'w> {
 }
 
 impl<'v> ArgumentWriter<'_, 'v, '_> {
-    /// Returns an expression for a value. `depth` is the number of lists and dictionaries around it.
+    /// Returns a grammar expression for the values that `schema` allows. `depth` is the number of lists and
+    /// dictionaries around the value.
     fn value(&mut self, schema: &'v Value, at: &str, depth: usize) -> Result<String, FormError> {
         let Ok(TargetSchema { schema: target, types, .. }) = self.root.resolve(schema, at.to_owned()) else {
             return self.json(schema, at);

@@ -66,7 +66,8 @@ impl Scheduler {
         self.restores.as_ref().is_some_and(|restores| restores.position(id).is_some())
     }
 
-    /// Returns the destination of the next block of a restore.
+    /// Begins to restore the next block, and returns where to write it, if it must be written. Ends the restore if no
+    /// block is free.
     ///
     /// # Panics
     /// Panics if a batch is in flight, or the previous block was not finished with [`Self::finish_block_restore`].

@@ -31,8 +31,8 @@ pub(super) fn new() -> Environment<'static> {
     environment
 }
 
-/// Whether a value is a sequence as in Python's Jinja, where strings and dictionaries are sequences too, and `None` is
-/// not.
+/// Whether a value is a sequence in Python's Jinja: strings and dictionaries are sequences too, and `None` is not.
+/// Unlike in Jinja, ranges and undefined values are not sequences.
 fn is_sequence(value: &Value) -> bool {
     matches!(value.kind(), ValueKind::String | ValueKind::Seq | ValueKind::Map)
 }

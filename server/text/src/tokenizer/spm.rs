@@ -163,8 +163,8 @@ impl fmt::Debug for Spm {
     }
 }
 
-/// The tokens that are recognized verbatim in the text before it is merged. The leftmost match comes first; if several
-/// tokens match at a position, the longest is used.
+/// The tokens that are matched verbatim. Only the text between them is split into symbols, which are merged. The
+/// leftmost match comes first; if several tokens match at a position, the longest is used.
 struct Verbatim {
     /// `None` if there are no such tokens.
     automaton: Option<AhoCorasick>,

@@ -185,7 +185,7 @@ struct Kernels {
     size_t (*scratch)(const Layer& layer, size_t queries, size_t blocks);
     // Stores the keys and values of a sequence's new tokens in one head of its blocks.
     void (*store)(const Layer& layer, const Sequence& sequence, const StepTensors& tensors, size_t kv_head);
-    // Computes a work item.
+    // Computes the attention for a work item.
     void (*attend)(const Layer& layer, const WorkItem& item, const StepTensors& tensors, float* scratch);
     // Adds the partial results of `count` items, which together cover all keys of a token and a KV head, and writes the output.
     void (*merge)(const Layer& layer, const WorkItem* items, size_t count, const StepTensors& tensors);

@@ -332,8 +332,8 @@ private:
 
 #elif defined(__AVX512BF16__)
 
-// Stores queries and softmax weights as pairs of bf16, because one instruction multiplies the numbers of two pairs and adds
-// both products to a sum.
+// Stores queries and softmax weights as pairs of bf16, because one instruction multiplies two pairs element by element and
+// adds both products to a sum.
 struct Weights : Bf16Weights, OutsideTileRegisters {
     static void prepare(const Layer& layer, const Tile& tile) {
         convert_to_bf16(tile.queries, tile.count * layer.key_size, tile.query_pairs);
