@@ -220,7 +220,7 @@ def served_precision() -> str:
 
 @functools.cache
 def versions() -> str:
-    """Returns our commit and the versions of both runtimes. They are read only at the first call, because recording
+    """Returns the commit of ovfleet and the versions of OpenVINO and openvino_genai. They are read only at the first call, because recording
     results makes the work tree dirty."""
     import importlib.metadata
 

@@ -52,7 +52,7 @@ impl GuideDispatcher {
         Self { vocabulary, threads, results, pending: 0, awaited: 0, step: 0 }
     }
 
-    /// Whether the results of any jobs have not been received yet.
+    /// Whether the results of some jobs are still pending.
     pub(crate) fn has_pending(&self) -> bool {
         self.pending > 0
     }
