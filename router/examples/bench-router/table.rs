@@ -198,7 +198,8 @@ impl Tables<'_> {
         // The best figure, or NaN if no other router has one.
         let best = others.map(|(_, &figure)| figure).reduce(f64::min);
         let ratio = ours.zip(best).map(|(ours, best)| ours / best);
-        // A requirement is not met if a figure was not measured, and not checked if there is no router to compare.
+        // If a figure was not measured, it is NaN, and the requirement is not met. If there is no other router, the ratio is
+        // not checked.
         let (said, is_met) = match requirement {
             Requirement::Ratio(most) => (format!("≤ {most:.2}"), ratio.map(|ratio| ratio <= most)),
             Requirement::Most(most) => (format!("≤ {}", show(most)), ours.map(|ours| ours <= most)),

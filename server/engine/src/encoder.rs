@@ -276,7 +276,7 @@ impl EncoderThread {
             let result = match command {
                 EncoderCommand::Sleep { level, reply } => {
                     self.sleep(level);
-                    // The caller may no longer wait for the reply.
+                    // The caller may have stopped waiting for the reply.
                     let _ = reply.send(Ok(()));
                     Ok(())
                 }

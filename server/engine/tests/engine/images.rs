@@ -350,8 +350,8 @@ async fn generation_does_not_pause_with_a_target_for_the_time_between_tokens_or_
     }
 }
 
-#[tokio::test]
-async fn an_idle_engine_reports_when_an_image_that_no_request_needs_is_encoded() {
+/// Starts an idle engine whose encoder waits at the gate with an image that no request needs anymore.
+async fn start_with_unneeded_image() -> (Engine, Gate) {
     let (engine, gate) = Gate::start(&SimEncoder::default());
     let handle = engine.handle();
     let dropped = handle.submit(with_image(1)).unwrap();
@@ -359,6 +359,13 @@ async fn an_idle_engine_reports_when_an_image_that_no_request_needs_is_encoded()
     drop(dropped);
     tokens(handle.submit(request(&prompt(5, 40), 20)).unwrap()).await;
     settled(&handle).await;
+    (engine, gate)
+}
+
+#[tokio::test]
+async fn an_idle_engine_reports_when_an_image_that_no_request_needs_is_encoded() {
+    let (engine, gate) = start_with_unneeded_image().await;
+    let handle = engine.handle();
     let mut load = handle.load();
     assert_eq!(load.borrow().load.unencoded_image_tokens, u64::from(ROWS));
     gate.go.send(()).unwrap();
@@ -530,13 +537,8 @@ async fn an_encoder_that_panics_in_sleep_encodes_the_next_image() {
 
 #[tokio::test]
 async fn sleep_waits_until_the_encoder_has_released_its_memory() {
-    let (engine, gate) = Gate::start(&SimEncoder::default());
+    let (engine, gate) = start_with_unneeded_image().await;
     let handle = engine.handle();
-    let dropped = handle.submit(with_image(1)).unwrap();
-    gate.expect(&[1]);
-    drop(dropped);
-    tokens(handle.submit(request(&prompt(5, 40), 20)).unwrap()).await;
-    settled(&handle).await;
     let mut pending_sleep = Box::pin(handle.sleep(SleepLevel::Model));
     assert!(poll_once(&mut pending_sleep).is_pending());
     // The engine processes this command after the other one.

@@ -183,10 +183,10 @@ impl<'a> Root<'a> {
     ) -> Result<Vec<Alternative<'a>>, FormError> {
         let mut search = AlternativeSearch { root: self, alternatives: Vec::new(), visited: 0 };
         search.add(schema, at.to_owned(), TypeSet::ALL, 0)?;
-        match search.alternatives.is_empty() {
-            true => Err(FormError::new(at, "allows no value")),
-            false => Ok(search.alternatives),
+        if search.alternatives.is_empty() {
+            return Err(FormError::new(at, "allows no value"));
         }
+        Ok(search.alternatives)
     }
 }
 
@@ -240,15 +240,15 @@ impl<'a> AlternativeSearch<'_, 'a> {
             return Ok(());
         }
         let implied = TypeSet::implied(schema);
-        let types = match types == TypeSet::ALL {
-            true if implied.is_empty() => {
-                self.push(AllowedValues::Unconstrained, schema, at);
-                return Ok(());
-            }
+        let types = if types != TypeSet::ALL {
+            types
+        } else if implied.is_empty() {
+            self.push(AllowedValues::Unconstrained, schema, at);
+            return Ok(());
+        } else {
             // JSON Schema would also allow all values to which the keywords do not apply, but the author of a schema
             // with `properties` or `minimum` rarely means that.
-            true => implied,
-            false => types,
+            implied
         };
         for name in types.names() {
             self.push(AllowedValues::OfType(name), schema, at.clone());
