@@ -1,6 +1,6 @@
 //! Tests of the lifecycle of resources, and of the repair of objects that others change.
 
-use k8s_openapi::api::core::v1::{Event, Service};
+use k8s_openapi::api::core::v1::{Event, Pod, Service};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::ResourceExt;
 use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams, PostParams};
@@ -315,6 +315,17 @@ async fn a_quota_that_prevents_a_fetch_is_reported() {
         Api::namespaced(stage.client.clone(), &stage.namespace);
     let quota = json!({"metadata": {"name": "none"}, "spec": {"hard": {"pods": "0"}}});
     quotas.create(&PostParams::default(), &serde_json::from_value(quota).unwrap()).await.unwrap();
+    // The API server creates pods until it has observed the quota.
+    let pods: Api<Pod> = Api::namespaced(stage.client.clone(), &stage.namespace);
+    let pod =
+        json!({"metadata": {"name": "dry-run"}, "spec": {"containers": [{"name": "any", "image": "any"}]}});
+    let pod = serde_json::from_value(pod).unwrap();
+    let dry_run = PostParams { dry_run: true, ..PostParams::default() };
+    let is_exceeded = async || {
+        let refused = pods.create(&dry_run, &pod).await.err()?;
+        refused.to_string().contains("exceeded quota").then_some(())
+    };
+    eventually(is_exceeded).await.expect("the quota takes effect");
     stage.kubelet.set_fetch_result(0, json!({"reason": "Fetched", "bytes": 5, "bytes_total": 5}));
     let spec = json!({"model": {"source": {"http": {"url": "http://host/model.gguf"}}, "cache": {"mode": "shared", "size": "1Gi"}}});
     stage.apply("chat", spec).await.unwrap();

@@ -41,8 +41,11 @@ pub(crate) async fn cluster() -> &'static ControlPlane {
 
 /// Starts a cluster with this definition of LLMDeployment.
 pub(crate) async fn start(definition: CustomResourceDefinition) -> anyhow::Result<ControlPlane> {
-    let cluster = ControlPlane::start_with_controllers().await?;
+    let mut cluster = ControlPlane::start().await?;
     install(&cluster.client().await?, &definition).await?;
+    // The garbage collector lists the kinds of the API server when it starts and every 30 seconds. If it started before
+    // the definition was installed, tests would wait that long for the objects of a deleted resource to be deleted.
+    cluster.start_controllers().await?;
     Ok(cluster)
 }
 
