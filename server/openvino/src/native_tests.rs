@@ -141,7 +141,11 @@ impl FloatType {
     /// The bytes of numbers in memory. The bytes of a bf16 number are the upper half of the bytes of the same number in
     /// f32.
     fn encode(self, numbers: &[f32]) -> Vec<u8> {
-        numbers.iter().flat_map(|number| number.to_le_bytes()[4 - self.bytes()..].to_vec()).collect()
+        let mut bytes = Vec::with_capacity(numbers.len() * self.bytes());
+        for number in numbers {
+            bytes.extend_from_slice(&number.to_le_bytes()[4 - self.bytes()..]);
+        }
+        bytes
     }
 
     /// The numbers that bytes represent.

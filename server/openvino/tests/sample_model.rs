@@ -532,7 +532,7 @@ async fn expect_same_answers(native: &Config) {
         let length = 40 + index * 4;
         long().into_iter().cycle().skip(shift).take(length).chain([504 + index as TokenId % 3]).collect()
     };
-    let requests: Vec<Request> = (0..32)
+    let requests: Vec<Request> = (0..16)
         .map(|index| Request {
             sampling: match index % 2 {
                 0 => Sampling::greedy(),
@@ -568,17 +568,17 @@ async fn expect_same_answers(native: &Config) {
         expected.append(&mut answers);
     }
     alone.shutdown().unwrap();
-    let in_batch = engine(19, 32, false).await.unwrap();
+    let in_batch = engine(19, 16, false).await.unwrap();
     assert_eq!(
         ask_together(&in_batch, &requests).await,
         (expected.clone(), 0),
-        "a batch of 32, in chunks of 19"
+        "a batch of 16, in chunks of 19"
     );
     in_batch.shutdown().unwrap();
-    let cached = engine(256, 32, true).await.unwrap();
+    let cached = engine(256, 16, true).await.unwrap();
     assert_eq!(ask_together(&cached, &requests).await.0, expected, "a batch that fills the prefix cache");
     let (answers, cached_tokens) = ask_together(&cached, &requests).await;
     assert_eq!(answers, expected, "a batch from the prefix cache");
-    assert!(cached_tokens > 32 * 32, "{cached_tokens}");
+    assert!(cached_tokens > 16 * 32, "{cached_tokens}");
     cached.shutdown().unwrap();
 }

@@ -15,8 +15,10 @@ std::shared_ptr<ov::op::v0::Constant> integers(const ovfleet_projection_test& te
                                                                   : (test.is_signed ? ov::element::i8 : ov::element::u8);
     ov::Tensor tensor(type, shape);
     auto* to = static_cast<uint8_t*>(tensor.data());
-    for (size_t i = 0; i < ov::shape_size(shape); ++i) {
-        if (type.bitwidth() == 8) to[i] = test.quants[i];
+    const size_t count = test.n * test.k;
+    const bool are_bytes = type.bitwidth() == 8;
+    for (size_t i = 0; i < count; ++i) {
+        if (are_bytes) to[i] = test.quants[i];
         else to[i / 2] = uint8_t((i % 2 ? to[i / 2] & 15 : 0) | (test.quants[i] & 15) << i % 2 * 4);
     }
     return std::make_shared<ov::op::v0::Constant>(tensor);
