@@ -316,8 +316,20 @@ impl Reference {
 
 /// Multiplies a row-major matrix by a vector.
 fn product(matrix: &[f32], x: &[f64]) -> Vec<f64> {
-    let dot = |row: &[f32]| row.iter().zip(x).map(|(w, x)| f64::from(*w) * x).sum();
-    matrix.chunks_exact(x.len()).map(dot).collect()
+    let (x, rest) = x.as_chunks::<4>();
+    assert!(rest.is_empty());
+    // With a single sum, each addition would wait for the previous one.
+    let dot = |row: &[f32]| {
+        let mut sums = [0.0; 4];
+        for (w, x) in row.as_chunks::<4>().0.iter().zip(x) {
+            sums[0] += f64::from(w[0]) * x[0];
+            sums[1] += f64::from(w[1]) * x[1];
+            sums[2] += f64::from(w[2]) * x[2];
+            sums[3] += f64::from(w[3]) * x[3];
+        }
+        sums.iter().sum()
+    };
+    matrix.chunks_exact(4 * x.len()).map(dot).collect()
 }
 
 /// The attention of a query. A sink takes part in the softmax like the score of an additional key whose value vector is
