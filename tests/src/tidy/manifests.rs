@@ -99,11 +99,47 @@ pub fn manifests(tree: &Tree) -> Vec<Finding> {
             findings.push(Finding::new(&file.path, "not a member of the workspace"));
         }
         match manifest {
-            Ok(manifest) => findings.extend(package(&file.path, directory, &manifest)),
+            Ok(manifest) => {
+                findings.extend(package(&file.path, directory, &manifest));
+                findings.extend(doc_tests(tree, directory, &manifest));
+            }
             Err(error) => findings.push(Finding::new(&file.path, error.to_string())),
         }
     }
     findings
+}
+
+/// Checks that `lib.doctest` is false exactly for the crates whose documentation contains no example: even without
+/// examples, rustdoc takes seconds to search a crate for them.
+fn doc_tests(tree: &Tree, directory: &str, manifest: &Table) -> Option<Finding> {
+    let is_tested = at(manifest, &["lib", "doctest"]).and_then(Value::as_bool) != Some(false);
+    let sources = format!("{directory}/src/");
+    let mut files =
+        tree.files.iter().filter(|file| file.path.starts_with(&sources) && file.path.ends_with(".rs"));
+    match (is_tested, files.find(|file| has_example(&file.text))) {
+        (true, None) => {
+            Some(Finding::new(&format!("{directory}/Cargo.toml"), "has no example: set lib.doctest to false"))
+        }
+        (false, Some(file)) => Some(Finding::new(
+            &file.path,
+            "has an example, which is not tested, because lib.doctest is false",
+        )),
+        _ => None,
+    }
+}
+
+/// Whether a doc comment contains a code block that rustdoc tests or compiles.
+fn has_example(source: &str) -> bool {
+    let lines = source.lines().filter_map(|line| {
+        let line = line.trim_start();
+        line.strip_prefix("///").or_else(|| line.strip_prefix("//!"))
+    });
+    let fences = lines.filter_map(|line| line.trim_start().strip_prefix("```"));
+    // Every second fence ends a block.
+    fences.step_by(2).any(|attributes| {
+        let first = attributes.split(',').next().unwrap_or_default();
+        matches!(first, "" | "rust" | "no_run" | "should_panic" | "compile_fail")
+    })
 }
 
 /// Whether a crate contains fuzz targets: such a crate is a separate workspace with other flags, and is never

@@ -19,6 +19,8 @@ edition.workspace = true
 license.workspace = true
 publish.workspace = true
 rust-version.workspace = true
+[lib]
+doctest = false
 [lints]
 workspace = true
 [dependencies]
@@ -38,6 +40,30 @@ fn engine_with(dependencies: &str) -> Vec<String> {
 #[test]
 fn accepts_a_crate_that_follows_the_rules() {
     assert_eq!(engine_with(""), [""; 0]);
+}
+
+#[test]
+fn documentation_is_tested_exactly_if_it_has_an_example() {
+    let check = |manifest: &str, source: &str| {
+        let files = [
+            File::new("Cargo.toml", ROOT),
+            File::new("server/engine/Cargo.toml", manifest),
+            File::new("server/engine/src/lib.rs", source),
+        ];
+        manifests(&Tree { files: files.into() })
+            .into_iter()
+            .map(|finding| finding.message)
+            .collect::<Vec<_>>()
+    };
+    let tested = ENGINE.replace("[lib]\ndoctest = false\n", "");
+    let text = "//! A figure:\n//! ```text\n//! a -> b\n//! ```\n";
+    assert_eq!(check(ENGINE, text), [""; 0]);
+    assert_eq!(check(&tested, text), ["has no example: set lib.doctest to false"]);
+    for fence in ["```", "```rust", "```no_run", "```should_panic,edition2024"] {
+        let example = format!("{text}/// A function.\n/// {fence}\n/// f();\n/// ```\npub fn f() {{}}\n");
+        assert_eq!(check(&tested, &example), [""; 0], "{fence}");
+        assert!(check(ENGINE, &example)[0].contains("is not tested"), "{fence}");
+    }
 }
 
 #[test]
