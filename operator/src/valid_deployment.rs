@@ -153,7 +153,7 @@ pub struct FetchedModel {
 }
 
 impl FetchedModel {
-    /// Returns the revision if the source is a repository of the Hugging Face Hub.
+    /// Returns the revision if the source is a repository on the Hugging Face Hub.
     #[must_use]
     pub fn revision(&self) -> Option<&Revision> {
         match &self.source {
@@ -166,7 +166,7 @@ impl FetchedModel {
 /// The source of the files of a model.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ModelSource {
-    /// A repository of the Hugging Face Hub.
+    /// A repository on the Hugging Face Hub.
     HuggingFace {
         /// The repository, in the form `OWNER/NAME`.
         repo: String,
@@ -197,7 +197,7 @@ pub enum ModelSource {
     },
 }
 
-/// A branch, tag or commit of a repository of the Hugging Face Hub.
+/// A branch, tag or commit of a repository on the Hugging Face Hub.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Revision {
     /// The revision in the resource.

@@ -245,9 +245,9 @@ pub struct Args {
     /// Target, such as `100ms`, for the inter-token latency of generating sequences while prompts are processed in the
     /// same steps. Each step processes as many prompt tokens as are predicted to fit into this time, but at least 16.
     /// The prediction is based on the durations of earlier steps. Until step times can be predicted, steps are limited
-    /// to a quarter of --max-chunk-tokens. After that, --max-chunk-tokens limits steps only while several tenants have
-    /// requests, or had some recently. With a target, generation does not pause while images are encoded. Default: no
-    /// target
+    /// to a quarter of --max-chunk-tokens, of which prompts may use at least a quarter. After that, --max-chunk-tokens
+    /// limits steps only while several tenants have requests, or had some recently. With a target, generation does not
+    /// pause while images are encoded. Default: no target
     #[arg(long, value_name = "DURATION", value_parser = duration, help_heading = "Engine")]
     pub max_itl: Option<Duration>,
 
@@ -288,8 +288,9 @@ pub struct Args {
     /// Enable prompt lookup for all requests: search the prompt and the output for earlier occurrences of the latest
     /// tokens, and propose the tokens that followed these occurrences as draft tokens.
     ///
-    /// The model verifies draft tokens, so they do not change the output; tokens are proposed only while that saves
-    /// time. Outputs that repeat much of their prompt are generated faster. Requests with `prediction` or
+    /// The model verifies draft tokens, so they do not change the output, except in combination with
+    /// --sparse-attention or, as any change of the batch does, without native kernels. Tokens are proposed only while
+    /// that saves time. Outputs that repeat much of their prompt are generated faster. Requests with `prediction` or
     /// `max_ngram_size` use prompt lookup even without this flag.
     #[arg(long, help_heading = "Engine")]
     pub prompt_lookup: bool,
@@ -297,9 +298,9 @@ pub struct Args {
     /// A small model that proposes draft tokens: a GGUF file or an IR directory. It must have the same vocabulary as
     /// the model.
     ///
-    /// The model verifies draft tokens, so they do not change the output; tokens are proposed only while that saves
-    /// time. Both models share --kv-cache-size and use the same device, precisions and plugin properties. With
-    /// `--backend sim`, the draft model is simulated, too.
+    /// The model verifies draft tokens, so they do not change the output, with the same exceptions as for
+    /// --prompt-lookup. Tokens are proposed only while that saves time. Both models share --kv-cache-size and use the
+    /// same device, precisions and plugin properties. With `--backend sim`, the draft model is simulated, too.
     #[arg(long, value_name = "PATH", help_heading = "Engine")]
     pub draft_model: Option<PathBuf>,
 

@@ -29,7 +29,7 @@ pub(crate) fn image() -> Value {
 pub(crate) fn repository() -> Value {
     matches(
         r"^[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*$",
-        "must be a repository of the Hugging Face Hub, in the form OWNER/NAME",
+        "must be a repository on the Hugging Face Hub, in the form OWNER/NAME",
     )
 }
 

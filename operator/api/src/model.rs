@@ -100,7 +100,7 @@ fn ca_bundle_key() -> String {
 #[serde(rename_all = "camelCase")]
 #[schemars(extend("x-kubernetes-validations" = rules(&[("[has(self.hf), has(self.http), has(self.s3), has(self.oci), has(self.pvc)].filter(given, given).size() == 1", "model.source must have exactly one of hf, http, s3, oci and pvc")])))]
 pub struct Source {
-    /// A repository of the Hugging Face Hub.
+    /// A repository on the Hugging Face Hub.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub hf: Option<HuggingFaceSource>,
     /// A GGUF file on a web server.
@@ -118,7 +118,7 @@ pub struct Source {
     pub pvc: Option<PvcSource>,
 }
 
-/// A repository of the Hugging Face Hub.
+/// A repository on the Hugging Face Hub.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct HuggingFaceSource {

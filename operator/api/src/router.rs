@@ -57,8 +57,8 @@ pub struct Router {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 1024), extend("x-kubernetes-validations" = formats::image()))]
     pub image: Option<String>,
-    /// Number of routers. With two or more routers, the model remains reachable if one of them fails. Requests in
-    /// flight at the failed router fail.
+    /// Number of routers. With two or more routers, the model remains reachable if one of them fails. The requests that
+    /// the failed router was handling fail.
     #[schemars(range(min = 1, max = 32))]
     pub replicas: i32,
     /// Policy by which the router picks a replica for a request. `kv`: the replica with the shortest estimated time to

@@ -214,7 +214,7 @@ impl Tables<'_> {
         let cell = |&figure: &f64| if figure.is_nan() { "failed".to_owned() } else { show(figure) };
         let cells: Vec<String> = figures.iter().map(cell).collect();
         // Show the ratio only for figures that are compared. For all of them, lower is better. A rate is not compared,
-        // because the time from which it is computed already is.
+        // because the time from which it is computed is already compared.
         let ratio = match requirement {
             Requirement::Ratio(_) | Requirement::Compared => ratio
                 .filter(|ratio| ratio.is_finite())

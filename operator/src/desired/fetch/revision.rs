@@ -1,4 +1,4 @@
-//! Pins the commit of a repository of the Hugging Face Hub. A branch can move, so the first pod that fetches it
+//! Pins the commit of a repository on the Hugging Face Hub. A branch can move, so the first pod that fetches it
 //! reports the commit, and all later pods fetch that commit. This module is pure.
 //!
 //! The commit is stored in a ConfigMap, which the container reads as an environment variable when it starts. If the

@@ -71,7 +71,7 @@ impl TypeSet {
         }
     }
 
-    /// Returns the types whose values other keywords than `type` constrain.
+    /// Returns the types whose values are constrained by keywords other than `type`.
     pub(super) fn implied(schema: &Value) -> Self {
         let has_any = |keywords: &[&str]| keywords.iter().any(|keyword| schema.get(*keyword).is_some());
         let implied = Self::KEYWORDS.into_iter().filter(|(_, keywords)| has_any(keywords));

@@ -23,7 +23,8 @@ bool reshapes_to(const ov::Node& node, std::vector<int64_t> leading) {
     return std::equal(leading.begin(), leading.end(), sizes.begin());
 }
 
-// Whether the search, which walks from outputs to inputs, has already passed the second products of the experts.
+// Which products of the experts the search has already passed. It walks from outputs to inputs, so it passes the second
+// products before the first ones.
 enum class Behind { none, second_products };
 
 // Returns the input of the experts before `node`: the tokens, before they are reshaped for the first products of the experts.

@@ -19,7 +19,7 @@ struct LoraPart {
     std::vector<float> down, up;
 };
 
-// An attribute of a MatMul. Passes that replace the MatMul must not copy the attribute.
+// The adapters of a MatMul, as an attribute of the node. The attribute is not copied when a pass replaces the MatMul.
 class Lora : public ov::RuntimeAttribute {
 public:
     OPENVINO_RTTI("lora", "ovfleet", ov::RuntimeAttribute);

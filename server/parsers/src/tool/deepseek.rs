@@ -34,7 +34,7 @@ enum State {
     Head,
     /// The parser has read the text before the separator, and whitespace.
     AfterHead,
-    /// The parser is in the separator. The number counts the open bytes before the separator.
+    /// The parser is in the separator. The number is how many bytes before the separator are open.
     Separator(Literal, usize),
     /// The parser has read the separator.
     Body,

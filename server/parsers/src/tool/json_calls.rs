@@ -37,7 +37,7 @@ enum State {
     First {
         open: usize,
     },
-    /// The parser is in an object. The number counts the open bytes before the brace.
+    /// The parser is in an object. The number is how many bytes before the brace are open.
     Object(Box<CallObject>, usize),
     /// The parser is in an object of an array that is valid JSON but not a call.
     Skipped(JsonValue),
