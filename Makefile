@@ -26,7 +26,7 @@ fetch: ## Download the OpenVINO runtime and the sample model into .deps/ and ver
 	@scripts/fetch
 
 .PHONY: tools
-tools: ## Build pinned versions of Kubernetes, Helm and other programs for the tests into .deps/tools/. Requires Go. The first run takes several minutes.
+tools: ## Build pinned versions of the programs that tests need, such as Kubernetes and Helm, into .deps/tools/. Requires Go. The first run takes several minutes.
 	@scripts/tools node
 
 .PHONY: build
@@ -100,7 +100,7 @@ hostile: fetch ## Attack a router and a server, each limited to 2 GiB of memory,
 	@$(CARGO) test --workspace --locked --features tests/hostile --test hostile -- $(ARGS)
 
 .PHONY: lint
-lint: fetch ## Check formatting, clippy lints, C++ code, shell scripts and API documentation without changing files. Also checks dependencies if `make deny` has installed cargo-deny.
+lint: fetch ## Check formatting, clippy lints, C++ code, shell scripts and API documentation without changing files. Also check dependencies if `make deny` has installed cargo-deny.
 	@scripts/need cargo g++
 	@$(CARGO) fmt --all --check
 	@$(CARGO) clippy --workspace --all-targets --locked --features $(EXTRA_TESTS) -- -D warnings
@@ -170,25 +170,25 @@ bench-http: engine-bench build ## Compare the speed of the server over HTTP with
 	@.deps/venv-peer/bin/python tests/bench/bench_http.py $(ARGS)
 
 .PHONY: bench-images
-bench-images: fetch build ## Compare the server with openvino_genai on requests with images. Installs PyTorch (5 GB) the first time. ARGS is passed to the benchmark.
+bench-images: fetch build ## Compare the server with openvino_genai on requests with images. The first run installs PyTorch (5 GB). ARGS is passed to the benchmark.
 	@tests/bench/setup.sh peer
 	@tests/conformance/images/setup.sh environment
 	@.deps/venv-peer/bin/python tests/bench/bench_images.py $(ARGS)
 
 .PHONY: bench-llama
-bench-llama: fetch build ## Compare the server with llama.cpp over HTTP. Builds llama.cpp the first time. ARGS is passed to the benchmark.
+bench-llama: fetch build ## Compare the server with llama.cpp over HTTP. The first run builds llama.cpp. ARGS is passed to the benchmark.
 	@tests/bench/llama.sh
 	@tests/bench/setup.sh peer
 	@.deps/venv-peer/bin/python tests/bench/bench_llama.py $(ARGS)
 
 .PHONY: bench-vllm
-bench-vllm: fetch build ## Compare the server with vLLM on the CPU over HTTP. Installs vLLM (5 GB) the first time. ARGS is passed to the benchmark.
+bench-vllm: fetch build ## Compare the server with vLLM's CPU backend over HTTP. The first run installs vLLM (5 GB). ARGS is passed to the benchmark.
 	@tests/bench/setup.sh peer
 	@tests/bench/setup.sh vllm
 	@.deps/venv-peer/bin/python tests/bench/bench_vllm.py $(ARGS)
 
 .PHONY: soak
-soak: fetch build ## Run a mixed load on one server for half an hour and check for leaks and stuck requests. ARGS is passed to the test.
+soak: fetch build ## Run a mixed load against one server for half an hour and check for leaks and stuck requests. ARGS is passed to the test.
 	@tests/bench/setup.sh peer
 	@.deps/venv-peer/bin/python -u tests/bench/soak.py $(ARGS)
 
@@ -246,5 +246,5 @@ conformance: engine-bench build ## Compare the results of the engine and the ser
 	@.deps/venv-peer/bin/python tests/conformance/conformance.py $(ARGS)
 
 .PHONY: clean
-clean: ## Remove the build output. Downloads are retained; `rm -r .deps` removes them.
+clean: ## Remove the build output. Downloads and installed tools are retained; `rm -r .deps` removes them.
 	@$(CARGO) clean

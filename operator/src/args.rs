@@ -55,7 +55,7 @@ pub enum Command {
 #[derive(Clone, Debug, ClapArgs)]
 #[command(mut_args(env_with_prefix("OVFLEET_OPERATOR_")))]
 pub struct RunArgs {
-    /// A namespace to manage. Repeatable. Default: all namespaces.
+    /// Namespace whose LLMDeployments are managed. Repeatable. Default: all namespaces.
     #[arg(long = "namespace", short = 'n', value_name = "NAME", value_delimiter = ',')]
     pub namespaces: Vec<String>,
 

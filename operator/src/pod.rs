@@ -149,7 +149,10 @@ fn awaits(pod: &Pod, status: &PodStatus) -> Option<String> {
     }
     let objects = mounted_objects(pod);
     (!objects.is_empty()).then(|| {
-        format!("the containers of the pod have not been created yet; the pod mounts {}", objects.join(", "))
+        format!(
+            "the containers of the pod have not been created yet; the pod mounts these objects, which must exist: {}",
+            objects.join(", ")
+        )
     })
 }
 

@@ -26,18 +26,19 @@ use crate::policy::Policy;
 #[command(mut_args(env_with_prefix("OVFLEET_ROUTER_")))]
 pub struct Args {
     /// A YAML file that sets further flags, such as `policy: kv`. It is reloaded when it changes. Most changes take
-    /// effect immediately, and none interrupts streams. If a changed flag, such as `port` or `drain-timeout`, takes
-    /// effect only after a restart, the router logs a warning.
+    /// effect immediately, and none interrupts streams. The router logs a warning for each changed flag that takes
+    /// effect only after a restart, such as `port` or `drain-timeout`.
     #[arg(long, value_name = "PATH")]
     pub config: Option<PathBuf>,
 
     /// The address of a replica: HOST:PORT/GRPC_PORT, where PORT serves the API and GRPC_PORT serves the load reports.
-    /// Repeatable. Without GRPC_PORT, the load of the replica is unknown, and the router counts only the requests that
-    /// it has sent to the replica.
+    /// Repeatable. Without GRPC_PORT, the router receives no load reports from the replica, and knows only how many of
+    /// its own requests are in flight there.
     #[arg(long = "replica", value_name = "ADDRESS", value_delimiter = ',', help_heading = "Replicas")]
     pub replicas: Vec<FixedReplica>,
 
-    /// A DNS name that resolves to the addresses of replicas: NAME:PORT/GRPC_PORT. Repeatable.
+    /// A DNS name that resolves to the addresses of replicas, with their ports as in `--replica`: NAME:PORT/GRPC_PORT.
+    /// Repeatable.
     #[arg(long = "replicas-dns", value_name = "NAME", value_delimiter = ',', help_heading = "Replicas")]
     pub replicas_dns: Vec<DnsName>,
 
@@ -51,11 +52,11 @@ pub struct Args {
     )]
     pub replicas_service: Vec<ServiceName>,
 
-    /// The name of the Service's port on which replicas serve their API.
+    /// In the Services given by `--replicas-service`, the name of the port on which replicas serve their API.
     #[arg(long, value_name = "NAME", default_value = "http", help_heading = "Replicas")]
     pub http_port_name: String,
 
-    /// The name of the Service's port on which replicas report their load.
+    /// In the Services given by `--replicas-service`, the name of the port on which replicas report their load.
     #[arg(long, value_name = "NAME", default_value = "grpc", help_heading = "Replicas")]
     pub grpc_port_name: String,
 
@@ -78,14 +79,14 @@ pub struct Args {
     #[arg(long, default_value_t = 8000, help_heading = "Network")]
     pub port: u16,
 
-    /// An additional port, on the same address, that serves only /metrics, /v2/health/live and /v2/health/ready. It has
-    /// its own thread and its own connection limit, so that probes succeed regardless of the number of API clients. 0
-    /// selects a free port. Default: none.
+    /// An additional port, on the address given by `--host`, that serves only /metrics, /v2/health/live and
+    /// /v2/health/ready. It has its own thread and its own connection limit, so that probes succeed regardless of the
+    /// number of API clients. 0 selects a free port. Default: none.
     #[arg(long, value_name = "PORT", help_heading = "Network")]
     pub admin_port: Option<u16>,
 
-    /// The port, on the same address, of the gRPC service that reports to the operator which replicas receive requests.
-    /// 0 selects a free port. Default: none.
+    /// The port of the gRPC service that reports to the operator which replicas receive requests. The service listens
+    /// on the address given by `--host`. 0 selects a free port. Default: none.
     #[arg(long, value_name = "PORT", help_heading = "Network")]
     pub grpc_port: Option<u16>,
 
@@ -103,7 +104,8 @@ pub struct Args {
     #[arg(long, default_value = "kv", help_heading = "Routing")]
     pub policy: Policy,
 
-    /// The age above which a load report is ignored.
+    /// The age above which a load report is ignored. Until the next report, the router knows only how many of its own
+    /// requests are in flight at the replica.
     #[arg(long, value_name = "TIME", default_value = "3s", value_parser = duration, help_heading = "Routing")]
     pub report_ttl: Duration,
 
@@ -111,8 +113,8 @@ pub struct Args {
     /// that fail to connect do not count. A request that may change stored objects is not retried if a replica may have
     /// processed it, unless its HTTP method is idempotent, such as DELETE.
     ///
-    /// If exceeded: the client receives the error of the last attempt, which is the response of the replica, 502
-    /// (`replicas_failed`) or 504 (`replicas_timed_out`).
+    /// If exceeded: the client receives the error of the last attempt, which is the replica's error response or, if the
+    /// replica sent none, 502 (`replicas_failed`) or 504 (`replicas_timed_out`).
     #[arg(
         long,
         value_name = "COUNT",
@@ -212,7 +214,7 @@ pub struct Args {
     pub queue_requests: u32,
 
     /// Maximum estimated number of prompt tokens in the requests for one model that wait in the router because no
-    /// replica has capacity. A request that waits alone may exceed this limit.
+    /// replica has capacity. A request may exceed this limit if no other request is waiting.
     ///
     /// If exceeded: further requests are rejected with 429, `queue_full`, and `Retry-After`.
     #[arg(long, value_name = "COUNT", default_value_t = 4_000_000, help_heading = "Queue")]
@@ -224,8 +226,8 @@ pub struct Args {
     #[arg(long, value_name = "TIME", default_value = "30s", value_parser = duration, help_heading = "Queue")]
     pub queue_timeout: Duration,
 
-    /// Maximum number of requests, over all models, that wait while no replica of their model is available. The limits
-    /// of the queue do not apply to these requests.
+    /// Maximum number of requests, over all models, that wait while no replica of their model is available.
+    /// `--queue-requests` and `--queue-tokens` do not apply to these requests.
     ///
     /// If exceeded: further requests are rejected with 503, `no_replica`, and `Retry-After`.
     #[arg(
@@ -261,8 +263,8 @@ pub struct Args {
     /// Maximum number of prompt and completion tokens per minute for each API key. Each router counts separately. The
     /// limit has no effect without --api-keys. Default: unlimited.
     ///
-    /// If exceeded: further requests that use tokens are rejected with 429, `rate_limit_exceeded`, and `Retry-After`;
-    /// the header is omitted if a request alone exceeds the limit.
+    /// If exceeded: further requests that use tokens are rejected with 429, `rate_limit_exceeded`, and `Retry-After`
+    /// (omitted if the rejected request alone exceeds the limit).
     #[arg(long, value_name = "COUNT", help_heading = "Access")]
     pub tokens_per_minute: Option<u32>,
 
@@ -316,7 +318,7 @@ pub struct Args {
     )]
     pub max_concurrent_requests: u32,
 
-    /// Time within which a client must send the headers of a request and, counted separately, the body. Idle
+    /// Time within which a client must send the headers of a request, and within which it must then send the body. Idle
     /// connections are closed after the same time.
     ///
     /// If exceeded: the connection is closed; if only the body is late, the client first receives 408,
@@ -354,7 +356,8 @@ pub struct Args {
     #[arg(long, value_name = "URL", help_heading = "Logs and traces")]
     pub otlp_endpoint: Option<String>,
 
-    /// Among the requests without a trace header, the fraction for which the router starts a trace.
+    /// Among the requests without a trace header, the fraction that the router traces, from 0 to 1. For a request with
+    /// a trace header, the sampling decision in the header applies.
     #[arg(
         long,
         value_name = "RATIO",

@@ -63,7 +63,7 @@ pub(crate) enum Error {
     QueueTimeout { retry_after: Duration },
     #[error("no replica that can answer the request is available")]
     NoReplica,
-    #[error("no replica {} became available within x-ovfleet-timeout", awaited(.0))]
+    #[error("no replica {} became available within the time in the x-ovfleet-timeout header", awaited(.0))]
     ClientTimeout(WaitTarget),
     /// No further attempt is permitted, for example because the number of attempts has reached its limit or the retry
     /// budget is exhausted.
@@ -101,8 +101,10 @@ fn rate_problem(exceeded: &RateExceeded) -> String {
         RateKind::Tokens => "tokens",
     };
     match exceeded.retry_after {
-        Some(_) => format!("the request and earlier ones exceed the API key's limit of {kind} per minute"),
-        None => format!("the request alone exceeds the API key's limit of {kind} per minute"),
+        Some(_) => {
+            format!("the request and earlier ones together exceed the API key's limit on {kind} per minute")
+        }
+        None => format!("the request alone exceeds the API key's limit on {kind} per minute"),
     }
 }
 

@@ -264,7 +264,7 @@ async fn request_models(dispatcher: &Dispatcher, replica: &Replica) -> anyhow::R
     let head = connection.send(request).await.context("failed to list the models")?;
     anyhow::ensure!(
         !rejects_router(&head),
-        "the replica rejected this router, because its replica token is missing or invalid"
+        "the replica rejected this router, because the router's replica token is missing or invalid"
     );
     anyhow::ensure!(
         head.status.is_success(),

@@ -96,11 +96,12 @@ impl TermHistograms {
             ),
             sequence_wait: metrics.request_seconds(
                 "pick_sequence_wait",
-                "Part of the score: time until the sequences of the request can start",
+                "Part of the score: time until the replica's limit on running sequences lets the request's sequences \
+                 start",
             ),
             block_wait: metrics.request_seconds(
                 "pick_block_wait",
-                "Part of the score: time until enough KV cache blocks are free",
+                "Part of the score: time until enough KV cache blocks are free for the request",
             ),
             cache_pressure: metrics.request_seconds(
                 "pick_cache_pressure",
@@ -169,12 +170,12 @@ impl Default for Metrics {
                 .zero("ejections", "Number of times that a replica was ejected because requests to it failed"),
             expired_dispatches: metrics.zero(
                 "expired_dispatches",
-                "Requests in flight that the load reports of their replica still lacked 30 s after they were sent",
+                "Requests in flight that no load report of their replica included within 30 s of dispatch",
             ),
             score: metrics.request_seconds(
                 "pick_score",
-                "Score of the picked replica: its estimated time to the first token. Observed only if the kv policy is \
-                 applied and a replica reports its load",
+                "Score of the picked replica: its estimated time to the first token. Recorded only if the router uses \
+                 the kv policy and at least one replica reports its load",
             ),
             terms: TermHistograms::new(&mut metrics),
             pick_latency: metrics.seconds(
@@ -200,8 +201,8 @@ impl Default for Metrics {
                 .zero("requests_queued", "Requests that are waiting because all replicas are full"),
             requests_without_replica: metrics.zero(
                 "requests_without_replica",
-                "Requests that are waiting for a replica to become available, or to report its models or its \
-                 response store",
+                "Requests that are waiting for a replica to become available, or to report its models or the ID \
+                 of its response store",
             ),
             ready: metrics.zero("ready", "1 if the router accepts requests and a replica is available"),
             replicas: ReplicaGauges::new(&mut metrics),

@@ -46,8 +46,10 @@ pub enum NoReplica {
     /// No candidate accepts requests.
     #[error("no replica accepts requests")]
     Unavailable,
-    /// Candidates accept requests, but each is too small for the request or reserved for another one.
-    #[error("each replica that accepts requests is too small for this request or reserved for another one")]
+    /// Candidates accept requests, but each is too small for the request or reserved for another request.
+    #[error(
+        "every replica that accepts requests is too small for this request or reserved for another request"
+    )]
     NeverFits,
 }
 

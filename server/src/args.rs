@@ -97,8 +97,8 @@ pub struct Args {
     #[arg(long, default_value_t = 50051, help_heading = "Network")]
     pub grpc_port: u16,
 
-    /// An additional port, on the same address, that serves only `/metrics`, `/v2/health/live` and `/v2/health/ready`.
-    /// 0 selects a free port.
+    /// An additional port, on the address given by `--host`, that serves only `/metrics`, `/v2/health/live` and
+    /// `/v2/health/ready`. 0 selects a free port.
     ///
     /// Its connections do not count toward --max-connections, so that probes and scrapes succeed regardless of the
     /// number of clients. The API port serves these paths, too. Default: none.

@@ -29,13 +29,13 @@ pub struct DrainArgs {
 
     /// Maximum time that `ovfleet-server drain` waits for requests to finish.
     ///
-    /// If exceeded: the command exits with code 0 even if requests are still running, but it fails if the server has
-    /// not accepted the drain request.
+    /// If exceeded: the command exits with code 0 although requests are still running; if the server has not accepted
+    /// the drain request by then, the command fails.
     #[arg(long, value_name = "TIME", default_value = "30s", value_parser = process::units::duration)]
     pub timeout: Duration,
 
-    /// Minimum time that the command waits before it exits. During this time, routers can detect that the server is not
-    /// ready. The time is limited to --timeout.
+    /// Minimum time between the start of the command and its exit. During this time, routers can detect that the server
+    /// is not ready. A value above --timeout has the same effect as --timeout.
     #[arg(long, value_name = "TIME", default_value = "1s", value_parser = process::units::duration)]
     pub settle: Duration,
 }

@@ -175,7 +175,7 @@ impl Metrics {
             wake_time: metrics.request_seconds("wake_time", "Duration of a successful wake-up"),
             draft_time: metrics.seconds(
                 "draft_time",
-                "Time that an engine step with draft tokens spends on the draft model, if there is one",
+                "Time that the draft model takes in an engine step with draft tokens",
                 short(),
             ),
             structured_output_wait: metrics.seconds(

@@ -36,7 +36,9 @@ impl Tenant {
         tenant.ok_or_else(|| {
             Error::invalid(
                 HEADER,
-                format!("must occur only once and be {DIGITS} hexadecimal digits, neither all 0 nor all f"),
+                format!(
+                    "must occur only once and consist of {DIGITS} hexadecimal digits that are neither all 0 nor all f"
+                ),
             )
         })
     }

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""`make soak`: runs a mixed load on one server and checks for leaks, changed results and stuck requests.
+"""`make soak`: runs a mixed load against one server and checks for leaks, changed results and stuck requests.
 
 Clients send many kinds of requests concurrently: chats, streams that they abort, several choices, beams, structured
 outputs, speculative decoding, long prompts and invalid input. The KV cache is too small for all of them, so sequences

@@ -39,9 +39,11 @@ pub fn await_state<T>(
 /// The directory of the node, with its logs and process IDs.
 ///
 /// # Errors
-/// The test does not run inside a node.
+/// The test is not running inside a node.
 pub fn directory() -> anyhow::Result<PathBuf> {
-    std::env::var_os("NODE").map(PathBuf::from).context("the test does not run inside a node: run `make e2e`")
+    std::env::var_os("NODE")
+        .map(PathBuf::from)
+        .context("the test is not running inside a node; run it with `make e2e`")
 }
 
 /// Runs a program and returns its standard output.

@@ -63,7 +63,8 @@ pub struct Engine {
     #[schemars(range(min = 1, max = 65_536))]
     pub max_num_seqs: u32,
 
-    /// Maximum number of tokens that a replica processes in one step. Longer prompts are processed in chunks.
+    /// Maximum number of tokens that a replica processes in one step. Prompts that exceed this limit are processed in
+    /// chunks.
     #[schemars(range(min = 1, max = 1_048_576))]
     pub max_num_batched_tokens: u32,
 
@@ -84,8 +85,8 @@ pub struct Engine {
 
     /// Additional flags of the server. Each item is one flag with its value, such as `--max-itl=50ms`. Flags that the
     /// operator sets and flags for which the resource has a field are rejected. Unknown flags are rejected unless
-    /// `engine.image` is set. In a pod, Kubernetes replaces `$(NAME)` with the environment variable `NAME`, and `$$`
-    /// with `$`.
+    /// `engine.image` is set. In a pod, Kubernetes replaces `$(NAME)` with the value of the environment variable
+    /// `NAME`, and `$$` with `$`.
     #[schemars(length(max = 64), inner(length(min = 1, max = 1024)))]
     pub extra_args: Vec<String>,
 }
@@ -131,7 +132,7 @@ pub struct MediaSources {
         extend("x-kubernetes-validations" = formats::networks())
     )]
     pub allowed_networks: Vec<String>,
-    /// Whether replicas follow redirects to allowed URLs.
+    /// Whether replicas follow redirects to allowed URLs. If not, a request with an image URL that redirects fails.
     pub allow_redirects: bool,
 }
 
@@ -139,10 +140,10 @@ pub struct MediaSources {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 pub struct KvCache {
-    /// Size in bytes, such as `8Gi`. `resources.limits.memory` must cover this cache, the weights and another 2 GiB.
-    /// For a vision-language model, it must also cover the image encoder and the image data. Default: half of the
-    /// memory that is free after the model is loaded, but at most what `engine.maxNumSeqs` sequences of the maximum
-    /// length need.
+    /// Size of the KV cache of each replica, such as `8Gi`. `resources.limits.memory` must cover this cache, the
+    /// weights and another 2 GiB. For a vision-language model, it must also cover the image encoder and the image data.
+    /// Default: half of the memory that is free after the model is loaded, but at most as much as `engine.maxNumSeqs`
+    /// sequences of `engine.maxModelLen` tokens need.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("maxLength" = 32, "x-kubernetes-validations" = rules(&[("isQuantity(string(self)) && quantity(string(self)).compareTo(quantity('1')) >= 0", "engine.kvCache.size must be a positive number of bytes, such as 8Gi")])))]
     pub size: Option<Quantity>,

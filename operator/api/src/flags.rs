@@ -53,7 +53,7 @@ impl ExtraArgs<'_> {
                 "rule": format!("has(self.image) || !self.extraArgs.exists(argument, {is_unknown})"),
                 "message": format!("{field}.extraArgs contains a flag that the {program} does not support"),
                 "messageExpression": format!(
-                    "'{field}.extraArgs: the {program} of this version has no flag ' + {first_unknown}"
+                    "'{field}.extraArgs: the {program} of the installed ovfleet release has no flag ' + {first_unknown}"
                 ),
             },
         ])

@@ -30,15 +30,15 @@ pub struct Model {
     /// Source of the model's files. Exactly one of its fields must be set.
     pub source: Source,
 
-    /// Format of the fetched files, for the sources `hf`, `http` and `s3`: `gguf`, `openvino-ir`, or `auto`, which
-    /// detects the format from the file names.
+    /// Format of the fetched files. `auto` detects the format from the file names. This field is allowed only for the
+    /// sources `hf`, `http` and `s3`.
     #[serde(default)]
     pub format: Format,
 
-    /// Secret with the credentials for fetching the model, in the namespace of the resource. It is mounted only into
-    /// the container that fetches the model; the operator does not read it. Its keys depend on the source: `token` for
-    /// `hf`; `token` (a bearer token), or `username` and `password`, for `http`; `accessKeyId`, `secretAccessKey` and,
-    /// for temporary credentials, `sessionToken` for `s3`.
+    /// Secret with the credentials for fetching the model. The Secret must be in the namespace of the resource. It is
+    /// mounted only into the container that fetches the model; the operator does not read it. Its keys depend on the
+    /// source: `token` for `hf`; `token` (a bearer token), or `username` and `password`, for `http`; `accessKeyId`,
+    /// `secretAccessKey` and, for temporary credentials, `sessionToken` for `s3`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub credentials_secret_ref: Option<LocalReference>,
 
@@ -71,8 +71,8 @@ pub struct Fetch {
     #[schemars(extend("maxProperties" = 16))]
     pub service_account_annotations: BTreeMap<String, String>,
     /// CPU, memory and ephemeral storage of the container. Default: requests and limits of 500m CPU and 256Mi memory.
-    /// If `model.cache.mode` is `none` and `model.cache.size` is set, the default also contains a request of that size
-    /// for ephemeral storage.
+    /// If `model.cache.mode` is `none` and `model.cache.size` is set, the default also includes an ephemeral storage
+    /// request of that size.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "resources")]
     pub resources: Option<ResourceRequirements>,
@@ -109,7 +109,7 @@ pub struct Source {
     /// Objects in S3 or in a compatible service.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub s3: Option<S3Source>,
-    /// A container image with the files, which is mounted as a volume. The container runtime must support image
+    /// A container image that contains the files and is mounted as a volume. The container runtime must support image
     /// volumes. The cluster must run Kubernetes 1.35 or later, or 1.33 or later with the feature gate `ImageVolume`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub oci: Option<OciSource>,

@@ -22,8 +22,8 @@ pub struct Rollout {
     #[schemars(range(min = 0, max = 86_400))]
     pub min_ready_seconds: i32,
     /// Time without progress after which a rollout is reported as failed. The rollout continues nevertheless. This time
-    /// must be longer than `rollout.minReadySeconds`. To this time, the operator adds the estimated time to load the
-    /// model, which is 2 minutes plus 1 second for each 50 MB of the memory limit. Without a memory limit, the estimate
+    /// must be longer than `rollout.minReadySeconds`. The operator extends it by the estimated time to load the model,
+    /// which is 2 minutes plus 1 second for each 50 MB of the memory limit. Without a memory limit, the estimate
     /// assumes 64 GiB.
     pub progress_deadline: Period,
     /// Whether rollouts are paused.
@@ -46,8 +46,8 @@ impl Default for Rollout {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Drain {
-    /// Time that a replica or router has to finish its requests before they are canceled. The replica or router stops
-    /// earlier if it has finished its requests.
+    /// Maximum time that a replica or router spends finishing its requests before it stops. Requests that are still
+    /// running after this time are canceled.
     pub timeout: Period,
 }
 
@@ -62,11 +62,11 @@ impl Default for Drain {
 #[serde(rename_all = "camelCase", default)]
 #[schemars(extend("x-kubernetes-validations" = rules(&[("!(has(self.minAvailable) && has(self.maxUnavailable))", "disruption must not set both minAvailable and maxUnavailable")])))]
 pub struct Disruption {
-    /// Number or percentage of replicas that must remain available.
+    /// Number or percentage of replicas that must remain available after an eviction.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "amount_of_replicas")]
     pub min_available: Option<IntOrString>,
-    /// Number or percentage of replicas that may be unavailable.
+    /// Number or percentage of replicas that may be unavailable after an eviction.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "amount_of_replicas")]
     pub max_unavailable: Option<IntOrString>,

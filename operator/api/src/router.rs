@@ -68,10 +68,9 @@ pub struct Router {
     /// `x-session-id` header or `user` field, until the set of available replicas changes; requests with neither are
     /// routed as with `kv`.
     pub policy: Policy,
-    /// Determines which API keys share stored responses, conversations and cached prompts. `key`: no key shares them
-    /// with another. `name`: keys with the same name in the Secret share them, so that a key can be replaced without
-    /// losing access to stored items. `none`: all keys share them. This field has no effect without
-    /// `access.apiKeysSecretRef`.
+    /// Determines which API keys share stored responses, conversations and cached prompts. `key`: no two keys share
+    /// them. `name`: keys with the same name in the Secret share them, so that a key can be replaced without losing
+    /// access to stored items. `none`: all keys share them. This field has no effect without `access.apiKeysSecretRef`.
     pub key_isolation: KeyIsolation,
     /// The queue of each router, in which requests wait for a replica with capacity.
     pub queue: Queue,
@@ -89,8 +88,8 @@ pub struct Router {
     pub placement: RouterPlacement,
     /// Additional flags of the router. Each item is one flag with its value, such as `--hang-timeout=20s`. Flags that
     /// the operator sets and flags for which the resource has a field are rejected. Unknown flags are rejected unless
-    /// `router.image` is set. In a pod, Kubernetes replaces `$(NAME)` with the environment variable `NAME`, and `$$`
-    /// with `$`.
+    /// `router.image` is set. In a pod, Kubernetes replaces `$(NAME)` with the value of the environment variable
+    /// `NAME`, and `$$` with `$`.
     #[schemars(length(max = 64), inner(length(min = 1, max = 1024)))]
     pub extra_args: Vec<String>,
     /// An object that is merged into the pod template of the routers, for settings that have no field of their own. The
@@ -203,8 +202,8 @@ pub struct Queue {
     /// Maximum number of waiting requests. Further requests are rejected with 429.
     #[schemars(range(min = 0, max = 1_048_576))]
     pub requests: u32,
-    /// Maximum number of prompt tokens of waiting requests, as estimated by the router. Further requests are rejected
-    /// with 429. A request that waits alone may exceed this limit.
+    /// Maximum total number of prompt tokens in the waiting requests, as estimated by the router. Further requests are
+    /// rejected with 429. A request may exceed this limit if no other request is waiting.
     #[schemars(range(min = 0, max = 4_294_967_295_u64))]
     pub tokens: u64,
     /// Maximum time that a request waits before it is rejected with 429.
@@ -244,8 +243,8 @@ impl Default for Retry {
 pub struct Timeouts {
     /// Timeout for connecting to a replica.
     pub connect: Period,
-    /// Timeout for the first token of a streaming response. While another replica still reports its load, a hung
-    /// replica is detected earlier, because it stops sending load reports.
+    /// Timeout for the first token of a streaming response. A replica that hangs is detected earlier by its missing
+    /// load reports, provided that another replica still sends reports.
     pub first_token: Period,
     /// Time within which a replica must complete a non-streaming response of up to 1 MiB, or must begin a larger one.
     pub answer: Period,

@@ -44,7 +44,7 @@ use crate::{
         name = "KV %",
         type_ = "integer",
         json_path = ".status.kvCachePercent",
-        description = "Percentage of the blocks in all replicas' KV caches that running requests use or that are being restored from disk."
+        description = "Percentage of all replicas' KV cache blocks that are used by running requests or are being restored from disk."
     ),
     printcolumn(name = "Phase", type_ = "string", json_path = ".status.phase"),
     printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp"),
@@ -92,10 +92,10 @@ pub struct LlmDeploymentSpec {
     #[serde(default)]
     pub rollout: Rollout,
 
-    /// Policy for restarting replicas and routers after an upgrade of the operator. A new version of the operator may
-    /// use different default images or pod templates. `Auto`: the operator limits the number of resources that it
-    /// upgrades at the same time (1 by default). Resources that serve no requests are upgraded immediately and do not
-    /// count toward this limit. A resource whose upgrade fails still counts, so it can block the upgrades of other
+    /// Policy for restarting replicas and routers after an upgrade of the operator. A restart is needed if the new
+    /// version uses different default images or pod templates. `Auto`: the operator limits the number of resources that
+    /// it upgrades at the same time (1 by default). Resources that serve no requests are upgraded immediately and do
+    /// not count toward this limit. A resource whose upgrade fails still counts, so it can block the upgrades of other
     /// resources. `Manual`: as with `Auto`, but the upgrade of a resource does not start until its annotation
     /// `ovfleet.dev/upgrade` has the value of `status.release.available`. With both policies, a change to this resource
     /// that restarts replicas or routers also upgrades the restarted pods.
@@ -161,11 +161,12 @@ pub struct Access {
     /// changes; the operator does not read it. Default: no API key is required.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub api_keys_secret_ref: Option<KeysReference>,
-    /// Maximum number of requests per minute for each API key, at each router. Default: no limit.
+    /// Maximum number of requests per minute for each API key. Each router counts separately. Default: no limit.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 2_147_483_647))]
     pub requests_per_minute: Option<u32>,
-    /// Maximum number of prompt and completion tokens per minute for each API key, at each router. Default: no limit.
+    /// Maximum number of prompt and completion tokens per minute for each API key. Each router counts separately.
+    /// Default: no limit.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 2_147_483_647))]
     pub tokens_per_minute: Option<u32>,

@@ -18,7 +18,7 @@ pub struct LlmDeploymentStatus {
     pub replicas: i32,
     /// Number of replicas that are ready.
     pub ready_replicas: i32,
-    /// Number of replicas that the routers have admitted and that are ready.
+    /// Number of ready replicas that the routers have admitted.
     pub routable_replicas: i32,
     /// Number of replicas with the current pod template.
     pub updated_replicas: i32,
@@ -36,8 +36,8 @@ pub struct LlmDeploymentStatus {
     /// Digest of the model's files, as `sha256:…`, if known.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub model_digest: Option<String>,
-    /// Percentage of the blocks in all replicas' KV caches that running requests use or that are being restored from
-    /// disk. It is sampled at intervals and rounded to a multiple of 5.
+    /// Percentage of all replicas' KV cache blocks that are used by running requests or are being restored from disk.
+    /// It is sampled at intervals and rounded to a multiple of 5.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub kv_cache_percent: Option<i32>,
     /// Commit that replicas fetch from the repository in `model.source.hf`. It is the commit to which `revision`
@@ -111,7 +111,7 @@ impl Phase {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 pub struct ReleaseStatus {
-    /// State of the upgrade to the release of the operator.
+    /// State of the upgrade to the operator's release.
     pub state: UpgradeState,
     /// Image of the replicas.
     pub server_image: String,

@@ -4,7 +4,7 @@
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// Some objects could not be created, applied, patched or deleted, and a retry may succeed.
-    #[error("changes to objects failed and will be retried (number of objects: {0})")]
+    #[error("failed to change {0} of the resource's objects")]
     Apply(usize),
     /// The status could not be read.
     #[error("failed to read the status")]

@@ -47,8 +47,8 @@ impl Installation {
         match &valid.files {
             ModelFiles::Fetched(fetched) => self.fetch(fetched).await,
             ModelFiles::Mounted(_) => bail!(
-                "model.source is pvc or oci, and this machine cannot mount such a source: pass the path of the model \
-                 with --model"
+                "model.source is pvc or oci, which can be mounted only on a cluster: pass the path of the model with \
+                 --model"
             ),
         }
     }
@@ -95,7 +95,7 @@ impl Installation {
 /// executable or in PATH.
 fn program(given: Option<&Path>, name: &str) -> anyhow::Result<PathBuf> {
     if let Some(given) = given {
-        ensure!(given.is_file(), "the program {} is not a file", given.display());
+        ensure!(given.is_file(), "the program {} does not exist or is not a file", given.display());
         return Ok(given.to_owned());
     }
     let own = std::env::current_exe().context("failed to determine the path of this program")?;

@@ -122,9 +122,7 @@ fn replicas(summary: &Summary) -> ConditionState {
         updated_routable.min(desired)
     );
     if outdated > 0 {
-        message.push_str(&format!(
-            "; outdated replicas that receive requests until they are replaced: {outdated}"
-        ));
+        message.push_str(&format!("; outdated replicas that still receive requests: {outdated}"));
     }
     if let Some(awaits) = &summary.awaits {
         message.push_str(&format!("; {awaits}"));

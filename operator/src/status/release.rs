@@ -28,8 +28,8 @@ pub(super) fn release_status(
     };
     let message = match desired.upgrade {
         UpgradeStep::Wait(UpgradePermission::AwaitsApproval) => Some(format!(
-            "upgradePolicy is Manual: set the annotation {UPGRADE} to the value of status.release.available to \
-             approve this release"
+            "upgradePolicy is Manual: to approve the upgrade, set the annotation {UPGRADE} to the value of \
+             status.release.available"
         )),
         UpgradeStep::Wait(UpgradePermission::AwaitsLists) => {
             Some("the upgrade waits until the operator has listed the resources of all namespaces".to_owned())

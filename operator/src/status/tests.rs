@@ -480,7 +480,7 @@ fn replicas_of_the_former_model_are_reported_as_serving() {
     let condition = status.conditions.iter().find(|condition| condition.type_ == "ReplicasReady").unwrap();
     assert_eq!(
         condition.message,
-        "0 of 3 desired replicas are up to date and receive requests; outdated replicas that receive requests until they are replaced: 1"
+        "0 of 3 desired replicas are up to date and receive requests; outdated replicas that still receive requests: 1"
     );
     assert_eq!(reason(&status, "Available"), "True Serving");
 }

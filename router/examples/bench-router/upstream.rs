@@ -48,7 +48,7 @@ impl Upstream {
             });
         })?;
         let replicas =
-            started.await.context("the thread of the replicas ended before the replicas were started")??;
+            started.await.context("the thread of the replicas ended before it had started them")??;
         Ok(Self { replicas, gone, stop, thread: Some(thread) })
     }
 

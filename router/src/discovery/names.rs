@@ -105,7 +105,7 @@ impl FromStr for ServiceName {
             Ok(Self { namespace: namespace.map(str::to_owned), name: name.to_owned() })
         } else {
             Err(format!(
-                "{text:?} is not the name of a Service: use NAMESPACE/NAME or NAME, each with at most 63 lowercase \
+                "{text:?} is not the name of a Service: use NAMESPACE/NAME or NAME, each with 1 to 63 lowercase \
                  letters, digits and hyphens"
             ))
         }

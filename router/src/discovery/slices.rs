@@ -80,7 +80,7 @@ pub async fn follow<F: Future<Output = ()>>(
         if listed.is_none() {
             let present = replicas(known.values(), ports);
             if last.as_ref() != Some(&present) {
-                tracing::info!(%service, replicas = present.len(), "the endpoints have changed");
+                tracing::info!(%service, replicas = present.len(), "the endpoints of the Service have changed");
                 last = Some(present.clone());
                 on_change(present).await;
             }

@@ -193,12 +193,12 @@ async fn a_request_without_a_replica_says_whose_timeout_has_expired() {
     assert_eq!(expired, PlacementError::ClientTimeout(WaitTarget::Model));
     assert_eq!(
         Error::from(expired).to_string(),
-        "no replica of the model became available within x-ovfleet-timeout"
+        "no replica of the model became available within the time in the x-ovfleet-timeout header"
     );
     let expired = PlacementError::ClientTimeout(WaitTarget::StoredObject);
     assert_eq!(
         Error::from(expired).to_string(),
-        "no replica with the stored object became available within x-ovfleet-timeout"
+        "no replica with the stored object became available within the time in the x-ovfleet-timeout header"
     );
     for timeout in [None, Some(3600)] {
         let expired = place(timeout).await.unwrap_err();

@@ -347,7 +347,7 @@ fn a_request_without_a_replica_is_rejected_by_timeout_or_limit() {
     );
     assert_eq!(
         error["error"]["message"],
-        "no replica of the model became available within x-ovfleet-timeout"
+        "no replica of the model became available within the time in the x-ovfleet-timeout header"
     );
     let router = Router::unready(&[&nobody, "--replica-wait-requests=0", "--replica-wait-timeout=1h"]);
     assert_eq!(router.post(CHAT, &chat("m", false)).status, 503);

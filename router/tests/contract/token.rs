@@ -256,7 +256,7 @@ fn a_router_that_replicas_reject_serves_no_requests_and_logs_the_reason() {
     let replica = GuardedReplica::start(OLD);
     let (_directory, flag) = token_file(NEW);
     for (reports, reason) in
-        [(true, "no valid replica token"), (false, "its replica token is missing or invalid")]
+        [(true, "no valid replica token"), (false, "the router's replica token is missing or invalid")]
     {
         let router = Router::unready(&[&replica.argument(reports), &flag]);
         router.await_log(reason);

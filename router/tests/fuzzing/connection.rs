@@ -134,8 +134,12 @@ impl FuzzTarget {
         let held = (self.app.requests_in_flight(), self.app.bodies().reserved(), waiting, booked);
         let (requests, bytes, waiters, booked) = held;
         let is_nothing = held == (0, 0, (0, 0), 0);
-        (!is_nothing)
-            .then(|| format!("{requests} requests, {bytes} bytes, {waiters:?} waiting, {booked} booked"))
+        (!is_nothing).then(|| {
+            format!(
+                "{requests} requests in flight, {bytes} bytes of bodies, {waiters:?} requests waiting (queued, without \
+                 an available replica), {booked} requests booked"
+            )
+        })
     }
 }
 

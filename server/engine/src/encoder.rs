@@ -349,7 +349,10 @@ impl EncoderThread {
         // Unwind safety: after a panic, the encoder is used for the next image, as it is after an error.
         let result = catch_unwind(AssertUnwindSafe(|| self.encoder.sleep(level)));
         if result.is_err() {
-            tracing::warn!(?level, "the image encoder panicked; it may not have released its memory");
+            tracing::warn!(
+                ?level,
+                "the image encoder panicked while going to sleep; it may not have released its memory"
+            );
         }
     }
 

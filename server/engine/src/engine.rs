@@ -69,7 +69,9 @@ pub enum StartError {
     Thread(#[source] std::io::Error),
     /// The number of adapters in the identity of stored blocks is not that of the runner, so a block that was computed
     /// with one adapter could be used with another.
-    #[error("the identity of evicted blocks covers {known} adapters, but the model has {adapters}")]
+    #[error(
+        "the identity of stored blocks includes the digests of {known} adapters, but the model has {adapters} adapters"
+    )]
     UnknownAdapters {
         /// Number of adapters in [`SpillIdentity`](crate::SpillIdentity).
         known: usize,

@@ -93,7 +93,7 @@ fn describe(rejection: &Rejection) -> String {
     match rejection {
         Rejection::EmptyPrompt => "the prompt is empty".to_owned(),
         Rejection::TooLong { prompt_tokens, max_model_len } => format!(
-            "a prompt of {prompt_tokens} tokens and the requested tokens exceed the maximum length of \
+            "the {prompt_tokens} prompt tokens and the requested output tokens together exceed the maximum length of \
              {max_model_len} tokens"
         ),
         Rejection::TooManySequences { num_sequences, max_num_seqs } => {

@@ -38,7 +38,7 @@ pub const REFERENCES_MAX: usize = 256;
 ///
 /// If exceeded: 400, `invalid_value`.
 pub const GRAMMAR_BYTES_MAX: usize = 256 << 10;
-/// Number of rules and groups of a grammar, counted as the characters `:`, `(`, `[` and `~` in its Lark text.
+/// Number of rules and groups of a grammar (each `:`, `(`, `[` and `~` in its Lark text counts as one).
 ///
 /// If exceeded: 400, `invalid_value`.
 pub const GRAMMAR_GROUPS_MAX: usize = 16_384;

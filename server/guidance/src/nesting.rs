@@ -64,8 +64,8 @@ pub(crate) fn check_grammar(lark: &str, at: &str) -> Result<(), FormError> {
         return Err(FormError::new(
             at,
             format!(
-                "has more than {GRAMMAR_GROUPS_MAX} rules and groups, counted as the characters `:`, `(`, `[` and `~` in \
-                 its Lark text"
+                "has more than {GRAMMAR_GROUPS_MAX} rules and groups (each `:`, `(`, `[` and `~` in its Lark text \
+                 counts as one)"
             ),
         ));
     }

@@ -133,7 +133,7 @@ fn errors_name_the_field_that_determines_the_size_of_a_tile() {
         assert_eq!(
             message(config("llava"), preprocessor),
             format!(
-                "preprocessor_config.json: {field} is 8x8, which gives no image token with patches of 14 pixels"
+                "preprocessor_config.json: {field} is 8x8, which yields no image tokens with patches of 14x14 pixels"
             )
         );
     }

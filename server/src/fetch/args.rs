@@ -39,7 +39,7 @@ pub struct FetchArgs {
     #[arg(long, value_name = "URL", default_value = "https://huggingface.co", help_heading = "Source")]
     pub hf_endpoint: String,
 
-    /// The URL of a file.
+    /// The URL of the file to fetch.
     #[arg(long, value_name = "URL", help_heading = "Source")]
     pub url: Option<String>,
 
@@ -55,7 +55,8 @@ pub struct FetchArgs {
     #[arg(long, value_name = "URL", help_heading = "Source")]
     pub s3_endpoint: Option<String>,
 
-    /// The expected SHA-256 digest of the file. The source must consist of a single file.
+    /// The expected SHA-256 digest of the file, as 64 lowercase hexadecimal digits. The source must consist of a single
+    /// file.
     #[arg(long, value_name = "DIGITS", help_heading = "Source")]
     pub sha256: Option<String>,
 
@@ -84,9 +85,9 @@ pub struct FetchArgs {
     #[arg(long, value_name = "SECONDS", default_value_t = 60)]
     pub idle_timeout: u64,
 
-    /// Maximum number of consecutive attempts in which `ovfleet-server fetch` fails to list the files or receives no
-    /// data for a file. Attempts that discard the downloaded part of a file are counted separately, with the same
-    /// limit.
+    /// Maximum number of consecutive failed attempts of `ovfleet-server fetch` to list the files or to download a file.
+    /// An attempt that downloads a part of the file resets the count. Attempts that discard the downloaded part of a
+    /// file are counted separately, with the same limit.
     ///
     /// If exceeded: the command fails with exit code 21 (the source is too slow) or 22 (the source cannot be reached or
     /// returns an error).

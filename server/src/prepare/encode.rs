@@ -83,7 +83,7 @@ impl Encoder<'_> {
     ) -> Result<Vec<TokenId>, Error> {
         let reservation = self.model.tokenizer_memory.reserve(text.len()).map_err(|AboveBudget { max }| {
             let problem = format!(
-                "the text to tokenize has {} bytes (limit: {max} bytes, which follows from --max-tokenizer-memory)",
+                "the text to tokenize has {} bytes (limit: {max} bytes, derived from --max-tokenizer-memory)",
                 text.len()
             );
             Error::coded("string_above_max_length", self.param, problem)

@@ -93,8 +93,8 @@ pub(super) fn read(
         num_pixels += image.num_pixels;
         if num_pixels > IMAGE_PIXELS_TOTAL_MAX {
             let problem = format!(
-                "the images up to this one have {num_pixels} pixels (limit: {IMAGE_PIXELS_TOTAL_MAX} pixels in all images of \
-                 a request)"
+                "this image and the images before it have {num_pixels} pixels in total (limit: \
+                 {IMAGE_PIXELS_TOTAL_MAX} pixels in all images of a request)"
             );
             return Err(Error::coded("array_above_max_length", image.param, problem));
         }
@@ -116,9 +116,8 @@ fn check_bytes(references: &[(&ImageUrl, String)], media: &Media) -> Result<(), 
         bytes += text.map_or(0, |text| decoded_len_estimate(text.len()));
         if bytes > bytes_max {
             let problem = format!(
-                "all fetched images, and the images in data: URLs up to this one, take {bytes} bytes \
-                 (limit: {bytes_max} bytes, the part of --max-buffered-body-bytes that is not reserved for small \
-                 bodies)"
+                "the images in data: URLs up to this one and all fetched images have {bytes} bytes in total (limit: \
+                 {bytes_max} bytes, the part of --max-buffered-body-bytes that is not reserved for small bodies)"
             );
             return Err(Error::coded("array_above_max_length", param, problem));
         }
@@ -369,8 +368,8 @@ fn reserve_memory(images: &[ConversationImage], reader: &ImageReader) -> Result<
         bytes += layout.input_bytes;
         if bytes > bytes_max {
             let problem = format!(
-                "the images up to this one take {bytes} bytes after preprocessing (limit: {bytes_max} bytes, \
-                 --max-image-memory)"
+                "this image and the images before it take {bytes} bytes in total after preprocessing (limit: \
+                 {bytes_max} bytes, --max-image-memory)"
             );
             return Err(Error::coded("array_above_max_length", param, problem));
         }

@@ -117,8 +117,8 @@ fn candidates(generation: &Generation, choices: u32, stream: bool) -> Result<u32
     }
     if best_of > choices && stream {
         let problem = format!(
-            "{best_of} is greater than n ({choices}), which cannot be combined with stream: the best choices are known \
-             only at the end"
+            "must be equal to n ({choices}), not {best_of}, if stream is true: the best choices are known only at the \
+             end"
         );
         return Err(Error::invalid("best_of", problem));
     }

@@ -171,8 +171,8 @@ impl ResolvedParameters {
         let scored = self.sampling.prompt_logprobs.map_or(0, |top| u64::from(top) + 1);
         if tokens * choices * scored > LOGPROBS_TOTAL_MAX {
             let problem = format!(
-                "{tokens} prompt tokens would have more than {LOGPROBS_TOTAL_MAX} log probabilities over all choices \
-                 (choices per prompt: {choices}, log probabilities of each token: {scored})"
+                "{tokens} prompt tokens exceed the limit of {LOGPROBS_TOTAL_MAX} log probabilities over all choices \
+                 (choices per prompt: {choices}, log probabilities per token: {scored})"
             );
             return Err(Error::coded("integer_above_max_value", param, problem));
         }
@@ -200,8 +200,8 @@ impl ResolvedParameters {
             if let Some(TokensMax { param, tokens, source: LimitSource::Request }) = tokens_max {
                 let problem = match self.implied_logprobs() {
                     None => format!(
-                        "{tokens} tokens per choice would have more than {LOGPROBS_TOTAL_MAX} log probabilities over all \
-                         choices (choices: {choices}, log probabilities of each token: {logprobs})"
+                        "{tokens} tokens per choice exceed the limit of {LOGPROBS_TOTAL_MAX} log probabilities over all \
+                         choices (choices: {choices}, log probabilities per token: {logprobs})"
                     ),
                     Some(cause) => format!(
                         "with {cause}, {tokens} tokens per choice exceed the limit of {LOGPROBS_TOTAL_MAX} tokens over all \
@@ -234,7 +234,7 @@ impl ResolvedParameters {
         let tokens_min = self.text.tokens_min;
         if tokens_min > tokens_max {
             let problem =
-                format!("{tokens_min} is greater than the {tokens_max} tokens that may be generated");
+                format!("{tokens_min} is greater than {tokens_max}, the maximum number of generated tokens");
             return Err(Error::coded("integer_above_max_value", "min_tokens", problem));
         }
         Ok(())

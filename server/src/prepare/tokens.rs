@@ -155,7 +155,7 @@ fn pad(lists: &mut [Vec<TokenId>], wire: &TokenizeRequest, tokenizer: &Tokenizer
     };
     if lists.len().saturating_mul(length) > TOKENS_MAX {
         let problem = format!(
-            "padding each text to {length} tokens exceeds the limit of {TOKENS_MAX} tokens (texts: {})",
+            "padding each text to {length} tokens exceeds the limit of {TOKENS_MAX} tokens in all texts (texts: {})",
             lists.len()
         );
         return Err(Error::coded("integer_above_max_value", "max_length", problem));

@@ -33,7 +33,7 @@ pub(super) async fn fetch(
         let bytes_max = app.body_bytes().large_bytes_max();
         if media.bytes() + bytes.len() > bytes_max {
             let problem = format!(
-                "the fetched images of the request total more than {bytes_max} bytes, the part of \
+                "the fetched images of the request exceed the limit of {bytes_max} bytes, the part of \
                  --max-buffered-body-bytes that is not reserved for small bodies"
             );
             return Err(Error::coded("array_above_max_length", param, problem));

@@ -30,7 +30,7 @@ pub(super) async fn spawn_services(
 ) {
     if let Some(token) = token.clone() {
         tracing::info!(
-            "API requests, and calls to the gRPC service ovfleet.v1alpha1.Replica, require a replica token"
+            "API requests and calls to the gRPC service ovfleet.v1alpha1.Replica require a replica token"
         );
         services.spawn(follow(token));
     }

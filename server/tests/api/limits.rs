@@ -180,7 +180,7 @@ async fn an_answer_that_could_have_too_many_log_probabilities_is_rejected() {
         assert_eq!((&error["code"], &error["param"]), (&json!("integer_above_max_value"), &json!(param)));
         let message = error["message"].as_str().unwrap();
         assert!(
-            message.starts_with(&format!("{param}: 800 tokens per choice would have more than 2097152 ")),
+            message.starts_with(&format!("{param}: 800 tokens per choice exceed the limit of 2097152 ")),
             "{error}"
         );
     }

@@ -257,7 +257,7 @@ async fn invalid_parameters_that_both_endpoints_share_are_rejected() {
         400 invalid_type max_tokens | max_tokens: 1e+30 is not an integer from 0 to 4294967295
         400 context_length_exceeded max_tokens | max_tokens: 2 prompt tokens and 100000 generated tokens exceed the context length of 512 tokens
         400 context_length_exceeded max_completion_tokens | max_completion_tokens: 2 prompt tokens and 100000 generated tokens exceed the context length of 512 tokens
-        400 integer_above_max_value min_tokens | min_tokens: 9 is greater than the 8 tokens that may be generated
+        400 integer_above_max_value min_tokens | min_tokens: 9 is greater than 8, the maximum number of generated tokens
         400 integer_below_min_value n | n: 0 is not an integer from 1 to 128
         400 integer_above_max_value n | n: 129 is not an integer from 1 to 128
         400 integer_below_min_value best_of | best_of: 0 is not an integer from 1 to 128
@@ -294,7 +294,7 @@ async fn invalid_parameters_that_both_endpoints_share_are_rejected() {
         400 invalid_value logit_bias.259 | logit_bias.259: token 259 is not in the vocabulary of 259 tokens
         400 invalid_type logit_bias.1 | logit_bias.1: "a" is not a number from -100 to 100
         400 decimal_above_max_value logit_bias.1 | logit_bias.1: 101 is not a number from -100 to 100
-        400 invalid_value response_format.type | response_format.type: must be text, json_object, json_schema, structural_tag, or a format of a structural tag, not "no-such"
+        400 invalid_value response_format.type | response_format.type: must be text, json_object, json_schema, structural_tag or the type of a structural tag format, not "no-such"
         400 missing_required_parameter response_format.type | response_format.type: is missing
     "#]]).await;
 }

@@ -118,7 +118,7 @@ async fn invalid_tokenize_requests_are_rejected() {
         (
             json!({"model": "test-model", "text": "a", "pad_to_max_length": true, "max_length": 4_000_000}),
             "max_length",
-            "max_length: padding each text to 4000000 tokens exceeds the limit of 1048576 tokens (texts: 1)",
+            "max_length: padding each text to 4000000 tokens exceeds the limit of 1048576 tokens in all texts (texts: 1)",
         ),
         (
             json!({"model": "test-model", "text": "a", "padding_side": "up"}),

@@ -21,7 +21,7 @@ pub fn colliding_aliases(file: &RustFile) -> Vec<Finding> {
     let finding = |alias: Alias| {
         let Alias { name, alias } = alias;
         let message = format!(
-            "{name} is imported as {alias} next to another {name} of this workspace; rename one type"
+            "imports {name} as {alias} and also uses another {name} of this workspace; rename one type"
         );
         Finding::new(&file.path, message)
     };
@@ -87,7 +87,7 @@ mod tests {
 
     #[test]
     fn finds_aliases_beside_another_type_of_ours() {
-        let message = "Delta is imported as Other next to another Delta of this workspace; rename one type";
+        let message = "imports Delta as Other and also uses another Delta of this workspace; rename one type";
         assert_eq!(messages("use server_parsers::{Delta as Other}; use super::delta::Delta;"), [message]);
         assert_eq!(messages("use crate::a::{Delta as Other, b}; struct Delta;"), [message]);
     }

@@ -170,8 +170,10 @@ fn stale_lock(tree: &Tree, directory: &str) -> Vec<Finding> {
             locked.filter_map(Value::as_str).filter_map(|locked| locked.split(' ').next()).collect();
         let is_locked = |dependency: &str| locked.contains(&dependency);
         for dependency in required(&manifest).into_iter().filter(|dependency| !is_locked(dependency)) {
-            let message =
-                format!("does not record that {name} depends on {dependency}: build the fuzz targets");
+            let message = format!(
+                "does not record that {name} depends on {dependency}: run `cargo update --workspace --manifest-path \
+                 {directory}/Cargo.toml`"
+            );
             findings.push(Finding::new(&path, message));
         }
     }

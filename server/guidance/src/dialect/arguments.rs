@@ -133,9 +133,7 @@ impl<'a> Root<'a> {
         loop {
             if let Some(reference) = schema.get("$ref").and_then(Value::as_str) {
                 if followed == REFERENCES_MAX {
-                    let problem = format!(
-                        "is a reference that exceeds the limit of {REFERENCES_MAX} consecutive references"
-                    );
+                    let problem = format!("is part of a chain of more than {REFERENCES_MAX} references");
                     return Err(FormError::new(at, problem));
                 }
                 followed += 1;

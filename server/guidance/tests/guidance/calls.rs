@@ -181,7 +181,7 @@ fn schemas_of_arguments_may_have_as_many_consecutive_references_as_the_limit() {
     check(&chain(16), &["a=1"], &[""]);
     let error = COMPILER.compile(&chain(17)).unwrap_err();
     assert_eq!(error.at, "parameters.$defs.16");
-    assert_eq!(error.problem, "is a reference that exceeds the limit of 16 consecutive references");
+    assert_eq!(error.problem, "is part of a chain of more than 16 references");
 }
 
 #[test]

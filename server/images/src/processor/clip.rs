@@ -58,8 +58,9 @@ impl Clip {
             ClipResize::ShortestEdge(_) | ClipResize::Exact(_) => (read_crop(preprocessor)?, "crop_size"),
         };
         if crop.width > smallest.width || crop.height > smallest.height {
-            let problem =
-                format!("is {crop}, which does not fit into the smallest resized image ({smallest})");
+            let problem = format!(
+                "is {crop}, which does not fit into the smallest possible resized image ({smallest})"
+            );
             return Err(preprocessor.fault("crop_size", problem));
         }
         let patch = model.count_up_to("vision_config.patch_size", TILE_EDGE_MAX)?;
@@ -77,7 +78,8 @@ impl Clip {
         };
         let num_tokens = (patches + u32::from(has_class_token)).saturating_sub(u32::from(drops_first));
         if num_tokens == 0 {
-            let problem = format!("is {crop}, which gives no image token with patches of {patch} pixels");
+            let problem =
+                format!("is {crop}, which yields no image tokens with patches of {patch}x{patch} pixels");
             return Err(preprocessor.fault(crop_field, problem));
         }
         Ok(Self {

@@ -66,7 +66,7 @@ impl Idefics3 {
         let tokens = f64::from((image_size / patch).pow(2)) / f64::from(scale).powi(2);
         if tokens < 1.0 {
             let patches = (image_size / patch).pow(2);
-            let problem = format!("is {scale}, which gives no token for the {patches} patches of a tile");
+            let problem = format!("is {scale}, which yields no tokens for the {patches} patches of a tile");
             return Err(model.fault("scale_factor", problem));
         }
         let is_split = preprocessor.optional_bool("do_image_splitting")? != Some(false);

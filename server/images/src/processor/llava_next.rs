@@ -58,8 +58,8 @@ impl LlavaNext {
             pinpoints.and_then(|values| values.iter().map(resolution).collect());
         let resolutions = resolutions.filter(|resolutions| !resolutions.is_empty()).ok_or_else(|| {
             let problem = format!(
-                "must be a list of one or more [height, width] pairs of at most {TILES_MAX} tiles each, and both sides \
-                 must be multiples of {}",
+                "must be a non-empty list of [height, width] pairs; both sides must be multiples of {}, and each pair \
+                 must cover 1 to {TILES_MAX} tiles",
                 tile.height
             );
             file.fault("image_grid_pinpoints", problem)

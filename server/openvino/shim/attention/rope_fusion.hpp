@@ -1,5 +1,5 @@
-// Finds the split of the merged projection and the rotary embeddings before an attention layer. The native attention can
-// compute them itself.
+// Finds the operations before an attention layer that the native attention can perform itself: the split of the merged
+// projection, and the rotary embeddings.
 #pragma once
 
 #include <optional>

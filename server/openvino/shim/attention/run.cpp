@@ -20,8 +20,8 @@ constexpr size_t SERIAL_PRODUCTS = 1 << 17;
 // most `GRAINS_PER_THREAD` such groups of items per thread, threads take single items instead.
 constexpr size_t ITEM_GRAIN = 4, GRAINS_PER_THREAD = 8;
 
-// A decode is divided into parts if attending to all of its keys in one KV head takes more than 1 /
-// `UNDIVIDED_FRACTION` of the time that each thread works in the step.
+// A decode is divided into parts if its attention in one KV head is more than 1 / `UNDIVIDED_FRACTION` of the work that each
+// thread has, on average, in the step.
 constexpr size_t UNDIVIDED_FRACTION = 4;
 
 // Sorts items by their owners, and stores where the items of each owner begin.
@@ -75,8 +75,8 @@ struct alignas(ALIGNMENT) Done {
     std::atomic<size_t> items;
 };
 
-// Adds the chunks of a sequence, whose keys and values are stored before the work items run. No two chunks write to the same
-// block.
+// Divides the new tokens of a sequence into chunks, and adds an item for each chunk and KV head to `stored`. No two chunks
+// write to the same block.
 void add_stored(const Layer& layer, const Sequence& sequence, std::vector<StoreItem>& stored) {
     for (size_t begin = 0, end; begin < sequence.count; begin = end) {
         const size_t next = (sequence.past + begin) / STORED_TOKENS * STORED_TOKENS + STORED_TOKENS;
@@ -86,9 +86,9 @@ void add_stored(const Layer& layer, const Sequence& sequence, std::vector<StoreI
     }
 }
 
-// Assigns work to the slots of the arena. If the projections divide the rows among threads, the owner of a token's attention
-// usually also owns the token's row in the projections. If there are several groups of threads, each group computes some of the
-// KV heads, so that the cache of these heads is on the NUMA node of the group.
+// Assigns each item to a slot of the arena, which is its owner. If the projections divide the rows among threads, the owner of
+// a token's attention usually also owns the token's row in the projections. If there are several groups of threads, each group
+// computes some of the KV heads, so that the cache of these heads is on the NUMA node of the group.
 class Owners {
 public:
     Owners(const Layer& layer, size_t tokens)
@@ -147,7 +147,8 @@ void add_items(const Kernels& kernels, const Layer& layer, const Sequence& seque
     }
 }
 
-// Finds the items whose partial results are merged. The items of a decode and a KV head follow each other.
+// Finds the items whose partial results are merged. The items of one decode and KV head are consecutive, so each item is only
+// compared with the previous one.
 void find_merges(Work& work) {
     const auto& items = work.items;
     work.merges.clear();

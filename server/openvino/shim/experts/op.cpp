@@ -59,7 +59,7 @@ std::shared_ptr<ov::Node> ExpertsOp::clone_with_new_inputs(const ov::OutputVecto
 
 bool ExpertsOp::visit_attributes(ov::AttributeVisitor& visitor) {
     auto& [count, used, has_biases, gate_up, down] = experts_;
-    // The other members of `experts_` follow from these.
+    // The other members of `experts_` are computed from these.
     std::vector<int64_t> all{int64_t(count),
                              int64_t(used),
                              int64_t(gate_up.K),

@@ -87,7 +87,7 @@ fn response_format(map: &Map<String, Value>, at: &str) -> Result<Option<Form>, E
         }
         kind => {
             let problem = format!(
-                "must be text, json_object, json_schema, structural_tag, or a format of a structural tag, not {kind:?}"
+                "must be text, json_object, json_schema, structural_tag or the type of a structural tag format, not {kind:?}"
             );
             Err(Error::invalid(format!("{at}.type"), problem))
         }

@@ -61,7 +61,7 @@ fn with(mut request: Value, parameters: Value) -> Value {
 
 /// Asserts that a request is rejected because of the number of log probabilities.
 fn assert_rejected(result: &Result<u32, Error>, param: &str) {
-    assert_rejected_with(result, param, "would have more than 2097152 log probabilities over all choices");
+    assert_rejected_with(result, param, "exceed the limit of 2097152 log probabilities over all choices");
 }
 
 /// Asserts that a request is rejected with a message that contains `problem`.

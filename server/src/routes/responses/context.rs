@@ -171,8 +171,8 @@ impl<'a> Lookup<'a> {
     fn count_bytes(&mut self, bytes: u64, param: &str) -> Result<(), Error> {
         self.bytes_left = self.bytes_left.checked_sub(bytes).ok_or_else(|| {
             let problem = format!(
-                "the history of the request and the stored items that it refers to have more than {CONTEXT_BYTES_MAX} \
-                 bytes in total; start a new conversation with a summary"
+                "the history of the request and the stored items to which the request refers have more than \
+                 {CONTEXT_BYTES_MAX} bytes in total; start a new conversation from a summary of the history"
             );
             Error::coded("context_length_exceeded", param, problem)
         })?;
@@ -244,8 +244,8 @@ impl<'a> Chain<'a> {
 
 fn too_long(name: &str) -> Error {
     let problem = format!(
-        "the chain of responses up to {name:?} has more than {CHAIN_MAX} responses; start a new conversation with a \
-         summary"
+        "the chain of responses up to {name:?} has more than {CHAIN_MAX} responses; start a new conversation from a \
+         summary of these responses"
     );
     Error::invalid("previous_response_id", problem)
 }

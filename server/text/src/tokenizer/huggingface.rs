@@ -127,8 +127,9 @@ fn add_tokens_of_config(inner: &mut tokenizers::Tokenizer, config: &JsonFile) ->
             .add_tokens([token])
             .map_err(|error| config.fault(FIELD, &format!("cannot be used: {error}")))?;
         if inner.token_to_id(&content) != Some(id) {
-            let problem =
-                format!("gives {content:?} the ID {id}, which is not the next free ID after those of {FILE}");
+            let problem = format!(
+                "assigns {content:?} the ID {id}, which is not the next free ID after the IDs in {FILE}"
+            );
             return Err(config.fault(FIELD, &problem));
         }
     }

@@ -4,14 +4,14 @@
 // tokens, for all heads that share a KV head.
 //
 // The output of a query depends only on the query, its position, and the keys and values to which it attends. It does not
-// depend on the division into items or on the format in which a tile reads blocks. Without sparse attention, which selects keys
-// for a whole tile, it does not depend on the other queries of its tile either. Chunks and parts begin at multiples of their
-// lengths in the sequence, each sum is computed in a fixed order, and a key to which a query does not attend adds a zero. All
-// compiled copies of a loop round in the same way, because operations are fused only by `fused_multiply_add`, and never by the
-// compiler (-ffp-contract=off).
+// depend on how the work is divided into items, or on the format in which a tile reads blocks. Unless sparse attention selects
+// the keys for a whole tile, it does not depend on the other queries of the tile either. This holds because chunks and parts
+// begin at positions that are multiples of their lengths, each sum is computed in a fixed order, and a key to which a query
+// does not attend adds a zero. All compiled copies of a loop round in the same way, because operations are fused only by
+// `fused_multiply_add`, and never by the compiler (-ffp-contract=off).
 //
-// The only functions of the standard library that this file uses are memcpy and memset: other files could otherwise call the
-// copies of the library's inline functions that are compiled here for this instruction set.
+// This file uses no functions of the standard library except memcpy and memset. Otherwise, the linker could keep the copies of
+// inline functions that are compiled here, and a processor without this instruction set would then run them.
 #include "products_tiles.hpp"
 #include "sparse.hpp"
 #include "u4.hpp"
@@ -28,10 +28,10 @@ struct Sums {
 struct Tile {
     size_t count;
     float *queries, *scores;
-    // The sums of the current part of the keys, and of the parts before it.
+    // The sums over the current part of the keys, and over the parts before it.
     Sums part, before;
-    // If products are computed in bf16: the queries, and the softmax weights of a chunk, as pairs of bf16. With AMX, only
-    // large tiles use these arrays, because small tiles multiply vectors of floats.
+    // The queries, and the softmax weights of a chunk, as pairs of bf16. These arrays are only used if products are computed in
+    // bf16. With AMX, only large tiles use them, because small tiles multiply vectors of floats.
     uint32_t *query_pairs, *weight_pairs;
     // For large tiles: the keys or values of a block (with AMX, the values of a whole chunk), converted to the format in which
     // they are multiplied.
@@ -176,7 +176,7 @@ KeyRange visible_keys(const Layer& layer, const WorkItem& item, size_t query, si
     return {within(from), within(layer.is_bidirectional ? item.sequence->past + item.sequence->count : position + 1)};
 }
 
-// The keys or values of a block, the position of the block in its chunk, and the memory to prefetch because it is read next.
+// The keys or values of a block, the position of the block in its chunk, and the memory to prefetch, which is read next.
 struct BlockRef {
     const uint8_t* block;
     size_t at;
@@ -301,8 +301,8 @@ public:
                               CHUNK_KEYS});
     }
     void finish_query(size_t query) {
-        // Stores from tile registers are slow if they are more than half a microsecond apart. The softmax takes about 0.2 ns
-        // for each score, and therefore a fifth of a microsecond for 8 queries with 128 scores each.
+        // Stores from tile registers are slow if they are more than half a microsecond apart, so one is executed after every 8
+        // queries. The softmax of 8 queries with 128 scores each takes about 0.2 microseconds (0.2 ns for each score).
         if (query % 8 == 7) registers_.keep_storing();
     }
     void accumulate_block(const Layer& layer, const Tile& tile, const BlockRef& ref) {
@@ -579,8 +579,8 @@ void attend_as(const Layer& layer, const WorkItem& item, const StepTensors& tens
 }
 
 // Returns the factor by which the sum of the weighted values of a query is multiplied to obtain the output. `maximum` is the
-// largest score over all keys, and `total` is the sum of their weights. The sink of a head contributes to the sum of the
-// weights like the score of an additional key whose value vector is zero.
+// largest score over all keys, and `total` is the sum of their weights. The sink of a head acts like the score of an additional
+// key whose value vector is zero.
 inline float inverse_total(const Layer& layer, const WorkItem& item, const StepTensors& tensors, size_t query, float maximum,
                            float total) {
     if (!tensors.sinks) return 1 / total;

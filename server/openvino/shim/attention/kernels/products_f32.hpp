@@ -16,8 +16,8 @@ constexpr size_t SCORE_QUERIES = 4, SCORE_VECTORS = 2, VALUE_QUERIES = 4, VALUE_
 constexpr size_t SCORE_QUERIES = 1, SCORE_VECTORS = BLOCK_VECTORS, VALUE_QUERIES = 3, VALUE_VECTORS = 4;
 #endif
 
-// Prefetches memory that will be read soon, a small part in each iteration of a loop, to avoid delaying the current reads. The
-// processor cannot predict the addresses of blocks.
+// Prefetches the memory that is read next, because the processor cannot predict the addresses of blocks. Each iteration of a
+// loop prefetches only a small part of this memory, to avoid delaying the current reads.
 struct Prefetch {
     const uint8_t* at;
     size_t step;
@@ -25,13 +25,13 @@ struct Prefetch {
         __builtin_prefetch(at);
         at += step;
     }
-    // Returns a prefetch that stays at the same address. It is for a loop that reads the same block as an earlier loop, which
-    // has already prefetched the memory that is read after this block.
+    // Returns a prefetch that stays at the same address. Use it if a loop reads a block again: the first loop over the block
+    // has already prefetched the memory that is read after the block.
     Prefetch without_progress() const { return {at, 0}; }
 };
 
-// Computes the scores of `R` queries with some keys of a block, starting at the vector `first`. Products are summed in the
-// order of the dimensions, regardless of `R`.
+// Computes the scores of `R` queries with the keys in `SCORE_VECTORS` vectors of a block, starting at vector `first`. Products
+// are summed in the order of the dimensions, regardless of `R`.
 template <typename T, size_t R>
 inline void score_tile(const Layer& layer, const uint8_t* block, size_t first, const float* queries, float* scores,
                        Prefetch& prefetch) {

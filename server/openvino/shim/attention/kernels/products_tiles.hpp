@@ -5,8 +5,8 @@
 // scores, the indices of these numbers are the dimensions of a group; for weighted values, they are the tokens of a block. The
 // products with even indices are added one after another, each with one rounding. Those with odd indices are added in the same
 // way to a second sum. Then the two sums are added, and the result is added to the previous sum. The functions for vectors add
-// in the same order. Therefore the result of a query does not depend on whether tile registers or vectors compute it, and this
-// choice may depend on the number of queries that are computed together.
+// in the same order. Therefore tile registers and vectors yield the same result for a query, so the choice between them may
+// depend on the number of queries that are computed together.
 #pragma once
 
 #include "products_f32.hpp"
@@ -17,8 +17,8 @@
 
 namespace {
 
-// The number of columns of a tile register of sums, and the number of elements of a row or column that a product of two
-// registers multiplies.
+// The number of columns of a tile register of sums, and the number of bf16 elements of each row and each column in a
+// multiplication of two registers.
 constexpr size_t TILE_COLUMNS = TILE_ROW_BYTES / sizeof(float), TILE_DEPTH = TILE_ROW_BYTES / sizeof(bf16);
 static_assert(KEY_GROUP == TILE_DEPTH && BLOCK_TOKENS == TILE_DEPTH && TILE_COLUMNS % LANES == 0);
 // The number of pairs of bf16 in a tile register of rows or columns.
@@ -26,7 +26,7 @@ constexpr size_t REGISTER_PAIRS = TILE_ROWS * TILE_COLUMNS;
 
 #if defined(__x86_64__)
 
-// Tile registers treat subnormal numbers as zeros and round to nearest. While an object of this class exists, the vector
+// The tile instructions treat subnormal numbers as zeros and round to nearest. While an object of this class exists, the vector
 // instructions of this thread do the same.
 class TileRounding {
 public:
@@ -65,7 +65,7 @@ struct PackedRows {
     const uint32_t* at(size_t tile, size_t step) const { return data + (tile * capacity + step) * REGISTER_PAIRS; }
 };
 
-// The columns of each step, in the format `[pair][column]`, which the keys and values of a block in a bf16 cache also have.
+// The columns of each step, in the format `[pair][column]`, which is also the format of keys and values in a bf16 cache.
 struct Columns {
     const uint32_t* steps[CHUNK_BLOCKS > HEAD_SIZE_MAX / KEY_GROUP ? CHUNK_BLOCKS : HEAD_SIZE_MAX / KEY_GROUP];
     // The number of columns, which is a multiple of `TILE_COLUMNS`.
@@ -140,12 +140,12 @@ inline void multiply(TileRegisters& registers, const TileProduct& product) {
 // Rounds a number of rows up to whole tile registers.
 inline size_t whole_tiles(size_t rows) { return (rows + TILE_ROWS - 1) / TILE_ROWS * TILE_ROWS; }
 
-// Returns the 16 pairs of bf16 of a row in a step, in tiles with `capacity` steps.
+// Returns the address of the 16 pairs of bf16 that a row has in a step. Each tile has memory for `capacity` steps.
 inline uint32_t* packed_row(uint32_t* tiles, size_t capacity, size_t row, size_t step) {
     return tiles + ((row / TILE_ROWS * capacity + step) * TILE_ROWS + row % TILE_ROWS) * TILE_COLUMNS;
 }
 
-// Stores numbers as bf16, which must represent them exactly.
+// Stores numbers as bf16. The numbers must be exactly representable in bf16.
 inline void store_high_halves(uint32_t* to, const Floats (&numbers)[BLOCK_VECTORS]) {
 #if defined(__AVX512F__)
     static_assert(BLOCK_VECTORS == 2);
@@ -204,9 +204,9 @@ inline void pack_values(const Layer& layer, const uint8_t* block, uint32_t* to, 
 
 // ---- In vectors ----
 
-// A result has two sums: of the products with even indices, and of those with odd indices. Returns 2 if one loop computes both
-// sums, and 1 if each sum has its own loop. Computing both sums in one loop hides the latency of the additions, but with more
-// than 3 queries, the sums do not fit into the registers.
+// Each result is computed from two sums: one of the products with even indices, and one of those with odd indices. Returns 2 if
+// one loop computes both sums, and 1 if each sum has its own loop. Computing both sums in one loop hides the latency of the
+// additions, but with more than 3 queries, the sums do not fit into the registers.
 constexpr size_t chains_at_once(size_t queries) { return queries <= 3 ? 2 : 1; }
 
 // Computes the scores of `R` queries with the keys of a block.

@@ -1,9 +1,9 @@
 // Selects the keys that a tile of a long prompt attends to with sparse attention. Only for kernels.cpp.
 //
 // A sample of the tile's queries is multiplied by all keys. The fraction of the sample's attention mass that a chunk of
-// keys receives is the estimate for all queries of the tile (SampleAttention; Zhu et al., 2024). Chunks are selected in
-// order of decreasing mass until they cover the required fraction (XAttention; Xu et al., 2025). The first chunk and the
-// chunks that contain the keys of the tile's own tokens are always selected.
+// keys receives is used as an estimate of this fraction for all queries of the tile (SampleAttention; Zhu et al., 2024).
+// Chunks are selected in order of decreasing mass until they cover the required fraction (XAttention; Xu et al., 2025). The
+// first chunk and the chunks that contain the keys of the tile's own tokens are always selected.
 #pragma once
 
 #include "products_f32.hpp"
@@ -17,7 +17,7 @@ constexpr size_t SELECTION_QUERIES_MIN = 16, SELECTION_CHUNKS_MIN = 16;
 
 inline size_t chunks_of(size_t blocks) { return (blocks + CHUNK_BLOCKS - 1) / CHUNK_BLOCKS; }
 
-// The queries of a tile that are multiplied by all keys: the queries of all heads for the last of every `step` tokens.
+// The queries of a tile that are multiplied by all keys: the queries of all heads for every `step`-th token.
 struct Sample {
     size_t group, step, count;
     size_t query(size_t index) const { return (index / group * step + step - 1) * group + index % group; }
@@ -52,8 +52,8 @@ inline void allocate_selection(const Layer& layer, size_t queries, size_t blocks
     scratch.chunks = (uint32_t*)allocate(selects ? chunks : 0);
 }
 
-// Masks the scores of the keys outside the range from `from` to `to`. Returns the sum of exp(score - largest score) over the
-// keys in this range, and stores the largest score in `most`. Both are computed from scores multiplied by `scale`.
+// Masks the scores of the keys before `from`, and of those from `to` on. Returns the sum of exp(score - largest score) over the
+// remaining keys, and stores the largest score in `most`. Both are computed from scores multiplied by `scale`.
 inline float mass_of(float* scores, size_t from, size_t to, size_t keys, float scale, float& most) {
     for (size_t key = 0; key < from; ++key) scores[key] = MASKED;
     for (size_t key = to; key < keys; ++key) scores[key] = MASKED;

@@ -34,7 +34,7 @@ static_assert(PackedKeys::NUMBERS == U4_KEY_WORD && U4_VALUE_GROUP % LANES == 0)
 constexpr size_t KEY_SCALE_NUMBERS = U4_KEY_GROUP * U4_KEY_WORD, PADDED_KEY_GROUP = 32;
 static_assert(KEY_SCALE_NUMBERS <= PADDED_KEY_GROUP && PADDED_KEY_GROUP % LANES == 0);
 
-// The words and the scales of a head of a block, in the format that attention.hpp describes.
+// The words and the scales of one head in a block, in the format that attention.hpp describes.
 struct U4Block {
     uint32_t* words;
     bf16* scales;
@@ -93,8 +93,8 @@ inline void rotate(float* numbers, size_t size) {
             }
 }
 
-// Rounds numbers to multiples of a scale, and returns the scale. The sign of the scale is chosen so that the number with the
-// largest magnitude becomes the lowest integer, which has the largest magnitude of all integers.
+// Quantizes numbers to signed integers of `BITS` bits, and returns the scale. The sign of the scale is chosen so that the
+// number with the largest magnitude becomes the lowest of these integers, whose magnitude is larger than that of the highest.
 template <size_t BITS>
 inline bf16 quantize_signed(const float* from, size_t count, int32_t* to) {
     constexpr int32_t half = 1 << (BITS - 1);
@@ -195,7 +195,7 @@ struct FloatProducts {
     template <size_t BITS>
     static Floats numbers(Words words, size_t i) {
 #if defined(__AVX512F__)
-        // The instructions use the lowest four or five bits of an index.
+        // No mask is required, because the instructions use only the lowest four or five bits of an index.
         static constexpr Table all = table<BITS>();
         const auto index = (__m512i)(words >> uint32_t(Packing<BITS>::shift(i)));
         const __m512 low = _mm512_loadu_ps(all.at), high = _mm512_loadu_ps(all.at + 16);
@@ -238,7 +238,7 @@ struct Bf16Products {
     template <size_t BITS>
     static __m512i numbers(Words words, size_t i) {
         static constexpr Table all = table<BITS>();
-        // The instruction uses the lowest five bits of an index.
+        // No mask is required, because the instruction uses only the lowest five bits of an index.
         const __m512i index = _mm512_srli_epi16((__m512i)words, unsigned(i * BITS));
         return _mm512_permutexvar_epi16(index, _mm512_loadu_si512(all.at));
     }
@@ -262,9 +262,10 @@ constexpr size_t U4_QUERIES = 6, U4_TOKEN_VECTORS = 2, U4_VALUE_VECTORS = 2;
 constexpr size_t U4_QUERIES = 3, U4_TOKEN_VECTORS = 2, U4_VALUE_VECTORS = 4;
 #endif
 
-// The left operand of a product: queries or softmax weights, in rows that are `row_stride` elements apart. If the left operand
-// includes the scales of the right one, there is a left matrix for each group of `U4_VALUE_GROUP` columns that share a scale.
-// These matrices are `group_stride` elements apart (0 if all columns have the same left matrix).
+// The left operand of a product: queries or softmax weights, in rows that are `row_stride` elements apart. If the scales of
+// the right operand are multiplied into the left operand, each group of `U4_VALUE_GROUP` columns that share scales has its own
+// left matrix, and these matrices are `group_stride` elements apart. Otherwise, all columns have the same left matrix, and
+// `group_stride` is 0.
 template <typename Products>
 struct LeftMatrix {
     const typename Products::Left* at;

@@ -7,8 +7,8 @@
 // in bf16. The products are summed in f32, in an order that depends only on K: the result of a row depends neither on the other
 // rows nor on the division of the work.
 //
-// The only functions of the standard library that this file uses are memcpy and memset: other files could otherwise call the
-// copies of the library's inline functions that are compiled here for this instruction set.
+// This file uses no functions of the standard library except memcpy and memset. Otherwise, the linker could keep the copies of
+// inline functions that are compiled here, and a processor without this instruction set would then run them.
 #include "../../tiles.hpp"
 #include "../../vectors.hpp"
 #include "epilogue.hpp"

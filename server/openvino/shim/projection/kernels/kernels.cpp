@@ -8,8 +8,8 @@
 // that they do not determine the scale of the other numbers. LLM.int8() (Dettmers et al., 2022,
 // https://arxiv.org/abs/2208.07339) also multiplies outliers separately, but in f16.
 //
-// The only functions of the standard library that this file uses are memcpy and memset: other files could otherwise call the
-// copies of the library's inline functions that are compiled here for this instruction set.
+// This file uses no functions of the standard library except memcpy and memset. Otherwise, the linker could keep the copies of
+// inline functions that are compiled here, and a processor without this instruction set would then run them.
 #include "../../vectors.hpp"
 #include "dot.hpp"
 #include "e2m1.hpp"

@@ -230,7 +230,7 @@ fn the_memory_for_images_is_reserved_before_they_are_decoded() {
     let truncated = [70_usize, 74, 78].map(|length| &IMAGES[0][..length]);
     let error = assigned(prompt_with(&truncated), &model).err().unwrap();
     expect![
-        "messages[0].content[2].image_url: the images up to this one take 112896 bytes after preprocessing (limit: 75264 bytes, --max-image-memory)"
+        "messages[0].content[2].image_url: this image and the images before it take 112896 bytes in total after preprocessing (limit: 75264 bytes, --max-image-memory)"
     ]
     .assert_eq(&error.to_string());
     let both = assigned(prompt_with(&IMAGES), &model).unwrap().unwrap();
@@ -279,7 +279,7 @@ fn the_pixels_of_all_images_of_a_request_are_limited() {
     assert_eq!(prompt_with(&[large.as_str(); 8]).images.len(), 8);
     let messages = json!([{"role": "user", "content": vec![image(&large); 9]}]);
     expect![
-        "messages[0].content[8].image_url: the images up to this one have 441000000 pixels (limit: 400000000 pixels in all images of a request)"
+        "messages[0].content[8].image_url: this image and the images before it have 441000000 pixels in total (limit: 400000000 pixels in all images of a request)"
     ]
     .assert_eq(&rendered(TEMPLATE, &messages).err().unwrap().to_string());
 }
