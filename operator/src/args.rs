@@ -20,8 +20,7 @@ pub struct Args {
     #[command(subcommand)]
     pub command: Command,
 
-    /// Log level: error, warn, info, debug or trace. Modules can have separate levels, such as
-    /// info,operator=debug.
+    /// Log level: error, warn, info, debug or trace. Modules can have separate levels, as in info,operator=debug.
     #[arg(long, value_name = "FILTER", default_value = "info", global = true)]
     pub log: String,
 
@@ -169,7 +168,7 @@ pub struct LocalArgs {
     #[arg(long, value_name = "PATH")]
     pub model: Option<PathBuf>,
 
-    /// Number of replicas. Overrides the fields replicas and suspend of the resource. If engine.device is CPU, the
+    /// Number of replicas. Overrides the `replicas` and `suspend` fields of the resource. If engine.device is CPU, the
     /// processors are divided equally among the replicas.
     #[arg(long, value_name = "COUNT", value_parser = value_parser!(i32).range(1..=256))]
     pub replicas: Option<i32>,

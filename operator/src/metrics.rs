@@ -66,8 +66,8 @@ impl Default for Metrics {
             reconcile_duration: metrics.seconds("reconcile_duration", "Duration of a reconcile", duration),
             api_calls: metrics.zero(
                 "api_calls",
-                "Requests that reconciles send to the API server, excluding those that publish events, by verb \
-                 and kind",
+                "Requests sent to the API server by reconciles, except for those that publish events, by verb and \
+                 kind",
             ),
             watch_failures: metrics
                 .zero("watch_failures", "Failed attempts to list or watch objects, by kind"),

@@ -190,8 +190,8 @@ pub struct Args {
     /// may end before its last requests do.
     ///
     /// If exceeded: requests whose response has not begun are retried as if `--first-token-timeout` were exceeded,
-    /// provided that another replica still reports. A response that has begun ends with an error once no data has
-    /// arrived for the time given by `--hang-timeout`.
+    /// provided that at least one replica of the model is not considered hung. A response that has begun ends with an
+    /// error once no data has arrived for the time given by `--hang-timeout`.
     #[arg(
         long,
         value_name = "TIME",
@@ -318,7 +318,7 @@ pub struct Args {
     )]
     pub max_concurrent_requests: u32,
 
-    /// Time within which a client must send the headers of a request, and within which it must then send the body. Idle
+    /// Time within which a client must send the headers of a request, and the same time again for its body. Idle
     /// connections are closed after the same time.
     ///
     /// If exceeded: the connection is closed; if only the body is late, the client first receives 408,
@@ -338,8 +338,7 @@ pub struct Args {
     #[arg(long, value_name = "TIME", default_value = "30s", value_parser = duration, help_heading = "Limits")]
     pub drain_timeout: Duration,
 
-    /// The log level: error, warn, info, debug or trace, optionally with separate levels for modules, such as
-    /// info,router=debug.
+    /// The log level: error, warn, info, debug or trace. Modules can have separate levels, as in info,router=debug.
     #[arg(long, value_name = "FILTER", default_value = "info", help_heading = "Logs and traces")]
     pub log: String,
 

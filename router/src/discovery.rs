@@ -200,7 +200,7 @@ async fn resolve<L, T>(
                 addresses.sort();
                 addresses.dedup();
                 if known.as_ref() != Some(&addresses) {
-                    tracing::info!(host, ?addresses, "the addresses of the replicas have changed");
+                    tracing::info!(host, ?addresses, "resolved new addresses of replicas");
                     known = Some(addresses.clone());
                     on_change(addresses).await;
                 }

@@ -273,7 +273,7 @@ async fn request_models(dispatcher: &Dispatcher, replica: &Replica) -> anyhow::R
     );
     let mut body = Vec::new();
     while let Some(bytes) = connection.next().await {
-        body.extend_from_slice(&bytes.context("the connection broke during the answer")?);
+        body.extend_from_slice(&bytes.context("failed to read the list of models")?);
         anyhow::ensure!(
             body.len() <= MODELS_BYTES_MAX,
             "the list of models is larger than {MODELS_BYTES_MAX} bytes"

@@ -48,20 +48,21 @@ pub struct Args {
     /// openvino_model.xml or openvino_language_model.xml.
     ///
     /// Required with `--backend openvino`. `--backend sim` loads no weights: it uses only the tokenizer, the chat
-    /// template, the default parameters and the context length of the model. Without --model, it uses a byte tokenizer.
+    /// template, the default parameters and the context length of the model. Without --model, the simulator uses a
+    /// built-in byte tokenizer and chat template.
     #[arg(long, value_name = "PATH")]
     pub model: Option<PathBuf>,
 
     /// The model name that requests use. Repeatable; the model is served under all given names.
     ///
-    /// Default: the name of the file or directory.
+    /// Default: the name of the directory, or of the file without `.gguf` and `-00001-of-0000N`.
     #[arg(long = "model-name", value_name = "NAME", value_delimiter = ',')]
     pub model_names: Vec<String>,
 
     /// A LoRA adapter, as NAME=PATH. Requests select it by using NAME as the model name. Repeatable.
     ///
     /// PATH is a directory in PEFT format, with adapter_config.json and adapter_model.safetensors. One step can serve
-    /// requests with different adapters and requests without an adapter. `--backend sim` does not read the directories.
+    /// requests with different adapters and requests without an adapter. `--backend sim` does not read the directory.
     #[arg(long = "lora", value_name = "NAME=PATH", value_delimiter = ',')]
     pub adapters: Vec<NamedAdapter>,
 
@@ -105,8 +106,8 @@ pub struct Args {
     #[arg(long, value_name = "PORT", help_heading = "Network")]
     pub admin_port: Option<u16>,
 
-    /// A file with the replica token. The server rejects API requests and gRPC calls without the token, so that only
-    /// routers can send them.
+    /// A file with the replica token. The server rejects API requests and gRPC calls without the token, so that clients
+    /// cannot bypass the routers.
     ///
     /// The file contains one token per line, each with 16 to 256 characters: letters, digits and -._~+/=. The server
     /// accepts every token in the file, and reloads the file when it changes. Pass the same file to the routers. Probes
@@ -138,8 +139,8 @@ pub struct Args {
     /// the memory of that node.
     ///
     /// The number does not change the output. With 1, threads are bound to a node only if --numa-node is set. The speed
-    /// on machines with several nodes has not been measured; the alternative is one replica per node (--numa-node).
-    /// Only the native kernels divide their work in this way.
+    /// on machines with several NUMA nodes has not been measured. The alternative is to run one replica per node
+    /// (--numa-node). Only the native kernels divide their work in this way.
     #[arg(
         long,
         value_name = "NUMBER",
@@ -160,8 +161,8 @@ pub struct Args {
     #[arg(long, value_name = "SIZE", help_heading = "Engine")]
     pub kv_cache_size: Option<ByteSize>,
 
-    /// Size of the cache for the image encoder outputs of a vision-language model. The images of a single request may
-    /// exceed this size.
+    /// Size of the cache for the image encoder outputs of a vision-language model. The outputs for the images of a
+    /// single request may exceed this size.
     ///
     /// If exceeded: outputs that no request needs are evicted, and further images wait to be encoded.
     #[arg(long, value_name = "SIZE", default_value = "512MiB", help_heading = "Engine")]
@@ -169,8 +170,8 @@ pub struct Args {
 
     /// The precision of the KV cache: u8, bf16, f16, f32 or u4.
     ///
-    /// u4 is noticeably less accurate than u8, and needs 0.6 times as much memory. Default: the precision that the
-    /// device prefers.
+    /// u4 needs 0.6 times as much memory as u8, but is noticeably less accurate. Default: the precision that the device
+    /// prefers, which is u8 on CPUs.
     #[arg(long, value_name = "TYPE", help_heading = "Engine")]
     pub kv_cache_precision: Option<String>,
 
@@ -196,7 +197,8 @@ pub struct Args {
     )]
     pub plugin_config: Vec<Properties>,
 
-    /// Maximum number of sequences that run at the same time. It is limited to --max-num-batched-tokens.
+    /// Maximum number of sequences that run at the same time. A value greater than --max-num-batched-tokens is reduced
+    /// to that number.
     ///
     /// If exceeded: further sequences wait; a single request with more sequences than the limit is rejected
     /// with 400, `integer_above_max_value`.
@@ -225,12 +227,13 @@ pub struct Args {
 
     /// Maximum number of tokens processed in a step that both generates tokens and processes prompts. A lower value
     /// shortens the pauses between streamed tokens; a higher value processes long prompts faster. Regardless of the
-    /// number of generating sequences, prompts may use at least a quarter of this number. The later chunks of a long
-    /// prompt may be even smaller, so that all of its chunks take about equally long. The limit is a multiple of this
-    /// number if there are several waiting prompts per generating sequence, if at least 8 prompts wait, or if at least
-    /// 2 prompts wait and at least 16 sequences generate tokens. While several tenants have requests, or had some
-    /// recently, the limit is at most this number, and also applies to steps that only process prompts. In that case,
-    /// prompts may use less than a quarter of this number.
+    /// number of generating sequences, at least a quarter of this number is available to prompts. Later chunks of a
+    /// long prompt may be smaller than this minimum, so that all chunks of the prompt take about the same time. The
+    /// limit is raised to a multiple of this number, up to --max-num-batched-tokens, if there are several waiting
+    /// prompts per generating sequence, if at least 8 prompts wait, or if at least 2 prompts wait and at least 16
+    /// sequences generate tokens. While several tenants have requests, or had some recently, the limit is not raised,
+    /// and also applies to steps that only process prompts. In that case, less than a quarter of this number may be
+    /// available to prompts.
     ///
     /// If exceeded: the rest of the prompts is processed in the following steps.
     #[arg(
@@ -246,26 +249,26 @@ pub struct Args {
     /// same steps. Each step processes as many prompt tokens as are predicted to fit into this time, but at least 16.
     /// The prediction is based on the durations of earlier steps. Until step times can be predicted, steps are limited
     /// to a quarter of --max-chunk-tokens, of which prompts may use at least a quarter. After that, --max-chunk-tokens
-    /// limits steps only while several tenants have requests, or had some recently. With a target, generation does not
-    /// pause while images are encoded. Default: no target
+    /// limits steps only while several tenants have requests, or had some recently. With a target, the server does not
+    /// pause generation to speed up the encoding of images. Default: no target
     #[arg(long, value_name = "DURATION", value_parser = duration, help_heading = "Engine")]
     pub max_itl: Option<Duration>,
 
     /// Fraction of the attention weight, such as 0.95, that sparse attention must cover in prompts of more than 1,920
-    /// tokens. Each group of up to 128 prompt tokens attends to itself, to the first 128 tokens, and to those other
-    /// groups of 128 earlier tokens that are needed to reach this fraction, as estimated from a sample of the group.
-    /// Long prompts are processed faster, but the results are approximate. Generated tokens attend to all tokens,
-    /// except in steps that verify draft tokens or recompute a preempted sequence. Requires the native attention
-    /// kernels. Default: the attention is exact
+    /// tokens. Each group of up to 128 prompt tokens attends to itself, to the first 128 tokens, and to as many other
+    /// groups of 128 earlier tokens as are needed to reach this fraction. The attention weights of these groups are
+    /// estimated from a sample of the attending tokens. Long prompts are processed faster, but the results are
+    /// approximate. Generated tokens attend to all tokens, except in steps that verify draft tokens or recompute a
+    /// preempted sequence. Requires the native attention kernels. Default: the attention is exact
     #[arg(long, value_name = "SHARE", value_parser = proper_fraction, help_heading = "Engine")]
     pub sparse_attention: Option<f32>,
 
     /// Maximum number of tokens of a generating sequence that stay in the KV cache, rounded down to whole blocks. The
     /// minimum is four blocks. Eviction makes long sequences faster and frees memory for other sequences, but the
-    /// output of long sequences is approximate. Without --kv-spill-dir, later prompts can reuse only those blocks of
-    /// these sequences that also belong to other sequences or other cached prefixes. Eviction requires the native
-    /// attention kernels, does not apply to beam search, and cannot be combined with --draft-model. Default: no tokens
-    /// are evicted.
+    /// output of long sequences is approximate. Once blocks of a sequence have been evicted, later prompts can reuse
+    /// only those of its blocks that also belong to other sequences or other cached prefixes, unless --kv-spill-dir is
+    /// set. Eviction requires the native attention kernels, does not apply to beam search, and cannot be combined with
+    /// --draft-model. Default: no tokens are evicted.
     ///
     /// If exceeded: the blocks that have received the least attention from the generated tokens are evicted, except for
     /// the first block, the most recent blocks, and blocks that also belong to other sequences or other cached
@@ -273,8 +276,8 @@ pub struct Args {
     #[arg(long, value_name = "COUNT", value_parser = value_parser!(u32).range(1..), help_heading = "Engine")]
     pub kv_eviction_tokens: Option<u32>,
 
-    /// Maximum number of tokens of a prompt and its completion together. It is limited to the capacity of the KV cache.
-    /// Default: the context length of the model.
+    /// Maximum number of tokens of a prompt and its completion together. A length greater than the capacity of the KV
+    /// cache is reduced to that capacity. Default: the context length of the model.
     ///
     /// If exceeded: the request is rejected with 400, `context_length_exceeded`. If the request does not limit the
     /// length of its output, the output ends at this limit with the finish reason `length`.
@@ -299,8 +302,9 @@ pub struct Args {
     /// the model.
     ///
     /// The model verifies draft tokens, so they do not change the output, with the same exceptions as for
-    /// --prompt-lookup. Tokens are proposed only while that saves time. Both models share --kv-cache-size and use the
-    /// same device, precisions and plugin properties. With `--backend sim`, the draft model is simulated, too.
+    /// --prompt-lookup. Tokens are proposed only while that saves time. Both models share the memory given by
+    /// --kv-cache-size, and use the same device, precisions and plugin properties. With `--backend sim`, the draft model
+    /// is simulated, too.
     #[arg(long, value_name = "PATH", help_heading = "Engine")]
     pub draft_model: Option<PathBuf>,
 
@@ -314,9 +318,9 @@ pub struct Args {
     #[arg(long, help_heading = "Network")]
     pub ovms_compat: bool,
 
-    /// The log level: error, warn, info, debug or trace, optionally with separate levels for modules, such as
-    /// info,server=debug. At the debug level, the server logs a line for each request that generates tokens; other
-    /// successful requests are not logged. Prompts and answers are never logged.
+    /// The log level: error, warn, info, debug or trace. Modules can have separate levels, as in info,server=debug. At
+    /// the debug level, the server logs a line for each request that generates tokens; other successful requests are
+    /// not logged. Prompts and answers are never logged.
     #[arg(long, value_name = "FILTER", default_value = "info", help_heading = "Logs")]
     pub log: String,
 

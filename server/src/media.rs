@@ -53,8 +53,8 @@ pub struct MediaPolicy {
     ///
     /// The host of the URL must match exactly; subdomains are not included. A host without a port is allowed on ports
     /// 80 and 443, a host with a port only on that port. The server resolves host names itself, connects only to public
-    /// addresses (see --allowed-media-networks), and does not use a proxy. Default: image URLs are rejected; clients
-    /// must send images as data: URLs.
+    /// addresses (see --allowed-media-networks), and does not use a proxy. Default: http: and https: URLs are rejected;
+    /// clients can send images as data: URLs instead.
     #[arg(long, value_name = "HOST", value_delimiter = ',')]
     pub allowed_media_domains: Vec<MediaDomain>,
 

@@ -288,7 +288,7 @@ fn the_chat_streams_and_works_by_keyboard() {
     assert_eq!(console.text("document.querySelector('#prompt').value"), "What is\na fleet?");
     assert_eq!(console.text("says('chat')"), "");
     console.press(&[Key::Enter]);
-    let ended = "says('note').startsWith('The first text arrived after')";
+    let ended = "says('note').startsWith('The text of the answer began after')";
     console.await_expression("the answer", ended);
     let pieces = console.page.evaluate("lengths.size").unwrap();
     assert!(pieces.as_u64() > Some(4), "the response came in {pieces} pieces");
@@ -335,7 +335,7 @@ fn the_chat_sends_images() {
     console.page.evaluate("document.querySelector('#prompt').focus()").unwrap();
     console.page.insert_text("What is this?").unwrap();
     console.press(&[Key::Enter]);
-    console.await_expression("the answer", "says('note').startsWith('The first text arrived after')");
+    console.await_expression("the answer", "says('note').startsWith('The text of the answer began after')");
     assert_eq!(console.text("document.querySelector('#chat img').alt"), "a black square.png");
     assert_eq!(console.text("conversation[0].content.map(part => part.type).join()"), "image_url,text");
     assert_eq!(console.text("String(document.querySelector('#images').files.length)"), "0");
@@ -426,7 +426,7 @@ fn a_router_with_api_keys_requires_one_for_the_console() {
     );
     console.page.insert_text("Hello").unwrap();
     console.press(&[Key::Enter]);
-    console.await_expression("the answer", "says('note').startsWith('The first text arrived after')");
+    console.await_expression("the answer", "says('note').startsWith('The text of the answer began after')");
     // The key is not stored beyond the lifetime of the page, and does not appear in a URL.
     let kept =
         "document.cookie + JSON.stringify(localStorage) + JSON.stringify(sessionStorage) + location.href";

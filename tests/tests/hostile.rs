@@ -112,7 +112,7 @@ impl Attacker {
         drop(self.process.stdin.take());
         let limit = ATTACK_LIMIT.saturating_sub(self.start.elapsed());
         let output = tokio::time::timeout(limit, self.process.wait_with_output()).await;
-        let output = output.with_context(|| format!("the attack takes longer than {ATTACK_LIMIT:?}"))??;
+        let output = output.with_context(|| format!("the attack took longer than {ATTACK_LIMIT:?}"))??;
         if !output.status.success() {
             bail!("{}", String::from_utf8_lossy(&output.stderr).trim());
         }
@@ -170,8 +170,8 @@ async fn judge(
         if measured.slowdown > SLOWDOWN_MAX {
             ensure!(
                 slowdowns.len() < MEASUREMENTS,
-                "the 99th percentile latency of other clients rose by factors of {slowdowns:.1?} (limit: \
-                 {SLOWDOWN_MAX}): {}",
+                "the 99th percentile latency of other clients was more than {SLOWDOWN_MAX} times the baseline in \
+                 each of {MEASUREMENTS} measurements ({slowdowns:.1?}); responses to the attacker: {}",
                 measured.summary
             );
             continue;
@@ -198,7 +198,7 @@ async fn run_suite(names: &[String]) -> anyhow::Result<()> {
         .iter()
         .filter(|attack| names.is_empty() || names.iter().any(|name| attack.name.contains(name.as_str())))
         .collect();
-    ensure!(!chosen.is_empty(), "no attack has a name that contains one of {names:?}");
+    ensure!(!chosen.is_empty(), "no attack name contains any of {names:?}");
     let fleet = Fleet::start()?;
     fleet.warm_up().await.context("failed to warm up the processes")?;
     let before = fleet.memory()?;

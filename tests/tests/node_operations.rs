@@ -74,7 +74,8 @@ fn set_keys(keys: &[&str]) -> anyhow::Result<()> {
 fn await_routers(key: &str, status: u16) -> anyhow::Result<()> {
     let runtime = tokio::runtime::Handle::current();
     let http = tests::http::client();
-    node::await_state(&format!("all routers to respond with {status} to the key {key}"), LIMIT, || {
+    let what = format!("all routers to respond with status {status} to requests with the key {key}");
+    node::await_state(&what, LIMIT, || {
         for address in node::addresses(NAMESPACE, ROUTER)? {
             let request = http.get(format!("http://{address}:8000/v3/models")).bearer_auth(key);
             let response = tokio::task::block_in_place(|| runtime.block_on(request.send()))?;

@@ -50,7 +50,8 @@ fn events(namespace: &str, name: &str, reason: &str) -> anyhow::Result<Vec<Strin
 }
 
 fn await_event(namespace: &str, name: &str, reason: &str, words: &str) -> anyhow::Result<()> {
-    node::await_state(&format!("an event with the reason {reason} that contains {words}"), LIMIT, || {
+    let what = format!("an event with the reason {reason} and a message that contains {words}");
+    node::await_state(&what, LIMIT, || {
         let notes = events(namespace, name, reason)?;
         anyhow::ensure!(notes.iter().any(|note| note.contains(words)), "{notes:#?}");
         Ok(Some(()))
@@ -198,7 +199,8 @@ async fn a_pinned_replica_has_a_processor_to_itself() -> anyhow::Result<()> {
     let [own] = own[..] else {
         anyhow::bail!("the threads of the server may run on different processors: {own:?}")
     };
-    own.parse::<u32>().with_context(|| format!("the server may run on {own} instead of one processor"))?;
+    own.parse::<u32>()
+        .with_context(|| format!("the server may run on processors {own} instead of on only one"))?;
     // The kubelet moves other pods to the remaining processors within a second.
     let router = node::processes(name, &router, "ovfleet-router")?.pop().context("no router")?;
     node::await_state("the router to run elsewhere", LIMIT, || {

@@ -72,7 +72,7 @@ impl Scene {
                 return Ok(());
             }
         }
-        anyhow::bail!("no request failed when {process} was killed {KILLS_MAX} times")
+        anyhow::bail!("no request failed although {process} was killed {KILLS_MAX} times")
     }
 
     async fn end(self) -> TrafficReport {

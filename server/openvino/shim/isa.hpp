@@ -20,11 +20,11 @@ enum class TileSupport {
 };
 
 // The first call requests permission from the operating system, for all threads of the process. `reason` receives a
-// string that remains valid: the reason for a denial, or an empty string.
+// string that is valid until the process ends: the reason for a denial, or an empty string.
 TileSupport tile_support(const char** reason = nullptr);
 
 // Whether this processor can run the kernels for an instruction set. Callers check this before each use of kernels,
-// because a file may name any instruction set.
+// because the file of a compiled model may name an instruction set that this processor does not have.
 inline bool has_isa(Isa isa) {
     if (isa == Isa::portable) return true;
 #if defined(__x86_64__)

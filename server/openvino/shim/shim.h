@@ -190,7 +190,8 @@ enum ovfleet_tile_support {
 };
 
 // Returns an ovfleet_tile_support. The first call requests permission from the operating system, for all threads of the
-// process. `reason` receives a string that remains valid: the reason for a denial, or an empty string.
+// process. `reason` receives a string that is valid until the process ends: the reason for a denial, or an empty
+// string.
 int ovfleet_tile_support(const char** reason);
 
 // An instruction set for which native kernels are compiled. Compiled models contain these numbers.

@@ -64,7 +64,7 @@ void place_on_group(const void* memory, size_t bytes, size_t number) {
     if (begin >= end) return;
     unsigned long mask[NODES_MAX / WORD_BITS] = {};
     mask[size_t(group->node) / WORD_BITS] = 1ul << size_t(group->node) % WORD_BITS;
-    // Linux reads one bit fewer than the number of bits that it is given.
+    // Pass one bit more than the mask has, because Linux reads one bit fewer than this argument specifies.
     static_cast<void>(syscall(SYS_mbind, begin, end - begin, MPOL_PREFERRED, mask, NODES_MAX + 1, MPOL_MF_MOVE));
 }
 

@@ -2,9 +2,9 @@
 // processor, and `ModelTiles` computes the same bits in plain C++ on any processor. Only kernels include this header, because
 // its functions are compiled once for each instruction set.
 //
-// A tile has up to 16 rows of up to 64 bytes. Multiplying two tiles adds the dot product of row `m` of A and column `n` of B to
-// the f32 sum in row `m` and column `n`. A row of A has up to 32 bf16 numbers. B has one row for each pair of them: row `k` of
-// B contains the elements 2 * k and 2 * k + 1 of each column, next to each other.
+// A tile has up to 16 rows of up to 64 bytes. Multiplying two tiles, A and B, adds the dot product of row `m` of A and column
+// `n` of B to the f32 sum in row `m` and column `n` of a third tile. A row of A has up to 32 bf16 numbers. B has one row for
+// each pair of them: row `k` of B contains the elements 2 * k and 2 * k + 1 of each column, next to each other.
 //
 //     TileConfig config;
 //     config.set(0, 16, 64);      // and the other tiles

@@ -81,7 +81,7 @@ inline Floats load(const f16* from) {
 #elif defined(__F16C__)
     return (Floats)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)from));
 #else
-    // A multiplication adjusts the exponents, which is also correct for subnormal numbers.
+    // Adjust the exponents with a multiplication, because it also converts subnormal numbers correctly.
     const Words half = __builtin_convertvector(read<Halves>(from), Words);
     const Words magnitude = (half & 0x7fff) << 13;
     const Floats scaled = (Floats)magnitude * 0x1p112f;
@@ -179,8 +179,8 @@ inline void store_bytes(void* to, Ints values) {
 #endif
 }
 
-// Returns a vector with `value` in all lanes. For `Floats{} + value`, the compiler would have to generate an addition,
-// because adding 0 turns -0 into 0.
+// Returns a vector with `value` in all lanes. The compiler cannot omit the addition in `Floats{} + value`, because adding 0
+// turns -0 into 0.
 inline Floats broadcast(float value) {
 #if defined(__AVX512F__)
     return (Floats)_mm512_set1_ps(value);
@@ -195,13 +195,13 @@ inline Floats broadcast(float value) {
 // arithmetic operations produce remains NaN.
 inline Floats rounded_to_bf16(Floats values) { return (Floats)(((Words)values + 0x8000) & 0xffff0000); }
 
-// Rounds two vectors to bf16 in the same way, and interleaves them: each 32-bit lane has the element of `first` in its low half
-// and that of `second` in its high half.
+// Rounds two vectors to bf16 as `rounded_to_bf16` does, and interleaves them: each 32-bit lane has the element of `first` in
+// its low half and that of `second` in its high half.
 inline Words bf16_pairs(Floats first, Floats second) {
     return ((Words)first + 0x8000) >> 16 | (((Words)second + 0x8000) & 0xffff0000);
 }
 
-// Interleaves two vectors in the same way, without rounding. bf16 must be able to represent their elements exactly.
+// Interleaves two vectors as `bf16_pairs` does, but without rounding. bf16 must be able to represent their elements exactly.
 inline Words exact_bf16_pairs(Floats first, Floats second) { return (Words)first >> 16 | ((Words)second & 0xffff0000); }
 
 inline Floats larger(Floats a, Floats b) { return a > b ? a : b; }
@@ -244,9 +244,9 @@ inline Floats exponential(Floats x) {
 
 constexpr float LOG2_E = 1.44269504f;
 
-// Computes 2^x for x <= 126, with a relative error of up to 3e-6, for results that are rounded to 15 bits or less. It
-// takes half as many instructions as `exponential`. For x < -126, the result is 0 or a subnormal number. The polynomial
-// minimizes the maximum relative error over [-1/2, 1/2] (Remez).
+// Computes 2^x for x <= 126, with a relative error of up to 3e-6, which is small enough for results that are rounded to
+// 15 bits or less. For x < -126, the result is 0 or a subnormal number. The function takes half as many instructions as
+// `exponential`. The polynomial minimizes the maximum relative error over [-1/2, 1/2] (Remez).
 inline Floats power_of_two(Floats x) {
     // Without this limit, `x - whole` would be NaN for x = -infinity.
     x = larger(x, broadcast(-200.0f));

@@ -37,7 +37,8 @@ pub(crate) fn read(file: &Arc<GgufFile>, max_model_len: Option<u32>) -> Result<M
     hyperparameters::check(file)?;
     reject_unproven_experts(file)?;
     match read_with(file, max_model_len, GraphInput::Vectors) {
-        // The graph may use the weight under another name, so let the front end read all weights.
+        // If no node has the name of a weight, the graph may use the weight under another name, so let the front end
+        // read all weights.
         Err(ReadError::NoNode(_)) if !is_split(file) => read_with(file, max_model_len, GraphInput::Whole),
         Err(ReadError::NoGraphFile(error)) if !is_split(file) => {
             tracing::warn!(%error, "loading takes more memory, because OpenVINO's front end reads all weights");

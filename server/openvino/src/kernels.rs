@@ -355,7 +355,7 @@ pub(crate) fn plan_kernels(
     };
     let are_all_projections_native = projections.is_some() && graph.native_projections;
     let is_bf16 = device.inference_precision == "bf16";
-    // If the plugin computed in f16, it would pass f16 activations to the native kernels, which read f32 and bf16.
+    // If the plugin computed in f16, it would pass f16 activations to the native kernels, which read only f32 and bf16.
     // Therefore, if f16 is configured, a graph whose kernels can all be native is compiled in f32, and any other graph
     // uses no native kernels.
     let is_f16 = device.inference_precision == "f16";
@@ -385,8 +385,8 @@ pub(crate) fn plan_kernels(
         products: ProductPrecision::new(isa, options.activation_precision),
         activations: float(is_bf16 && !is_native),
     });
-    // If all projections can be native, the adapters were attached to the native projections instead of being added to
-    // the graph, so the plugin cannot compute them.
+    // In a graph whose projections can all be native, the adapters are attached to the projections instead of being
+    // added to the graph, so the plugin cannot compute them.
     if are_all_projections_native && projections.is_none() && options.has_adapters {
         return Err(Error::Unsupported(
             "with INFERENCE_PRECISION_HINT=f16, LoRA adapters need the native attention kernels, which do not support this \

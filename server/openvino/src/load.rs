@@ -307,7 +307,8 @@ impl ModelLoader {
         if is_merged {
             shim::merge_projections(&mut model)?;
         }
-        // Use the graph that is read back, because its weights are mapped from its file and need no other memory.
+        // Use the graph that is read back, because its weights are mapped from its file and need no additional
+        // memory.
         let cached = entry.and_then(|entry| entry.write(&self.core, &mut model));
         Ok(SourceGraph { model: cached.unwrap_or(model), from_cache: false })
     }

@@ -142,7 +142,7 @@ mod tests {
         ];
         assert_eq!(available_in("0::/system.slice/a.service\n", &files), Some(400));
         assert_eq!(available_in("0::/system.slice/b.service\n", &files), Some(9));
-        // The path is that of the host, and only the container's own group is mounted.
+        // In a container, the path may be the group's path on the host, although only the group itself is mounted.
         let own = [("memory/memory.limit_in_bytes", "70\n"), ("memory/memory.usage_in_bytes", "20\n")];
         assert_eq!(available_in("7:memory:/docker/1\n0::/\n", &own), Some(50));
     }

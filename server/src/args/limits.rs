@@ -79,7 +79,7 @@ pub struct LimitArgs {
     )]
     pub max_connections: u32,
 
-    /// Time within which a client must send the headers of a request, and within which it must then send the body. Idle
+    /// Time within which a client must send the headers of a request, and the same time again for its body. Idle
     /// connections are closed after the same time.
     ///
     /// If exceeded: the connection is closed; if only the body is late, the client first receives 408,

@@ -53,7 +53,7 @@ pub struct SimArgs {
 
     /// The answer of the simulated model in the first turn of a conversation. Repeatable: further values are the
     /// answers in the following turns, and the last value is the answer in all later turns. The text may contain
-    /// special tokens. Requires a model with a chat template. Default: gibberish.
+    /// special tokens. If --model is set, the model must have a chat template. Default: gibberish.
     #[arg(long = "sim-answer", value_name = "TEXT")]
     pub sim_answers: Vec<String>,
 

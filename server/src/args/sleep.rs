@@ -16,9 +16,9 @@ pub struct SleepArgs {
     #[arg(long, value_name = "TIME", value_parser = duration)]
     pub sleep_after: Option<Duration>,
 
-    /// The memory that the server releases once --sleep-after has passed. 1 releases the KV cache, including the prefix
-    /// cache. 2 also releases the model, which is reloaded on wake-up; --cache-dir makes reloading faster. POST /sleep
-    /// has its own parameter, `level`.
+    /// The sleep level that --sleep-after uses. Level 1 releases the KV cache, including the prefix cache. Level 2 also
+    /// releases the model, which is reloaded on wake-up; --cache-dir makes reloading faster. POST /sleep has its own
+    /// parameter, `level`.
     #[arg(long, value_name = "LEVEL", default_value_t = 1, value_parser = value_parser!(u8).range(1..=2))]
     pub sleep_level: u8,
 

@@ -19,7 +19,7 @@ pub struct HttpLimits {
     pub max_concurrent_requests: usize,
     /// Number of open connections. Further connections wait in the operating system's queue.
     pub max_connections: usize,
-    /// Time within which a client must send the headers of a request, and within which it must then send the body.
+    /// Time within which a client must send the headers of a request, and the same time again for its body.
     pub read_timeout: Duration,
     /// Time within which a client must read a part of its answer once the connection's buffers are full.
     pub write_timeout: Duration,

@@ -67,7 +67,7 @@ async fn the_items_that_a_request_refers_to_are_limited_together() {
     let references: Vec<Value> = ids.iter().flat_map(|id| references(id, 1)).collect();
     let many = server.post(PATH, request(json!({"input": references}))).await;
     assert_eq!(refusal(&many), (400, json!("context_length_exceeded"), json!("input[2].id")));
-    assert!(many.body.contains("the stored items that it refers to"), "{}", many.body);
+    assert!(many.body.contains("the stored items to which the request refers"), "{}", many.body);
     // The limit also applies to the items of a new conversation.
     let many = server.post(CONVERSATIONS, json!({"items": references}).to_string()).await;
     assert_eq!(refusal(&many), (400, json!("context_length_exceeded"), json!("items[2].id")));

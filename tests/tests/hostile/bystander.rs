@@ -86,7 +86,7 @@ impl Bystander {
         while self.answers.load(Ordering::Relaxed) < awaited {
             poll.tick().await;
             if let Some(failed) = self.clients.try_join_next() {
-                failed?.context("another client lost a response")?;
+                failed?.context("a request of another client failed")?;
             }
             ensure!(
                 Instant::now() < end,
@@ -101,7 +101,7 @@ impl Bystander {
         self.stopping.store(true, Ordering::Relaxed);
         let mut answers = Vec::new();
         while let Some(times) = self.clients.join_next().await {
-            answers.extend(times?.context("another client lost a response")?);
+            answers.extend(times?.context("a request of another client failed")?);
         }
         ensure!(!answers.is_empty(), "the other clients received no response");
         let mut slowest_probe = Duration::ZERO;
@@ -148,7 +148,7 @@ fn send_probes(address: &str, stopping: &AtomicBool) -> anyhow::Result<Duration>
         for path in ["/v2/health/live", "/v2/health/ready"] {
             let start = Instant::now();
             let status = probe(address, path)?;
-            ensure!(status == 200, "{path} of {address} returned the status {status}");
+            ensure!(status == 200, "{path} of {address} returned status {status}");
             slowest = slowest.max(start.elapsed());
         }
         std::thread::sleep(PROBE_INTERVAL);

@@ -54,7 +54,7 @@ impl Statuses {
 
     /// Fails unless some responses have `status`, because an attack that never passes admission control proves nothing.
     pub(crate) fn some(self, status: u16) -> anyhow::Result<Self> {
-        ensure!(self.0.contains_key(&status), "no response has the status {status}; statuses: {self}");
+        ensure!(self.0.contains_key(&status), "no response has status {status}; statuses: {self}");
         Ok(self)
     }
 }

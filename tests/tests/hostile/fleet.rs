@@ -164,9 +164,12 @@ impl Fleet {
             };
             ensure!(
                 Instant::now() < end,
-                "the memory of the router and the server remains at {} (before the attacks: {})",
+                "the router and the server still use {} after {SETTLE_LIMIT:?} (before the attacks: {}; allowed \
+                 growth of each process: {}% or {} MiB, whichever is more)",
                 mebibytes(now),
-                mebibytes(before)
+                mebibytes(before),
+                REMAINING_PERCENT - 100,
+                REMAINING_BYTES_MIN >> 20
             );
         }
     }
@@ -206,8 +209,8 @@ impl Fleet {
         let (server, elapsed, router) = ended.await??;
         ensure!(server.status.success(), "the server exited with {}: {}", server.status, server.output);
         ensure!(router.status.success(), "the router exited with {}: {}", router.status, router.output);
-        ensure!(elapsed < limit, "the server exited after {elapsed:.1?} (limit: {limit:?})");
-        Ok(format!("8 background responses: the server exited after {elapsed:.1?}"))
+        ensure!(elapsed < limit, "the server exited {elapsed:.1?} after SIGTERM (limit: {limit:?})");
+        Ok(format!("8 background responses: the server exited {elapsed:.1?} after SIGTERM"))
     }
 }
 

@@ -239,7 +239,7 @@ async fn requests_that_can_never_run_are_rejected_with_the_reason() {
     check(request(&[], 5), SubmitError::Rejected(Rejection::EmptyPrompt), "empty");
     let too_long = |prompt_tokens| Rejection::TooLong { prompt_tokens, max_model_len: 80 };
     check(request(&[1; 79], 2), SubmitError::Rejected(too_long(79)), "80");
-    check(request(&[1; 3], u32::MAX), SubmitError::Rejected(too_long(3)), "3 tokens");
+    check(request(&[1; 3], u32::MAX), SubmitError::Rejected(too_long(3)), "3 prompt tokens");
     let many = Rejection::TooManySequences { num_sequences: 5, max_num_seqs: 4 };
     let five = Request { num_sequences: 5, ..request(&[1], 1) };
     check(five, SubmitError::Rejected(many), "5 sequences");

@@ -72,14 +72,14 @@ pub enum EventData<'a> {
         /// The response in its current state.
         response: &'a Response,
     },
-    /// An output item that begins or has ended.
+    /// An output item that was added or is complete.
     Item {
         /// The index of the item in the output.
         output_index: usize,
         /// The item in its current state.
         item: &'a Item,
     },
-    /// A part of a message that begins or has ended.
+    /// A part of a message that was added or is complete.
     Part {
         /// The identifier of the message.
         item_id: &'a str,

@@ -68,8 +68,8 @@ Output before_transpose(const Output& value) {
     return order && order->cast_vector<int64_t>() == std::vector<int64_t>{1, 0, 2} ? transpose->input_value(0) : value;
 }
 
-// The product of each row with a matrix of each of its experts, the indices of these experts, and the bias that is added, which
-// may be null.
+// The GatherMatmul that multiplies each row by a matrix of each of its experts, the indices of these experts, and the bias that
+// is added to the products (null if there is none).
 struct Products {
     NodePtr matmul;
     Output numbers;
@@ -128,8 +128,9 @@ struct Activation {
     Epilogue epilogue;
 };
 
-// Returns the inputs of a clamped SwiGLU, or nullopt if the values are not those of a clamped SwiGLU with the constants of the
-// kernels. `gate` contains its clamped gates, `scaled` is the input of its sigmoid, and `shifted` is its other factor.
+// Returns the gate and up projections of a clamped SwiGLU, which is gate * sigmoid(scaled) * shifted: `gate` is the clamped
+// gate projection, `scaled` is a multiple of `gate`, and `shifted` is the clamped up projection plus 1. Returns nullopt if the
+// values have another form, or if their constants differ from those that the kernels use.
 std::optional<Activation> clamped_swiglu_of(const Output& gate, const Output& scaled, const Output& shifted) {
     constexpr double infinity = std::numeric_limits<float>::max(), limit = CLAMPED_SWIGLU_LIMIT;
     const auto gates = as<op::v0::Clamp>(gate);
@@ -164,7 +165,7 @@ bool is_normalized(const Output& weights, const Output& chosen) {
     const auto divided = as<op::v1::Divide>(before_reshapes(weights));
     if (!divided || before_reshapes(divided->input_value(0)) != chosen) return false;
     auto divisor = before_reshapes(divided->input_value(1));
-    // The clamp prevents a division by 0. The sum of the largest probabilities is never close to 0, so the clamp has no effect.
+    // Ignore the clamp: it prevents a division by 0, but the sum of the largest probabilities is never close to 0.
     if (as<op::v0::Clamp>(divisor)) divisor = before_reshapes(divisor.get_node()->input_value(0));
     const auto sum = as<op::v1::ReduceSum>(divisor);
     return sum && before_reshapes(sum->input_value(0)) == chosen;
@@ -193,19 +194,19 @@ std::optional<Output> logits_of(const Output& probabilities) {
 bool is_softmax(const Output& weights, const Output& chosen) {
     const auto softmax = as<op::v8::Softmax>(weights);
     const auto& shape = weights.get_partial_shape();
-    // Each weight is a row with one element.
+    // The shape of the weights is [1, tokens, experts, 1], so axis 2 is that of the experts.
     if (!softmax || shape.rank().is_dynamic() || shape.size() != 4 || shape[3] != 1 || softmax->get_axis() != 2) return false;
     const auto logits = unscaled(softmax->input_value(0));
     return logits && before_reshapes(*logits) == chosen;
 }
 
-// Whether a weight is the matrix of a router, with a row for each expert. The matrix of a router is not quantized in files.
+// Whether a weight is the matrix of a router, with a row for each expert. GGUF files do not quantize this matrix.
 bool is_router(const NodePtr& weight, size_t count, size_t columns) {
     const auto constant = constant_of(weight);
     return constant && constant->get_element_type().is_real() && constant->get_shape() == ov::Shape{count, columns};
 }
 
-// Returns the experts whose results a ReduceSum adds, or nullopt if it adds other values.
+// Returns the experts whose results a ReduceSum adds, or nullopt if it adds other values or the experts have an unknown form.
 std::optional<Layer> layer_of(const NodePtr& sum) {
     const auto readers = sum->output(0).get_target_inputs();
     const auto end =

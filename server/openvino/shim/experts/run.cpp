@@ -51,8 +51,8 @@ struct Workspace {
     // index of each assignment among the rows of all experts, and `rows` the source row at each of these indices.
     std::vector<uint32_t> numbers, chosen, places, rows;
     std::vector<size_t> ends;
-    // The rows of all experts: as copied from the source, as packed for the kernels, after the first matrix of each expert,
-    // and after the second one.
+    // The rows of all experts: `gathered` contains copies of the source rows, `packed` the rows to be multiplied, in the format
+    // of the kernels, and `intermediate` and `results` the results of the first and second multiplications.
     Buffer<uint8_t> gathered, packed;
     Buffer<float> intermediate, results;
     std::vector<Group> groups;
@@ -64,8 +64,8 @@ struct Workspace {
 
 size_t bytes_of(FloatData data) { return data.is_bf16 ? 2 : 4; }
 
-// Calls `body` for each item. Each thread begins with a contiguous part of the items, so that it later reads results that it
-// has written itself.
+// Calls `body` for each item. Each thread begins with a contiguous part of the items, so that it often multiplies rows that it
+// has packed itself.
 template <typename Item, typename Body>
 void for_each(const std::vector<Item>& items, Threading threading, const Body& body) {
     const size_t owners = num_threads();
@@ -211,9 +211,8 @@ void multiply_groups(const Kernels& kernels, const Matmul& matmul, const Matrice
         }
     }
     firsts.push_back(items.size());
-    // The same thread probably computes the next item, so the first block of that item is prefetched. If that item
-    // belongs to a later expert, the index of its block continues after the blocks of this expert, because the matrices
-    // of all experts follow each other in memory.
+    // The same thread probably computes the next item, so the first block of that item is prefetched. The matrices of all
+    // experts follow each other in memory, so the blocks of later experts are numbered after those of this expert.
     for (size_t i = 0; i + 1 < items.size(); ++i) {
         const size_t expert = items[i].group->expert, next = items[i + 1].group->expert;
         if (next >= expert) items[i].range.next_block = (next - expert) * n_blocks + items[i + 1].range.block_begin;

@@ -42,8 +42,8 @@ inline size_t bias_size(const Matmul& matmul) { return num_n_blocks(matmul) * pr
 // - the `gate_up` matrices of all experts
 // - the `down` matrices of all experts
 //
-// The following functions return the offsets of these parts, except for the router's matrix, and the size of the memory, all
-// in bytes.
+// The following functions return, in bytes, the offset of each part after the router's matrix, which is at offset 0, and the
+// size of the memory.
 inline size_t router_bias_at(const Experts& experts) { return router_rows(experts) * experts.gate_up.K * sizeof(float); }
 inline size_t gate_up_bias_at(const Experts& experts) {
     const size_t bytes = experts.has_biases ? router_rows(experts) * sizeof(float) : 0;

@@ -82,7 +82,7 @@ size_t attach(const AdaptedProjection& projection) {
     return attribute->parts.size();
 }
 
-// Adds the products with the matrices as operations of the graph.
+// Adds the multiplications by the LoRA matrices to a graph as operations.
 class GraphAdapters {
 public:
     GraphAdapters() : adapters_(ovfleet::named_parameter(ovfleet::ADAPTERS_INPUT, ov::element::i32, {-1})) {
@@ -123,10 +123,10 @@ public:
     }
 
 private:
-    // The number of axes after the axis of the tokens. Before the model is paged, a value has an axis of sequences and
-    // an axis of tokens. In a paged model, each token is a sequence: the tokens are in the first axis whose size is not
-    // 1, and all other axes except the last have the size 1. (With a mask of another shape, the selection would
-    // broadcast: a step of n tokens would compute n² rows of logits, and fail.)
+    // The number of axes after the axis that will contain the tokens. At this point, a value has an axis of sequences and
+    // an axis of tokens. In the paged model, each token will be a sequence: the tokens will be in the first axis whose
+    // size is not 1, and all other axes except the last will have the size 1. The mask needs as many axes after its
+    // tokens, because Select would otherwise broadcast it: a step of n tokens would compute n² rows of logits, and fail.
     static size_t axes_behind_tokens(const NodePtr& product) {
         const auto& shape = product->get_output_partial_shape(0);
         OPENVINO_ASSERT(shape.rank().is_static(), "the rank of a projection is dynamic");

@@ -52,7 +52,7 @@ private:
     ov::BaseOpExtension::Ptr plugin_;
 };
 
-// Returns the extension with which the plugin reads paged attention. The library remains loaded, because the extension is used
+// Returns the plugin's extension that deserializes paged attention. The library remains loaded, because the extension is used
 // until the process ends.
 ov::BaseOpExtension::Ptr plugin_extension() {
     const std::string library = ovfleet_library_path();

@@ -15,8 +15,8 @@ using Constant = ov::op::v0::Constant;
 
 class DeferredMemory;
 
-// The memory that has not been filled yet, keyed by its address. Passes may copy a constant, but the copies share its
-// memory.
+// The memory that has not been filled yet, keyed by its address. The constants are not the keys, because passes may copy a
+// constant, and the copies share its memory.
 struct Registry {
     std::mutex mutex;
     std::map<const void*, DeferredMemory*> all;

@@ -27,7 +27,7 @@ bool reshapes_to(const ov::Node& node, std::vector<int64_t> leading) {
 // products before the first ones.
 enum class Behind { none, second_products };
 
-// Returns the input of the experts before `node`: the tokens, before they are reshaped for the first products of the experts.
+// Returns the input of the experts that compute `node`: the tokens before the Reshape for the first products of the experts.
 // If each token has only one expert, the inputs of the first and second products have the same shape, so the search must first
 // pass the second products.
 ov::Output<ov::Node> tokens_of(ov::Node* node, Behind behind, std::set<ov::Node*>& seen) {

@@ -1,7 +1,7 @@
-// Resolves conditions on the length of the longest sequence of a step. Models with LongRoPE choose the divisors of their rotary
-// frequencies by such a condition: max(position_ids) + 1 > original length. In a paged model, `position_ids` contains the new
-// positions of all sequences, so the keys of a sequence would depend on the other sequences and on the division of the prompt
-// into chunks.
+// Resolves conditions on the length of the longest sequence of a step: replaces them with their values for the longest possible
+// sequence. Models with LongRoPE choose the divisors of their rotary frequencies by such a condition: max(position_ids) + 1 >
+// original length. In a paged model, `position_ids` contains the new positions of all sequences, so without the replacement,
+// the keys of a sequence would depend on the other sequences and on the division of the prompt into chunks.
 #include <algorithm>
 #include <cstdint>
 #include <memory>

@@ -33,7 +33,8 @@ std::vector<int64_t> sizes_of(const ov::PartialShape& shape) {
     std::vector<int64_t> sizes;
     for (const auto& one : shape) sizes.push_back(one.is_static() ? one.get_length() : -1);
     if (std::count(sizes.begin(), sizes.end(), -1) == 1) return sizes;
-    // These are the shapes in graphs of the GGUF front end and of exporters.
+    // The shape does not show which dimension contains the rows. In graphs of the GGUF front end and of exporters, the number
+    // of dimensions determines it.
     const auto size = sizes.back();
     switch (sizes.size()) {
         case 2: return {-1, size};
@@ -86,7 +87,7 @@ bool is_rowwise(const ov::Node& node) {
 }
 
 // Selects rows before the operations that follow the last attention layer. Returns false, without changes, if that is
-// impossible, for example because one of these operations may not be row-wise.
+// impossible, for example because one of these operations is not known to be row-wise.
 bool select_behind_attention(ov::Model& model, const NodePtr& projection, const NodePtr& indices) {
     const auto ordered = model.get_ordered_ops();
     std::set<ov::Node*> from_inputs, behind;

@@ -19,7 +19,8 @@ struct LoraPart {
     std::vector<float> down, up;
 };
 
-// The adapters of a MatMul, as an attribute of the node. The attribute is not copied when a pass replaces the MatMul.
+// An attribute with the adapters of a MatMul. It is not copyable, so that passes do not copy it to the nodes that replace the
+// MatMul.
 class Lora : public ov::RuntimeAttribute {
 public:
     OPENVINO_RTTI("lora", "ovfleet", ov::RuntimeAttribute);
@@ -41,7 +42,8 @@ inline void set_lora(ov::Node& node, const std::shared_ptr<Lora>& lora) {
     node.get_rt_info()[Lora::get_type_info_static()] = lora;
 }
 
-// Returns the number of parts that have been attached to the projections of a model, which is used to detect lost parts.
+// Returns the number of parts that have been attached to the projections of a model. `replace_projections` compares this number
+// with the number of parts in the native projections, to detect lost parts.
 inline size_t lora_parts(const ov::Model& model) {
     return model.has_rt_info("ovfleet", "lora_parts") ? size_t(model.get_rt_info<int64_t>("ovfleet", "lora_parts")) : 0;
 }

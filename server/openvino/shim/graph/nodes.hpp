@@ -22,7 +22,7 @@ inline std::shared_ptr<ov::op::v0::Constant> integer_constant(const std::vector<
     return ov::op::v0::Constant::create(ov::element::i64, {values.size()}, values);
 }
 
-// Returns an input of a model, whose node and tensor have the name `name`.
+// Returns a new input for a model. The node and the tensor of the input have the name `name`.
 inline std::shared_ptr<ov::op::v0::Parameter> named_parameter(const char* name, const ov::element::Type& type,
                                                               const ov::PartialShape& shape) {
     auto parameter = std::make_shared<ov::op::v0::Parameter>(type, shape);

@@ -70,7 +70,7 @@ std::vector<int32_t> windows(const ov::Model& model) {
     return all;
 }
 
-// Sets the sliding windows, because OpenVINO's pass does not recognize the masks of the GGUF front end and drops them.
+// Sets the sliding windows, which OpenVINO's pass drops because it does not recognize the masks of the GGUF front end.
 void restore_windows(const ov::Model& model, const std::vector<int32_t>& windows) {
     constexpr size_t sliding_window = 10;
     size_t layer = 0;

@@ -12,8 +12,8 @@ namespace ovfleet {
 std::map<const ov::Node*, size_t> paired_projections(const ov::Model& model, size_t& unknown);
 
 // Rewrites rotary embeddings that compute the two halves of a head separately, so that they compute whole heads. Plugins fuse
-// both forms. However, when plugins export a compiled model, they omit the size of the cos and sin tables, which only the form
-// with separate halves needs.
+// both forms, but an imported compiled model with separate halves computes wrong results: this form needs the size of the cos
+// and sin tables, which plugins omit from the exported model.
 void rotate_whole_heads(const ov::Model& model);
 
 }  // namespace ovfleet

@@ -9,10 +9,12 @@
 namespace ovfleet::projection {
 
 // Packs the adapters of a matrix, and returns the memory that contains them. Sets `matmul.adapter_count`; the sizes and the
-// epilogue of `matmul` must already be set. `norm` contains the factors of the source's norm, or is null.
+// epilogue of `matmul` must already be set. `norm` contains the factors of the norm that is applied to the source, or is null
+// if there is none.
 std::vector<uint8_t> pack_adapters(const std::vector<std::shared_ptr<LoraPart>>& parts, const float* norm, Matmul& matmul);
 
-// The products of `down` with the rows of a step that have adapters, divided into items that threads take one at a time.
+// The products of the adapters' `down` matrices with the rows of a step that have adapters. They are divided into items, which
+// threads take one at a time.
 class AdapterProducts {
 public:
     // `numbers` contains, for each row, the number that identifies its adapter, or is null if no row has an adapter. The

@@ -44,7 +44,8 @@ std::shared_ptr<Projection> next_of(const Chain& chain) {
         longer.push_back(next);
         const bool adds_residual = next->ends_with_residual() && residual.get_node();
         if (adds_residual && next->input_value(RESIDUAL) != residual) return nullptr;
-        // Only the last destination and the last residual of the fused operation may have other readers.
+        // The fused operation returns only its last destination and its last residual, so operations outside the chain may
+        // read only these two.
         if (last != residual && !is_internal(last, longer)) return nullptr;
         if (adds_residual && !is_internal(residual, longer)) return nullptr;
         return next;

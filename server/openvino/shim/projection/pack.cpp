@@ -75,7 +75,8 @@ bool split_scales(const float* scales, SuperScales& to) {
     return false;
 }
 
-// Whether all rows that `rows_in_files` returns for a constant have a property, or no value if it returns none.
+// Returns whether all rows of a constant that is read from the model's files have a property, or no value if `rows_in_files`
+// returns no rows.
 std::optional<bool> all_rows_in_files(const Constant& constant, bool TensorRows::* property) {
     const auto rows = rows_in_files(constant);
     if (rows.empty()) return {};

@@ -46,8 +46,7 @@ void pack(const GraphWeight& weight, const Matmul& matmul, uint8_t* to);
 class WeightRows {
 public:
     // Returns the quants `4 * four` to `4 * four + 3` of a row as unsigned bytes, the first one in the lowest byte. `bits` is
-    // the number of bits of the matrix's quants: with `E2M1_BITS`, the bytes are codes; with `SIX_BITS`, they are integers
-    // below 64.
+    // the matrix's `Matmul::bits`. With `E2M1_BITS`, the bytes are E2M1 codes; with `SIX_BITS`, they are integers below 64.
     uint32_t four_quants(size_t row, size_t four, size_t bits) const;
     float scale(size_t row, size_t group) const {
         return scales_[row * scales_per_row_ + (scales_per_row_ ? group : 0)] * step_;

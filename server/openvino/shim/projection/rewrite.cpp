@@ -24,7 +24,7 @@ namespace op = ov::op;
 using Output = ov::Output<ov::Node>;
 using NodePtr = std::shared_ptr<ov::Node>;
 
-// Whether a node is a constant that consists of this single number.
+// Whether a node is a constant whose only element is `number`.
 bool is_number(const NodePtr& node, float number) {
     auto constant = constant_of(node);
     return constant && ov::shape_size(constant->get_shape()) == 1 && constant->cast_vector<float>()[0] == number;

@@ -46,8 +46,8 @@ size_t num_k_parts(const Kernels& kernels, const Matmul& matmul, size_t threads)
     return best;
 }
 
-// Multiplies one row by each block in several parts of K, which different threads may compute. A part continues the sums of the
-// part before it, so the order of the additions is the same as without parts.
+// Multiplies one row by each block. K is divided into several parts, which different threads may compute. A part continues the
+// sums of the part before it, so the order of the additions is the same as without parts.
 void multiply_in_parts(const Product& product, size_t parts) {
     struct alignas(ALIGNMENT) Block {
         float sums[N_BLOCK];
@@ -169,7 +169,7 @@ void run(const Kernels& kernels, const Matmul& matmul, size_t M, const int32_t* 
             const size_t owner = item / owner_items, first = item % parts * part_blocks;
             const size_t end = begin_of(owner + 1), begin = begin_of(owner) + item % owner_items / parts * part_tiles;
             if (begin >= end) return;
-            // Other threads compute the parts in between.
+            // Other threads probably compute the parts between this part and `next`.
             const size_t next = std::min(first + sharing * part_blocks, n_blocks - 1);
             const DstRange range{begin, std::min(end, begin + part_tiles), first, std::min(n_blocks, first + part_blocks),
                                  next};

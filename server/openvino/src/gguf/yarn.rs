@@ -66,7 +66,7 @@ mod tests {
         for (pair, divisor) in divisors.iter().enumerate() {
             assert_eq!(*divisor == 1.0, !(9..18).contains(&pair), "{pair}: {divisor}");
         }
-        // The range begins at 8.0925 instead of 8, and ends at 17.398 instead of 18.
+        // The range is from pair 8.0925 to pair 17.398; rounded to whole pairs, it is from 8 to 18.
         let (rounded, exact) = ((12.0 - 8.0) / 10.0, (12.0 - 8.0925) / (17.398 - 8.0925));
         let expected = (rounded / 32.0 + 1.0 - rounded) / (exact / 32.0 + 1.0 - exact);
         assert!((f64::from(divisors[12]) - expected).abs() < 1e-4, "{}", divisors[12]);

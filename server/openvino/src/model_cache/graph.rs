@@ -118,7 +118,7 @@ impl GraphCacheEntry {
             self.directory.finish(part, &name).map_err(|error| error.to_string())
         };
         let written = shim::save(model, &self.directory.file(&xml), &self.directory.file(&bin))
-            // The serializer does not report a full disk, but a graph that can be read is complete.
+            // Read the graph to verify that it is complete, because the serializer does not report a full disk.
             .and_then(|()| shim::read_ir(core, &self.directory.file(&xml)))
             .map_err(|error: Error| error.chain())
             .and_then(|model| {

@@ -149,8 +149,7 @@ impl Layer {
         // The initial content of the cache is NaN, so that reading keys or values that were not written changes the
         // output.
         let cache = |bytes: usize| vec![0xff; BLOCKS * kv_heads * BLOCK_TOKENS * bytes];
-        // The blocks are in random order, and there are enough of them that the longest sequence can be divided into
-        // parts.
+        // Each sequence has blocks in random order, and the longest one has enough blocks to be divided into parts.
         let mut free: Vec<i32> = (0..BLOCKS as i32).collect();
         let mut take = |count: usize| -> Vec<i32> {
             (0..count).map(|_| free.swap_remove(random.below(free.len()))).collect()

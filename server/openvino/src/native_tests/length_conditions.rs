@@ -173,7 +173,7 @@ impl Graph {
     }
 
     fn project(&mut self, rows: usize) -> usize {
-        // With this limit, the outputs have about the same magnitude as the inputs.
+        // Limit the magnitude of the weights, so that the outputs have about the same magnitude as the inputs.
         let weights = self.weights(HIDDEN, HIDDEN, (3.0 / HIDDEN as f32).sqrt());
         self.add("MatMul", PRODUCT, &[rows, weights])
     }

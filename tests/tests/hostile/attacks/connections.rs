@@ -50,8 +50,9 @@ pub(super) async fn silent_sockets(targets: Targets) -> anyhow::Result<String> {
         for number in 0..count {
             let connected = tokio::time::timeout(CONNECT_LIMIT, TcpStream::connect(address.as_str())).await;
             // A process may leave connections in the listen backlog, but must not refuse them.
-            let connected =
-                connected.map_err(|_| anyhow::anyhow!("{address} accepts only {number} connections"));
+            let connected = connected.map_err(|_| {
+                anyhow::anyhow!("connecting to {address} timed out after {number} successful connections")
+            });
             sockets.push(connected??);
         }
     }
@@ -102,7 +103,7 @@ async fn slow_reader(address: String, request: Vec<u8>) -> anyhow::Result<u16> {
     }
     let is_complete = text.windows(6).any(|window| window == b"[DONE]");
     let status = raw::status(&text);
-    ensure!(status != 200 || is_complete, "a slow reader did not get its complete answer");
+    ensure!(status != 200 || is_complete, "a slow reader received an incomplete response");
     Ok(status)
 }
 

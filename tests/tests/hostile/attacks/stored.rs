@@ -76,7 +76,7 @@ pub(super) async fn long_chain_of_responses(targets: Targets) -> anyhow::Result<
     for _ in 0..LINKS {
         let body = response(&json!("a"), json!({"previous_response_id": previous}));
         let (status, body) = client.post(RESPONSES, &body).await?;
-        ensure!(status == 200, "failed to create link {} of the chain: {status} {body:.300}", ids.len());
+        ensure!(status == 200, "failed to create response {} of the chain: {status} {body:.300}", ids.len());
         let id = text(&body, "/id")?;
         previous = json!(id);
         ids.push(id);
@@ -90,7 +90,7 @@ pub(super) async fn long_chain_of_responses(targets: Targets) -> anyhow::Result<
     for id in &ids {
         client.delete(&format!("{RESPONSES}/{id}")).await?;
     }
-    Ok(format!("{LINKS} links; followers: {followers}; counts: {counted}"))
+    Ok(format!("chain of {LINKS} responses; continuations: {followers}; token counts: {counted}"))
 }
 
 /// Background responses that are started, canceled immediately, and deleted.

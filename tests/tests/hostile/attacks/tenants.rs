@@ -59,7 +59,7 @@ pub(super) async fn other_tenants_objects(targets: Targets) -> anyhow::Result<St
     }
     for path in [&response_path, &conversation_path] {
         let (status, body) = victim.get(path).await?;
-        ensure!(status == 200, "{path} of the victim is gone: {status} {body:.300}");
+        ensure!(status == 200, "the victim can no longer read {path}: {status} {body:.300}");
         victim.delete(path).await?;
     }
     Ok(statuses.only(&[404])?.to_string())
@@ -83,9 +83,9 @@ pub(super) async fn other_tenants_cache(targets: Targets) -> anyhow::Result<Stri
         let cached = body.pointer("/usage/prompt_tokens_details/cached_tokens").and_then(Value::as_u64);
         Ok(cached.unwrap_or_default())
     };
-    ensure!(cached(&victim).await? == 0, "the prompt is not unique");
+    ensure!(cached(&victim).await? == 0, "tokens of the prompt were cached before the first request");
     let visible = cached(&attacker).await?;
-    ensure!(visible == 0, "{visible} cached tokens of another tenant are visible");
+    ensure!(visible == 0, "the attacker sees {visible} cached tokens of the victim");
     // This request shows that the blocks of the victim were in the cache when the attacker sent the same prompt.
     let own = cached(&victim).await?;
     ensure!(own > 0, "the prompt of the victim is not cached at all");
