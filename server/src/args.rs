@@ -291,10 +291,10 @@ pub struct Args {
     /// Enable prompt lookup for all requests: search the prompt and the output for earlier occurrences of the latest
     /// tokens, and propose the tokens that followed these occurrences as draft tokens.
     ///
-    /// The model verifies draft tokens, so they do not change the output, except in combination with
-    /// --sparse-attention or, as any change of the batch does, without native kernels. Tokens are proposed only while
-    /// that saves time. Outputs that repeat much of their prompt are generated faster. Requests with `prediction` or
-    /// `max_ngram_size` use prompt lookup even without this flag.
+    /// The model verifies draft tokens, so they do not change the output. There are two exceptions: --sparse-attention,
+    /// and the plugin's kernels, whose results depend on the batch. Tokens are proposed only while that saves time.
+    /// Outputs that repeat much of their prompt are generated faster. Requests with `prediction` or `max_ngram_size` use
+    /// prompt lookup even without this flag.
     #[arg(long, help_heading = "Engine")]
     pub prompt_lookup: bool,
 

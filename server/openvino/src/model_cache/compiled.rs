@@ -130,7 +130,8 @@ impl CompiledCacheEntry {
         let bytes = seal(&path, &self.name, graph).map_err(io)?;
         if memory::available_bytes().is_none_or(|free| free < VERIFICATION_FACTOR * bytes as u64) {
             return Err(format!(
-                "verifying the compiled model requires {} bytes of memory, but less is available, or the available amount is unknown",
+                "verifying the compiled model requires {} bytes of memory, but less is available, or the available \
+                 amount is unknown",
                 VERIFICATION_FACTOR * bytes as u64
             ));
         }
